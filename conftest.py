@@ -1,0 +1,134 @@
+"""Fixtures of the whole repository: `lab` and `gpu_device`, and what skips where.
+
+`LAB_IMPL=solution` (the default) or `LAB_IMPL=starter` chooses which file beside a lab's
+`test_lab.py` is graded. A test marked `gpu`, `torch` or `upstream` skips itself, with the
+reason, where the thing it needs is missing; `--require NAME` turns that skip into an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+IMPLEMENTATIONS = ("solution", "starter")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require",
+        action="append",
+        default=[],
+        choices=sorted(CAPABILITIES),
+        help="fail at once when this capability is missing, instead of skipping its tests",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    chosen = os.environ.get("LAB_IMPL", "solution")
+    if chosen not in IMPLEMENTATIONS:
+        raise pytest.UsageError(
+            f"LAB_IMPL={chosen!r} is not accepted: use LAB_IMPL=solution (the default) "
+            "or LAB_IMPL=starter"
+        )
+    for name in config.getoption("--require"):
+        reason = CAPABILITIES[name]()
+        if reason:
+            raise pytest.UsageError(f"--require {name}: {reason}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name, missing in CAPABILITIES.items():
+        if item.get_closest_marker(name) and (reason := missing()):
+            pytest.skip(reason)
+
+
+# What a machine may lack. Each probe returns "" when the thing is there, else the reason.
+
+
+@functools.cache
+def _no_torch() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed (pip install -e '.[torch]')"
+    return ""
+
+
+@functools.cache
+def _no_gpu() -> str:
+    if _no_torch():
+        return "no CUDA GPU: " + _no_torch()
+    import torch
+
+    return "" if torch.cuda.is_available() else "no CUDA GPU: torch sees none"
+
+
+@functools.cache
+def _no_upstream() -> str:
+    try:
+        import vllm.v1.core.sched.scheduler  # noqa: F401
+    except Exception as error:  # the real package raises more than ImportError on a bare machine
+        return (
+            "the pinned vLLM tree is not importable "
+            f"({type(error).__name__}: {error}); see conformance/README.md"
+        )
+    return ""
+
+
+CAPABILITIES = {"gpu": _no_gpu, "torch": _no_torch, "upstream": _no_upstream}
+
+
+@pytest.fixture(scope="session")
+def gpu_device() -> Any:
+    """The first CUDA device as `torch.device`; skips, with the reason, where there is none."""
+    if reason := _no_gpu():
+        pytest.skip(reason)
+    import torch
+
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="module")
+def lab(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The graded module: `solution.py` or `starter.py` beside the test file.
+
+    Loaded once per test file, by path, under a name of its own, so that two labs never see
+    each other's modules. A file that cannot be loaded fails the test with its own error only.
+    """
+    default = request.path.parent / f"{os.environ.get('LAB_IMPL', 'solution')}.py"
+    path = Path(getattr(request, "param", default))
+    if not path.is_file():
+        pytest.fail(f"there is no file {path}", pytrace=False)
+    name = f"_lab_{path.parent.name}_{path.stem}".replace("-", "_")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        pytest.fail(_import_failure(path, error), pytrace=False)
+    yield module
+    sys.modules.pop(name, None)
+
+
+def _import_failure(path: Path, error: BaseException) -> str:
+    """One error in a learner's file, without the frames that are not theirs."""
+    shown = traceback.TracebackException.from_exception(error)
+    frames = [frame for frame in shown.stack if Path(frame.filename) == path]
+    where = f", line {frames[-1].lineno}" if frames else ""
+    if isinstance(error, SyntaxError) and error.lineno:
+        where = f", line {error.lineno}"
+    text = "".join(shown.format_exception_only()).rstrip()
+    if frames and frames[-1].line:
+        text = f"    {frames[-1].line}\n{text}"
+    return f"{path.name}{where} cannot be loaded:\n{text}"

@@ -1,0 +1,213 @@
+"""lab.yaml: read, validated, and its misconceptions applied.
+
+Promises: a manifest that loads has only known keys of the right types; every problem is
+reported at once, each with the file and the key. Mirrors nothing upstream.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+TAGS = ("CPU-OK", "GPU-OPT", "GPU-REQ")
+REQUIRED = {"id": str, "title": str, "tag": str, "minutes": int, "hints": dict}
+OPTIONAL = {"part": str, "misconceptions": list}
+MISCONCEPTION_REQUIRED = ("name", "why", "replace", "with", "caught_by")
+MISCONCEPTION_OPTIONAL = ("inside",)
+
+
+class ManifestError(ValueError):
+    """What is wrong with a lab.yaml, one problem per line of the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misconception:
+    """A wrong solution a learner may believe in, and the test that must catch it."""
+
+    name: str
+    why: str
+    replace: str
+    with_: str
+    caught_by: str
+    inside: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The validated content of a lab.yaml."""
+
+    id: str
+    title: str
+    tag: str
+    minutes: int
+    hints: dict[str, tuple[str, ...]]
+    misconceptions: tuple[Misconception, ...] = ()
+    part: str | None = None
+
+
+def load(path: Path) -> Manifest:
+    """Read and validate `path`.
+
+    Raises:
+        ManifestError: naming the file and every key that is missing, unknown or of a wrong type.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ManifestError(f"{path}: there is no such file") from None
+    except yaml.YAMLError as error:
+        raise ManifestError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    problems = list(_problems(data, path))
+    if problems:
+        raise ManifestError("\n".join(f"{path}: {problem}" for problem in problems))
+    return Manifest(
+        id=data["id"],
+        title=data["title"],
+        tag=data["tag"],
+        minutes=data["minutes"],
+        part=data.get("part"),
+        hints={test: tuple(texts) for test, texts in data["hints"].items()},
+        misconceptions=tuple(
+            Misconception(
+                name=item["name"],
+                why=item["why"],
+                replace=item["replace"],
+                with_=item["with"],
+                caught_by=item["caught_by"],
+                inside=item.get("inside"),
+            )
+            for item in data.get("misconceptions", [])
+        ),
+    )
+
+
+def _problems(data: Any, path: Path) -> Any:
+    if not isinstance(data, dict):
+        yield f"must be a mapping of keys, not {type(data).__name__}"
+        return
+    known = REQUIRED | OPTIONAL
+    for key in data:
+        if key not in known:
+            yield f"unknown key {key!r}; the keys are {', '.join(known)}"
+    for key in REQUIRED:
+        if key not in data:
+            yield f"missing key {key!r}"
+    for key, kind in known.items():
+        if key in data and (not isinstance(data[key], kind) or isinstance(data[key], bool)):
+            yield f"{key} must be {kind.__name__}, not {data[key]!r}"
+    if isinstance(data.get("tag"), str) and data["tag"] not in TAGS:
+        yield f"tag {data['tag']!r} must be one of {', '.join(TAGS)}"
+    if isinstance(data.get("minutes"), int) and data["minutes"] < 1:
+        yield f"minutes {data['minutes']} must be 1 or more"
+    if isinstance(data.get("id"), str):
+        expected = id_of(path.parent)
+        if not re.fullmatch(r"\d\d-\d\d", data["id"]):
+            yield f'id {data["id"]!r} must be phase-lab, as in "02-01"'
+        elif expected and expected != data["id"]:
+            yield f"id {data['id']!r} does not agree with the folder, which says {expected!r}"
+    hints = data.get("hints")
+    for test, texts in hints.items() if isinstance(hints, dict) else ():
+        if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
+            yield f"hints.{test} must be a list of at least one text"
+    items = data.get("misconceptions")
+    seen: set[str] = set()
+    for number, item in enumerate(items if isinstance(items, list) else []):
+        where = f"misconceptions[{number}]"
+        if not isinstance(item, dict):
+            yield f"{where} must be a mapping of keys, not {type(item).__name__}"
+            continue
+        where = f"misconception {item.get('name', number)!r}"
+        for key in item:
+            if key not in MISCONCEPTION_REQUIRED + MISCONCEPTION_OPTIONAL:
+                yield f"{where}: unknown key {key!r}"
+            elif not isinstance(item[key], str):
+                yield f"{where}: {key} must be a text, not {item[key]!r}"
+        for key in MISCONCEPTION_REQUIRED:
+            if key not in item:
+                yield f"{where}: missing key {key!r}"
+        name = item.get("name")
+        if isinstance(name, str):
+            if name in seen:
+                yield f"{where}: the name is used twice"
+            seen.add(name)
+
+
+def id_of(folder: Path) -> str | None:
+    """`"02-01"` for `.../phase-02-x/labs/lab-01-y`; None where the folders are named otherwise."""
+    lab = re.match(r"lab-(\d\d)", folder.name)
+    phase = re.match(r"phase-(\d\d)", folder.parent.parent.name)
+    return f"{phase[1]}-{lab[1]}" if lab and phase else None
+
+
+def wrong_solution(source: str, item: Misconception) -> str:
+    """`source`, the text of solution.py, with the misconception put in.
+
+    Whole lines match whatever their common indentation; otherwise the text must occur literally.
+
+    Raises:
+        ValueError: the text to replace does not occur exactly once, changes nothing, or leaves
+            something that is not Python.
+    """
+    start, end = 0, len(source)
+    if item.inside:
+        start, end = _extent(source, item.inside)
+    scope, place = source[start:end], item.inside or "solution.py"
+    mutated = _replace_once(scope, item.replace, item.with_, place)
+    if mutated == scope:
+        raise ValueError("replacing changes nothing: `with` says the same as `replace`")
+    result = source[:start] + mutated + source[end:]
+    try:
+        compile(result, "solution.py", "exec")
+    except SyntaxError as error:
+        raise ValueError(f"the wrong solution is not Python: line {error.lineno}: {error.msg}")
+    return result
+
+
+def _replace_once(scope: str, old: str, new: str, place: str) -> str:
+    lines, block = scope.split("\n"), old.rstrip("\n").split("\n")
+    found: list[tuple[int, str]] = []
+    for at in range(len(lines) - len(block) + 1):
+        if lines[at].endswith(block[0]):
+            indent = lines[at][: len(lines[at]) - len(block[0])]
+            window = lines[at : at + len(block)]
+            if not indent.strip() and window == [indent + b if b else "" for b in block]:
+                found.append((at, indent))
+    if len(found) == 1:
+        at, indent = found[0]
+        put = [indent + line if line else "" for line in new.rstrip("\n").split("\n")]
+        return "\n".join(lines[:at] + put + lines[at + len(block) :])
+    count = len(found) or scope.count(old)
+    if count != 1:
+        raise ValueError(
+            f"`replace` must occur exactly once in {place}; it occurs {count} times: {old!r}"
+        )
+    return scope.replace(old, new)
+
+
+def _extent(source: str, name: str) -> tuple[int, int]:
+    """Character range of the function, method or class called `name` ("Class.method")."""
+    body: list[ast.stmt] = ast.parse(source).body
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None = None
+    for part in name.split("."):
+        node = next(
+            (
+                n
+                for n in body
+                if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+                and n.name == part
+            ),
+            None,
+        )
+        if node is None:
+            raise ValueError(f"`inside` names {name!r}, which solution.py does not define")
+        body = node.body
+    assert node and node.end_lineno
+    offsets = [0]
+    for line in source.splitlines(keepends=True):
+        offsets.append(offsets[-1] + len(line))
+    return offsets[node.lineno - 1], offsets[node.end_lineno]
