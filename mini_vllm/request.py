@@ -1,0 +1,148 @@
+"""One request: its tokens, its two counters, its status.
+
+Promises: `num_computed_tokens` chases `num_tokens` (S10); a finished status compares greater than
+PREEMPTED; the stop check runs in upstream's order. Mirrors `vllm/v1/request.py:59` `Request` and
+`vllm/v1/core/sched/utils.py:94` `check_stop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from mini_vllm.sampler import SamplingParams
+
+
+class RequestStatus(IntEnum):
+    """Life of a request. The order is load-bearing: anything after PREEMPTED is finished."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED_STOPPED = 3
+    FINISHED_LENGTH = 4
+    FINISHED_ABORTED = 5
+
+
+_FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: "stop",
+    RequestStatus.FINISHED_LENGTH: "length",
+    RequestStatus.FINISHED_ABORTED: "abort",
+}
+
+
+class Request:
+    """Mutable state of one request, shared by scheduler, KV manager and engine.
+
+    `num_tokens` counts prompt and outputs; it is kept as a plain attribute because the scheduler
+    reads it for every request at every step. `num_computed_tokens` counts those whose K and V are
+    in the cache; only the scheduler moves it.
+    """
+
+    __slots__ = (
+        "all_token_ids", "arrival_time", "block_hashes", "eos_token_id", "num_computed_tokens",
+        "num_preemptions", "num_prompt_tokens", "num_tokens", "priority", "request_id",
+        "sampling_params", "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        eos_token_id: int | None = None,
+        arrival_time: float = 0.0,
+        priority: int = 0,
+    ) -> None:
+        """Start WAITING with nothing computed.
+
+        Args:
+            request_id: unique among live requests.
+            prompt_token_ids: at least one id.
+            sampling_params: sampling and stop wishes.
+            eos_token_id: id that ends generation unless `ignore_eos`; None means no such id.
+            arrival_time: seconds on any clock; breaks ties between equal priorities.
+            priority: smaller is served first under the priority policy.
+
+        Raises:
+            ValueError: the prompt is empty.
+        """
+        if len(prompt_token_ids) == 0:
+            raise ValueError("prompt_token_ids is empty: need at least one token")
+        self.request_id = request_id
+        self.sampling_params = sampling_params
+        self.eos_token_id = eos_token_id
+        self.arrival_time = arrival_time
+        self.priority = priority
+        self.status = RequestStatus.WAITING
+        self.all_token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.all_token_ids)
+        self.num_tokens = self.num_prompt_tokens
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.block_hashes: list[int] = []
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt, a copy."""
+        return self.all_token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Tokens generated so far, a copy, EOS included once sampled."""
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens have been generated."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the status is one of the finished ones."""
+        return self.status > RequestStatus.PREEMPTED
+
+    @property
+    def finish_reason(self) -> str | None:
+        """ "stop", "length" or "abort" once finished, else None."""
+        return _FINISH_REASONS.get(self.status)
+
+    def append_output_token(self, token_id: int) -> None:
+        """Add one sampled token; `num_tokens` moves ahead of `num_computed_tokens`."""
+        self.all_token_ids.append(token_id)
+        self.num_tokens += 1
+
+    def maybe_finish(self, max_model_len: int | None = None) -> bool:
+        """Set a finished status if the last output ends the request (E5, D14).
+
+        Order: nothing before `min_tokens`; then EOS and stop ids ("stop"); then the model length
+        and `max_tokens` ("length"). So a tie between EOS and the cap reports "stop".
+
+        Args:
+            max_model_len: longest sequence in tokens, prompt included; None means no bound.
+
+        Returns:
+            True when the request is now finished.
+        """
+        params = self.sampling_params
+        num_output_tokens = self.num_tokens - self.num_prompt_tokens
+        if num_output_tokens == 0 or num_output_tokens < params.min_tokens:
+            return False
+        last = self.all_token_ids[-1]
+        if last == self.eos_token_id and not params.ignore_eos:
+            self.status = RequestStatus.FINISHED_STOPPED
+        elif params.stop_token_ids and last in params.stop_token_ids:
+            self.status = RequestStatus.FINISHED_STOPPED
+        elif num_output_tokens >= params.max_tokens:
+            self.status = RequestStatus.FINISHED_LENGTH
+        elif max_model_len is not None and self.num_tokens >= max_model_len:
+            self.status = RequestStatus.FINISHED_LENGTH
+        else:
+            return False
+        return True
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.name}, "
+            f"computed {self.num_computed_tokens} of {self.num_tokens})"
+        )

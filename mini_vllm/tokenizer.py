@@ -1,0 +1,25 @@
+"""Text to token ids and back, one byte at a time.
+
+Promises: no download, no merges, no added BOS or EOS; every string encodes, every id list decodes.
+Mirrors the interface of `vllm/tokenizers/protocol.py:13` `TokenizerLike`.
+"""
+
+from __future__ import annotations
+
+
+class ByteTokenizer:
+    """UTF-8 bytes are token ids 0-255; 256 is end of sequence; the vocabulary holds 257 ids."""
+
+    vocab_size = 257
+    eos_token_id = 256
+
+    def encode(self, text: str) -> list[int]:
+        """One id per UTF-8 byte of `text`, nothing added: "hello" gives 5 ids, an emoji 4."""
+        return list(text.encode("utf-8"))
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of `token_ids`; ids above 255 are skipped, invalid UTF-8 becomes U+FFFD.
+
+        Sampled bytes need not form valid UTF-8, so decoding never raises.
+        """
+        return bytes(t for t in token_ids if 0 <= t < 256).decode("utf-8", errors="replace")
