@@ -108,20 +108,25 @@ def _attend_prefill(
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = layer_cache.shape[3]
+    group_size = num_heads // num_kv_heads
     keys = layer_cache[0, table].reshape(-1, num_kv_heads, head_dim).transpose(1, 2, 0)
     values = layer_cache[1, table].reshape(-1, num_kv_heads, head_dim).transpose(1, 0, 2)
-    # [num_tokens, num_heads, head_dim] -> [kv_heads, heads per kv head, num_tokens, head_dim]
-    grouped = query.reshape(num_tokens, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
+    # [num_tokens, num_heads, head_dim] -> [kv_heads, group_size, num_tokens, head_dim]
+    grouped = query.reshape(num_tokens, num_kv_heads, group_size, head_dim).transpose(1, 2, 0, 3)
     out = np.empty_like(query)
     first_position = seq_len - num_tokens
     for start in range(0, num_tokens, _QUERY_TILE):
         stop = min(start + _QUERY_TILE, num_tokens)
         num_visible = first_position + stop
-        scores = grouped[:, :, start:stop] @ keys[:, None, :, :num_visible]
+        tile = grouped[:, :, start:stop].reshape(num_kv_heads, -1, head_dim)
+        scores = tile @ keys[:, :, :num_visible]  # [kv_heads, group_size * tile, num_visible]
         positions = np.arange(first_position + start, num_visible)
-        np.copyto(scores, -np.inf, where=np.arange(num_visible) > positions[:, None])
-        tile = _softmax_in_place(scores) @ values[:, None, :num_visible]
-        out[start:stop] = tile.transpose(2, 0, 1, 3).reshape(stop - start, num_heads, head_dim)
+        future = np.arange(num_visible) > positions[:, None]  # [tile, num_visible]
+        by_head = scores.reshape(num_kv_heads, group_size, stop - start, num_visible)
+        np.copyto(by_head, -np.inf, where=future)
+        attended = _softmax_in_place(scores) @ values[:, :num_visible]
+        attended = attended.reshape(num_heads, stop - start, head_dim)
+        out[start:stop] = attended.transpose(1, 0, 2)
     return out
 
 

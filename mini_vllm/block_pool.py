@@ -180,7 +180,7 @@ class BlockPool:
                 self.free_queue.append(block)
 
     def cache_full_blocks(self, blocks: Sequence[KVCacheBlock], hashes: Sequence[int]) -> None:
-        """Record that `blocks[i]` holds the prefix `hashes[i]`; null or hashed blocks are skipped."""
+        """Record that `blocks[i]` holds the prefix `hashes[i]`; skips null or hashed blocks."""
         for block, block_hash in zip(blocks, hashes, strict=True):
             if block.is_null or block.block_hash is not None:
                 continue

@@ -26,9 +26,10 @@ SHIPPED_MODEL = Path(__file__).resolve().parent.parent / "models" / "byte-llama"
 class Tokenizer(Protocol):
     """What the engine needs of a tokenizer."""
 
-    vocab_size: int
-    eos_token_id: int | None
-
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_token_id(self) -> int | None: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, token_ids: list[int]) -> str: ...
 
@@ -53,11 +54,11 @@ def load_checkpoint(model: str | Path) -> Checkpoint:
             architecture; a hub id without `huggingface_hub`.
     """
     folder = resolve(model)
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     config = parse_config(raw, folder / "config.json")
     weights = load_weights(folder, config)
     generation = folder / "generation_config.json"
-    eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
     eos = raw.get("eos_token_id") if eos is None else eos
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
     tokenizer = load_tokenizer(folder, eos_ids)
@@ -164,7 +165,8 @@ def _parse_rope(raw: dict[str, Any], source: Path) -> tuple[float, RopeScaling |
     missing = [name for name in names if name not in rope]
     if missing:
         raise ValueError(f"{source}: llama3 rope scaling lacks {', '.join(missing)}")
-    return theta, RopeScaling(*(float(rope[n]) for n in names[:3]), int(rope[names[3]]))
+    factor, low, high, original = (float(rope[name]) for name in names)
+    return theta, RopeScaling(factor, low, high, int(original))
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -205,7 +207,7 @@ def load_weights(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
     """All tensors the config needs, as float32, shapes checked; others are ignored."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError(f"{index}: no weight_map")
         files = sorted(set(weight_map.values()))
@@ -287,7 +289,7 @@ def load_tokenizer(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
     The shipped model therefore needs no extra package.
     """
     path = folder / "tokenizer.json"
-    raw = _read_json(path)
+    raw = read_json(path)
     model = raw.get("model", {})
     is_bytes = model.get("type") == "BPE" and not model.get("merges")
     if is_bytes and len(model.get("vocab", {})) == ByteTokenizer.vocab_size:
@@ -301,11 +303,11 @@ def _chat_template(folder: Path) -> str | None:
     if jinja.exists():
         return jinja.read_text(encoding="utf-8")
     config = folder / "tokenizer_config.json"
-    template = _read_json(config).get("chat_template") if config.exists() else None
+    template = read_json(config).get("chat_template") if config.exists() else None
     return template if isinstance(template, str) else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ValueError names the file when it is missing or broken."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

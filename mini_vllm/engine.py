@@ -82,7 +82,7 @@ class LLMEngine:
             enable_caching: share full blocks between equal prefixes.
             seed: seeds requests that sample without a seed of their own, and `ToyModel`.
             model: "byte-llama" (shipped), a Hugging Face folder, a hub id, "toy", or an object
-                with `forward(batch)`.
+                with `forward(batch)` (a `Transformer` brings its own shapes and dtype).
             tokenizer: replaces the checkpoint's; objects as `model` default to bytes.
             dtype: "float32", or "float64" where outputs of different batch shapes are compared.
             max_model_len: longest sequence in tokens; default is the checkpoint's.
@@ -94,33 +94,14 @@ class LLMEngine:
         parts = parts or EngineParts()
         self.seed = seed
         kv = parts.kv_cache_manager(num_blocks, block_size, enable_caching, parts.block_pool)
-        eos_token_ids: tuple[int, ...] = ()
-        kv_shape = None
-        loaded: Model
-        self.chat_template: str | None = None
-        if isinstance(model, str | Path) and str(model) != "toy":
-            checkpoint = load_checkpoint(model)
-            config = checkpoint.config
-            loaded = Transformer(
-                config, checkpoint.weights, dtype, attention=parts.attention, linear=parts.linear
-            )
-            tokenizer = tokenizer or checkpoint.tokenizer
-            eos_token_ids = checkpoint.eos_token_ids
-            kv_shape = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-            longest = config.max_position_embeddings
-            if max_model_len is not None and max_model_len > longest:
-                raise ValueError(f"max_model_len={max_model_len}: the model supports {longest}")
-            max_model_len = max_model_len or longest
-            self.chat_template = checkpoint.chat_template
-        else:
-            tokenizer = tokenizer or ByteTokenizer()
-            loaded = (
-                ToyModel(tokenizer.vocab_size, seed) if isinstance(model, str | Path) else model
-            )
-        if not eos_token_ids and tokenizer.eos_token_id is not None:
-            eos_token_ids = (tokenizer.eos_token_id,)
-        self.tokenizer = tokenizer
-        self.eos_token_ids = eos_token_ids
+        loaded = _load(model, tokenizer, dtype, seed, parts)
+        longest = loaded.max_model_len
+        if max_model_len is not None and longest is not None and max_model_len > longest:
+            raise ValueError(f"max_model_len={max_model_len}: the model supports {longest}")
+        max_model_len = max_model_len or longest
+        self.tokenizer = loaded.tokenizer
+        self.eos_token_ids = loaded.eos_token_ids
+        self.chat_template = loaded.chat_template
         self.max_model_len = max_model_len
         self.scheduler = parts.scheduler(
             kv,
@@ -132,7 +113,9 @@ class LLMEngine:
             enable_chunked_prefill=enable_chunked_prefill,
         )
         self.sampler = parts.sampler()
-        self.runner = ModelRunner(loaded, num_blocks, block_size, kv_shape, dtype)
+        self.runner = ModelRunner(
+            loaded.model, num_blocks, block_size, loaded.kv_shape, loaded.dtype
+        )
         self.on_schedule: Callable[[SchedulerOutput], None] | None = None
         """Called with each plan before it runs; for traces and probes."""
         self._generators: dict[str, np.random.Generator] = {}
@@ -172,7 +155,7 @@ class LLMEngine:
         """
         params = sampling_params if sampling_params is not None else SamplingParams()
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check_fits(token_ids, params)
+        self.check_fits(token_ids, params)
         number = next(_request_numbers)
         request = Request(
             request_id if request_id is not None else f"req-{number}",
@@ -193,8 +176,8 @@ class LLMEngine:
         fields = {name: getattr(params, name) for name in params.__slots__}
         return SamplingParams(**fields | {"stop_token_ids": (*params.stop_token_ids, *extra)})
 
-    def _check_fits(self, token_ids: list[int], params: SamplingParams) -> None:
-        """Refuse what no schedule could ever finish."""
+    def check_fits(self, token_ids: list[int], params: SamplingParams) -> None:
+        """Refuse what no schedule could ever finish, with a ValueError; changes nothing."""
         if not token_ids:
             raise ValueError("prompt is empty: need at least one token")
         bad = next((t for t in token_ids if not 0 <= t < self.tokenizer.vocab_size), None)
@@ -320,3 +303,56 @@ class LLMEngine:
             )
             for request_id, prompt in zip(ids, prompts, strict=True)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedModel:
+    """What the engine needs to know of whatever `model` was."""
+
+    model: Model
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    kv_shape: tuple[int, int, int] | None = None
+    dtype: np.dtype | type | str = np.float32
+    max_model_len: int | None = None
+    chat_template: str | None = None
+
+
+def _load(
+    model: str | Path | Model,
+    tokenizer: Tokenizer | None,
+    dtype: str,
+    seed: int,
+    parts: EngineParts,
+) -> _LoadedModel:
+    """Resolve the `model` argument of `LLMEngine`."""
+    if isinstance(model, str | Path) and str(model) != "toy":
+        checkpoint = load_checkpoint(model)
+        transformer = Transformer(
+            checkpoint.config,
+            checkpoint.weights,
+            dtype,
+            attention=parts.attention,
+            linear=parts.linear,
+        )
+        return _LoadedModel(
+            transformer,
+            tokenizer or checkpoint.tokenizer,
+            checkpoint.eos_token_ids or _eos_of(checkpoint.tokenizer),
+            transformer.kv_shape,
+            transformer.dtype,
+            checkpoint.config.max_position_embeddings,
+            checkpoint.chat_template,
+        )
+    tokens = tokenizer or ByteTokenizer()
+    if isinstance(model, str | Path):
+        return _LoadedModel(ToyModel(tokens.vocab_size, seed), tokens, _eos_of(tokens))
+    if isinstance(model, Transformer):
+        longest = model.config.max_position_embeddings
+        return _LoadedModel(model, tokens, _eos_of(tokens), model.kv_shape, model.dtype, longest)
+    return _LoadedModel(model, tokens, _eos_of(tokens))
+
+
+def _eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokenizer's EOS as a tuple, empty when it has none."""
+    return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)

@@ -93,7 +93,7 @@ class LLM:
         Raises:
             ValueError: any prompt is refused (none is run).
         """
-        many = [prompts] if isinstance(prompts, str) else list(prompts)
+        many: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else [*prompts]
         results = self.llm_engine.generate(many, sampling_params)
         encode = self.llm_engine.tokenizer.encode
         return [
@@ -112,20 +112,7 @@ class LLM:
 
         Bytes of an unfinished UTF-8 character are held back until it is complete.
         """
-        engine = self.llm_engine
-        request_id = engine.add_request(prompt, sampling_params)
-        request = engine.scheduler.requests[request_id]
-        shown = ""
-        try:
-            while not request.is_finished:
-                engine.step()
-                text = engine.tokenizer.decode(request.output_token_ids)
-                ready = text if request.is_finished else text.rstrip("\ufffd")
-                if len(ready) > len(shown):
-                    yield ready[len(shown) :]
-                    shown = ready
-        finally:
-            engine.abort_request(request_id)
+        return stream_text(self.llm_engine, prompt, sampling_params)
 
     def chat(
         self,
@@ -152,3 +139,26 @@ class LLM:
             messages=list(messages), add_generation_prompt=True
         )
         return self.generate(text, sampling_params)[0]
+
+
+def stream_text(
+    engine: LLMEngine, prompt: str, sampling_params: SamplingParams | None = None
+) -> Iterator[str]:
+    """Step `engine` until this prompt is done, yielding its text as it grows.
+
+    Bytes of an unfinished UTF-8 character are held back until it is complete. Leaving the loop
+    early aborts the request.
+    """
+    request_id = engine.add_request(prompt, sampling_params)
+    request = engine.scheduler.requests[request_id]
+    shown = 0
+    try:
+        while not request.is_finished:
+            engine.step()
+            text = engine.tokenizer.decode(request.output_token_ids)
+            ready = text if request.is_finished else text.rstrip("\ufffd")
+            if len(ready) > shown:
+                yield ready[shown:]
+                shown = len(ready)
+    finally:
+        engine.abort_request(request_id)

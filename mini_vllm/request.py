@@ -129,17 +129,16 @@ class Request:
         if num_output_tokens == 0 or num_output_tokens < params.min_tokens:
             return False
         last = self.all_token_ids[-1]
-        if last == self.eos_token_id and not params.ignore_eos:
+        is_eos = last == self.eos_token_id and not params.ignore_eos
+        if is_eos or last in params.stop_token_ids:
             self.status = RequestStatus.FINISHED_STOPPED
-        elif params.stop_token_ids and last in params.stop_token_ids:
-            self.status = RequestStatus.FINISHED_STOPPED
-        elif num_output_tokens >= params.max_tokens:
+            return True
+        if num_output_tokens >= params.max_tokens or (
+            max_model_len is not None and self.num_tokens >= max_model_len
+        ):
             self.status = RequestStatus.FINISHED_LENGTH
-        elif max_model_len is not None and self.num_tokens >= max_model_len:
-            self.status = RequestStatus.FINISHED_LENGTH
-        else:
-            return False
-        return True
+            return True
+        return False
 
     def __repr__(self) -> str:
         return (

@@ -53,7 +53,7 @@ class ModelConfig:
     architecture: str = "LlamaForCausalLM"
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of K and V of one token over all layers: 2 x layers x KV heads x head_dim x dtype."""
+        """K and V of one token: 2 x layers x KV heads x head_dim x `dtype_bytes`."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * dtype_bytes
 
 
@@ -113,6 +113,12 @@ class Transformer:
             for i in range(config.num_hidden_layers)
         ]
         self._frequencies = rope_frequencies(config)  # [head_dim / 2], float64
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """(num_layers, num_kv_heads, head_dim): what the runner's cache must hold per token."""
+        c = self.config
+        return c.num_hidden_layers, c.num_key_value_heads, c.head_dim
 
     def _cast(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(array, dtype=self.dtype)

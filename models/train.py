@@ -280,8 +280,15 @@ def byte_to_unicode() -> dict[int, str]:
 
 def tokenizer_json() -> dict:
     """A tokenizer without merges: every byte is its own token, id = byte value, 256 = EOS."""
-    eos = {"id": EOS, "content": "<|endoftext|>", "single_word": False, "lstrip": False,
-           "rstrip": False, "normalized": False, "special": True}  # fmt: skip
+    eos = {
+        "id": EOS,
+        "content": "<|endoftext|>",
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -290,13 +297,27 @@ def tokenizer_json() -> dict:
     }
     vocab = {char: byte for byte, char in byte_to_unicode().items()} | {"<|endoftext|>": EOS}
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [eos],
-        "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-                  "ignore_merges": False, "vocab": dict(sorted(vocab.items(), key=lambda kv: kv[1])),
-                  "merges": []},
-    }  # fmt: skip
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [eos],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": dict(sorted(vocab.items(), key=lambda kv: kv[1])),
+            "merges": [],
+        },
+    }
 
 
 def export(model: ByteLlama, out: Path) -> None:
@@ -311,18 +332,34 @@ def export(model: ByteLlama, out: Path) -> None:
         weights[f"model.{name}"] = p.to(torch.float16).contiguous()
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", **asdict(model.shape),
-        "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
-        "bos_token_id": None, "eos_token_id": EOS, "pad_token_id": None, "dtype": "float16",
-        "torch_dtype": "float16", "initializer_range": 0.02, "use_cache": True,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **asdict(model.shape),
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": EOS,
+        "pad_token_id": None,
+        "dtype": "float16",
+        "torch_dtype": "float16",
+        "initializer_range": 0.02,
+        "use_cache": True,
+    }
     tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>",
-        "model_max_length": model.shape.max_position_embeddings, "clean_up_tokenization_spaces": False,
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "model_max_length": model.shape.max_position_embeddings,
+        "clean_up_tokenization_spaces": False,
+    }
     generation = {"eos_token_id": EOS, "do_sample": False}
-    for name, data in (("config.json", config), ("generation_config.json", generation),
-                       ("tokenizer_config.json", tokenizer_config), ("tokenizer.json", tokenizer_json())):  # fmt: skip
+    for name, data in (
+        ("config.json", config),
+        ("generation_config.json", generation),
+        ("tokenizer_config.json", tokenizer_config),
+        ("tokenizer.json", tokenizer_json()),
+    ):
         (out / name).write_text(
             json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
@@ -352,8 +389,11 @@ def main() -> None:
     held = tokens_of([documents[n] for n in held_names])
     xz = len(lzma.compress(held_bytes, preset=9)) * 8 / len(held_bytes)
     print(f"python {platform.python_version()}, torch {torch.__version__}")
-    print(f"train {len(train_names)} files, {len(stream):,} tokens; held out {len(held_names)} files, "
-          f"{len(held_bytes):,} bytes; xz -9 on them: {xz:.3f} bits/byte", flush=True)  # fmt: skip
+    print(
+        f"train {len(train_names)} files, {len(stream):,} tokens; held out {len(held_names)} files, "
+        f"{len(held_bytes):,} bytes; xz -9 on them: {xz:.3f} bits/byte",
+        flush=True,
+    )
     if args.corpus_only:
         return
     torch.manual_seed(args.seed)
