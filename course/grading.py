@@ -1,0 +1,267 @@
+"""Grade lab files in a child process and hand back plain records.
+
+Promises: returns within the time limit whatever the graded code does; never raises because of
+that code; runs nothing of it in this process. Mirrors nothing upstream.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TIME_LIMIT = 60.0
+MEMORY_LIMIT = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of code a failure passed through."""
+
+    file: str
+    line: int
+    name: str
+    code: str
+
+    @property
+    def where(self) -> str:
+        return f"{Path(self.file).name}, line {self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """One test on one variant. `outcome`: passed, failed, error (before the test), skipped."""
+
+    __test__ = False
+
+    name: str
+    test_id: str
+    outcome: str
+    seconds: float = 0.0
+    variant: str = ""
+    error: str = ""
+    message: str = ""
+    frames: tuple[Frame, ...] = ()
+
+
+@dataclass(slots=True)
+class Report:
+    """What one child process did.
+
+    `trouble` says in words why the run is incomplete: out of time, a dead process, a test file
+    that cannot be collected. Empty when every collected test has a result.
+    """
+
+    results: list[TestResult] = field(default_factory=list)
+    trouble: str = ""
+    stuck_test: str = ""
+    output: str = ""
+
+    def of(self, variant: str) -> list[TestResult]:
+        return [result for result in self.results if result.variant == variant]
+
+    @property
+    def failed(self) -> list[TestResult]:
+        return [result for result in self.results if result.outcome in ("failed", "error")]
+
+    @property
+    def passed(self) -> list[TestResult]:
+        return [result for result in self.results if result.outcome == "passed"]
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.passed) and not self.failed and not self.trouble
+
+
+def run(
+    root: Path,
+    test_file: Path,
+    *,
+    impl: str = "starter",
+    variants: dict[str, tuple[Path, Sequence[str] | None]] | None = None,
+    extra_args: Sequence[str] = (),
+    time_limit: float = TIME_LIMIT,
+    memory: int = MEMORY_LIMIT,
+) -> Report:
+    """Run `test_file` in a child process.
+
+    Args:
+        root: the repository root, whose conftest.py and pyproject.toml apply.
+        impl: the file the `lab` fixture loads when there are no variants.
+        variants: name to (file, test functions to run on it, None for all).
+        extra_args: further arguments of pytest.
+        time_limit: seconds for the whole run; the process and its children are then killed.
+        memory: bytes of data the process may hold, where the system can limit it; 0 for no limit.
+    """
+    with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        job = {
+            "root": str(root),
+            "args": [str(test_file), *extra_args],
+            "events": str(scratch / "events.jsonl"),
+            "stack": str(scratch / "stack.txt"),
+            "time_limit": time_limit,
+            "memory": memory,
+            "variants": {
+                name: {"file": str(file), "tests": None if tests is None else list(tests)}
+                for name, (file, tests) in (variants or {}).items()
+            },
+        }
+        (scratch / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        env = {
+            **os.environ,
+            "LAB_IMPL": impl,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUTF8": "1",
+            # One lab is small: more threads than one only slow it down beside another.
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTEST_ADDOPTS": "",
+            "NO_COLOR": "1",
+        }
+        env["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+        )
+        output, code = _run_killably(
+            [sys.executable, "-m", "course.runner", str(scratch / "job.json")],
+            cwd=root,
+            env=env,
+            time_limit=time_limit,
+        )
+        return _read(scratch, code, output, time_limit)
+
+
+def _run_killably(
+    command: list[str], cwd: Path, env: dict[str, str], time_limit: float
+) -> tuple[str, int | None]:
+    """Output and exit code of `command`; the code is None when it ran out of time."""
+    with tempfile.TemporaryFile() as sink:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=os.name == "posix",
+        )
+        code: int | None
+        try:
+            code = process.wait(timeout=time_limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _kill(process)
+        sink.seek(0)
+        return sink.read().decode("utf-8", errors="replace"), code
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the child and whatever it started."""
+    if os.name == "posix":
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+    elif process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def _read(scratch: Path, code: int | None, output: str, time_limit: float) -> Report:
+    report = Report(output=output)
+    events = _events(scratch / "events.jsonl")
+    running = ""
+    for event in events:
+        if event["event"] == "start":
+            running = event["test"]
+        elif event["event"] == "result":
+            running = ""
+            report.results.append(
+                TestResult(
+                    name=event["name"],
+                    test_id=event["test"],
+                    outcome="error" if event.get("when") == "setup" and _bad(event) else _out(event),
+                    seconds=event["seconds"],
+                    variant=event["variant"],
+                    error=event.get("error", ""),
+                    message=event.get("message", ""),
+                    frames=tuple(Frame(**frame) for frame in event.get("frames", ())),
+                )
+            )
+        elif event["event"] == "collect-error":
+            report.trouble = "The test file could not be read:\n" + event["message"]
+    report.stuck_test = running
+    name = _function(running)
+    during = f" in {name}" if running else ""
+    if code is None:
+        place = _place(scratch / "stack.txt")
+        report.trouble = (
+            f"Out of time: after {time_limit:g} seconds the tests were still running{during}."
+            + (f"\nYour code was at {place}." if place else "")
+            + "\nLook for a loop that never ends: a condition that never becomes false, or a "
+            "queue that is never emptied."
+        )
+    elif not events or events[-1]["event"] != "end":
+        report.trouble = (
+            f"The Python process ended{during} with {_exit(code)}, before the tests were done."
+            + ("\n" + _tail(output) if output.strip() else "")
+        )
+    elif code in (3, 4) or (code == 2 and not report.trouble):
+        report.trouble = "The tests could not be started:\n" + _tail(output)
+    elif code == 5 and not report.trouble and not report.results:
+        report.trouble = "There are no tests here."
+    return report
+
+
+def _bad(event: dict[str, Any]) -> bool:
+    return event["outcome"] == "failed"
+
+
+def _out(event: dict[str, Any]) -> str:
+    return str(event["outcome"])
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    events = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                events.append(json.loads(line))
+            except json.JSONDecodeError:  # the last line of a killed process
+                break
+    return events
+
+
+def _function(test_id: str) -> str:
+    return re.sub(r"\[.*", "", test_id.rpartition("::")[2])
+
+
+def _place(stack: Path) -> str:
+    """The innermost frame of the graded file in a faulthandler dump."""
+    if not stack.exists():
+        return ""
+    pattern = r'File "[^"\n]*(starter\.py|solution\.py)", line (\d+) in (\S+)'
+    found = re.search(pattern, stack.read_text(encoding="utf-8", errors="replace"))
+    return f"{found[1]}, line {found[2]}, in {found[3]}" if found else ""
+
+
+def _exit(code: int) -> str:
+    if code < 0:
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"
+
+
+def _tail(text: str, lines: int = 12) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])

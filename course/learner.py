@@ -1,0 +1,229 @@
+"""The learner's commands: grade, watch, hint, reset, solution, run.
+
+Promises: nothing of the learner's is lost (a reset keeps a copy); Ctrl-C leaves the last state.
+Mirrors nothing upstream.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from course import grading, mine, show
+from course.files import write_atomically
+from course.labs import CourseError, Lab
+from course.progress import FOLDER, PASSED, Progress
+
+
+def grade(
+    console: Console,
+    root: Path,
+    labs: list[Lab],
+    progress: Progress,
+    lab: Lab,
+    time_limit: float,
+) -> bool:
+    """Grade the learner's file of one lab, keep the result, show it; whether it passed."""
+    if not lab.starter.is_file():
+        raise CourseError(
+            f"{show.relative(lab.starter, root)} is gone. Put it back: course reset {lab.id}"
+        )
+    report = run_starter(root, lab, time_limit)
+    progress.record(lab, report)
+    show.graded(console, root, lab, report)
+    if report.ok:
+        part = mine.attribute_of(lab.manifest.part) if lab.manifest.part else ""
+        show.congratulate(console, root, lab, report, progress.next_lab(labs), part)
+    return report.ok
+
+
+def run_starter(root: Path, lab: Lab, time_limit: float = grading.TIME_LIMIT) -> grading.Report:
+    """The learner's file against the lab's tests, in a child process."""
+    return grading.run(
+        root,
+        lab.test_file,
+        impl="starter",
+        time_limit=time_limit,
+        memory=grading.MEMORY_LIMIT if lab.manifest.tag == "CPU-OK" else 0,
+    )
+
+
+def watch(
+    console: Console,
+    root: Path,
+    labs: list[Lab],
+    progress: Progress,
+    fixed: Lab | None,
+    time_limit: float,
+) -> None:
+    """Grade now and after every save, until Ctrl-C."""
+    import watchfiles
+
+    from course.progress import current_lab
+
+    try:
+        while True:
+            lab = fixed or current_lab(root, progress)
+            if lab is None:
+                show.say(console, "Every lab is passed.", "green")
+                return
+            if console.is_terminal:
+                console.clear()
+            passed = grade(console, root, labs, progress, lab, time_limit)
+            if passed and fixed is None and progress.next_lab(labs) not in (None, lab):
+                # The next round shows the next lab; the learner first reads this one's end.
+                show.say(console, "\nWaiting for you to save the next lab (Ctrl-C to stop).", "dim")
+                following = progress.next_lab(labs)
+                assert following is not None
+                fixed_files = {str(following.starter.resolve())}
+            else:
+                show.say(console, f"\nWaiting for {lab.starter.name} (Ctrl-C to stop).", "dim")
+                fixed_files = set()
+            watched = {str(lab.starter.resolve()), str(lab.test_file.resolve())} | fixed_files
+            folders = {str(Path(file).parent) for file in watched}
+            for changes in watchfiles.watch(*folders, recursive=False, raise_interrupt=True):
+                if any(str(Path(path).resolve()) in watched for _, path in changes):
+                    break
+            else:
+                return
+    except KeyboardInterrupt:
+        show.say(console, "\nStopped. Your progress is kept.")
+
+
+def hint(console: Console, progress: Progress, lab: Lab, test: str | None) -> None:
+    """Unfold one more hint of `test`, or of the first failing test."""
+    names = lab.test_names()
+    hints = lab.manifest.hints
+    if test is None:
+        if progress.state(lab) == PASSED:
+            show.say(console, f"Lab {lab.id} is passed; no hint is needed. --test names a test.")
+            return
+        first = progress.entry(lab).first_failing
+        test = first if first in names else names[0]
+    if test not in hints:
+        raise CourseError(
+            f"Lab {lab.id} has no hints for {test!r}. Its tests are:\n  " + "\n  ".join(names)
+        )
+    show.hint(console, lab, test, progress.unfold(lab, test))
+
+
+def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool) -> None:
+    """Put the pristine starter back, after keeping a copy of what is there."""
+    pristine = progress.pristine.get(lab.id)
+    if pristine is None:
+        raise CourseError(f"The pristine starter of {lab.id} is not packed in course/starters.json")
+    here = lab.starter.read_text(encoding="utf-8") if lab.starter.is_file() else None
+    name = show.relative(lab.starter, root)
+    if here == pristine:
+        show.say(console, f"{name} is the pristine starter already.")
+        return
+    if not yes and sys.stdin.isatty() and not typer.confirm(f"Replace {name}?"):
+        show.say(console, "Nothing was changed.")
+        return
+    if here is not None:
+        stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+        copy = root / FOLDER / "backup" / f"{lab.id}-{stamp}.py"
+        write_atomically(copy, here)
+        show.say(console, f"Your file is kept as {show.relative(copy, root)}")
+    write_atomically(lab.starter, pristine)
+    progress.fold(lab)
+    show.say(console, f"{name} is the pristine starter again.")
+
+
+def solution(console: Console, progress: Progress, lab: Lab, diff: bool, yes: bool) -> None:
+    """Show the reference, or how it differs from the learner's file."""
+    if progress.state(lab) != PASSED and not yes:
+        question = f"You have not passed {lab.id} yet. Show its reference all the same?"
+        if not sys.stdin.isatty():
+            raise CourseError(f"{question} Then add --yes. A hint instead: course hint {lab.id}")
+        if not typer.confirm(question):
+            show.say(console, f"A hint instead: course hint {lab.id}")
+            return
+    if diff:
+        show.diff(console, lab)
+    else:
+        show.code(console, lab.solution)
+
+
+def generate(
+    console: Console,
+    opened: Callable[[], tuple[Path, list[Lab], Progress]],
+    prompt: str,
+    use_mine: bool,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+    model: str,
+) -> None:
+    """Continue `prompt` on the terminal, as it is generated; then say whose parts ran."""
+    from mini_vllm import LLM, EngineParts, SamplingParams
+
+    owners: dict[str, Lab] = {}
+    parts = EngineParts()
+    if use_mine:
+        root, labs, progress = opened()
+        supplied, owners = _own_parts(console, root, labs, progress)
+        parts = EngineParts(**supplied)
+    began = time.perf_counter()
+    count = 0
+    try:
+        llm = LLM(model, parts=parts)
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+        console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
+        for piece in llm.stream(prompt, params):
+            count += len(piece.encode("utf-8"))
+            console.print(Text(show.printable(piece)), end="", soft_wrap=True)
+        console.print()
+    except Exception as error:
+        told = mine.own_failure(error, owners)
+        if told:
+            raise CourseError(told) from None
+        if isinstance(error, ValueError):
+            raise CourseError(str(error)) from None
+        raise
+    seconds = time.perf_counter() - began
+    console.print()
+    if use_mine:
+        _say_whose(console, owners)
+    show.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")
+
+
+def _own_parts(
+    console: Console, root: Path, labs: list[Lab], progress: Progress
+) -> tuple[dict[str, object], dict[str, Lab]]:
+    """The learner's passing parts; files edited since their last grading are graded first."""
+    from course.progress import CHANGED
+
+    for lab in labs:
+        if lab.manifest.part and progress.state(lab) == CHANGED:
+            show.say(console, f"Grading {lab.id}, edited since it was last graded.", "dim")
+            progress.record(lab, run_starter(root, lab))
+    try:
+        return mine.parts_of(
+            labs, lambda lab: progress.state(lab) == PASSED, lambda lab: lab.starter
+        )
+    except CourseError:
+        raise
+    except Exception as error:
+        raise CourseError(f"A part could not be loaded: {type(error).__name__}: {error}") from None
+
+
+def _say_whose(console: Console, owners: dict[str, Lab]) -> None:
+    import dataclasses
+
+    from mini_vllm import EngineParts
+
+    for part in (field.name for field in dataclasses.fields(EngineParts)):
+        if part in owners:
+            show.say(console, f"  {part:<18} yours, from lab {owners[part].id}", "green")
+        else:
+            show.say(console, f"  {part:<18} the course's", "dim")
+    if not owners:
+        show.say(console, "None of the labs that supply a part is passed yet.")

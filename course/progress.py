@@ -1,0 +1,143 @@
+"""What a learner has done, kept in `.course/progress.json` and derived from results.
+
+Promises: a lab counts as passed only while the graded file is byte for byte the one that passed;
+an interruption or a crash never loses what was there; an unreadable file is moved aside, never
+overwritten. Mirrors nothing upstream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from course import pristine
+from course.files import write_atomically
+from course.grading import Report
+from course.labs import Lab, find_labs
+
+FOLDER = ".course"
+
+PASSED, STARTED, CHANGED, NEW = "passed", "started", "changed", "new"
+"""States of a lab: passed; graded and not passed; edited since it was graded; untouched."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """The last grading of one lab, and the hints unfolded so far."""
+
+    digest: str = ""
+    passed: int = 0
+    total: int = 0
+    ok: bool = False
+    first_failing: str = ""
+    graded_at: str = ""
+    hints: dict[str, int] = field(default_factory=dict)
+
+
+class Progress:
+    """All entries, by lab id. Every change is on disk when the method returns."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.path = root / FOLDER / "progress.json"
+        self.notice = ""
+        self.entries = self._read()
+        self.pristine = pristine.read(root)
+
+    def _read(self) -> dict[str, Entry]:
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))
+            return {lab_id: Entry(**entry) for lab_id, entry in data["labs"].items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            aside = self.path.with_suffix(f".unreadable-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+            self.path.replace(aside)
+            self.notice = (
+                f"{FOLDER}/progress.json could not be read ({error}); it was moved to "
+                f"{aside.name}. `course check --all` grades everything anew."
+            )
+            return {}
+
+    def _write(self) -> None:
+        labs = {lab_id: asdict(self.entries[lab_id]) for lab_id in sorted(self.entries)}
+        write_atomically(self.path, json.dumps({"version": 1, "labs": labs}, indent=1) + "\n")
+
+    def entry(self, lab: Lab) -> Entry:
+        """The lab's entry; an empty one when it was never graded."""
+        return self.entries.get(lab.id) or Entry()
+
+    def state(self, lab: Lab) -> str:
+        """PASSED, STARTED, CHANGED or NEW, from the files as they are now."""
+        entry = self.entry(lab)
+        if entry.digest and entry.digest == digest_of(lab):
+            if not entry.ok and self._untouched(lab):
+                return NEW
+            return PASSED if entry.ok else STARTED
+        return NEW if self._untouched(lab) else CHANGED
+
+    def _untouched(self, lab: Lab) -> bool:
+        text = lab.starter.read_text(encoding="utf-8") if lab.starter.is_file() else ""
+        return lab.id not in self.pristine or self.pristine[lab.id] == text
+
+    def record(self, lab: Lab, report: Report) -> None:
+        """Keep the outcome of a grading of the lab's starter as it is now."""
+        old = self.entry(lab)
+        failed = report.failed
+        self.entries[lab.id] = Entry(
+            digest=digest_of(lab),
+            passed=len(report.passed),
+            total=len(report.passed) + len(failed),
+            ok=report.ok,
+            first_failing=failed[0].name if failed else _function(report.stuck_test),
+            graded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            hints=old.hints,
+        )
+        self._write()
+
+    def unfold(self, lab: Lab, test: str) -> int:
+        """One more hint of `test` is shown; how many are unfolded now."""
+        entry = self.entries.setdefault(lab.id, Entry())
+        available = len(lab.manifest.hints.get(test, ()))
+        entry.hints[test] = min(entry.hints.get(test, 0) + 1, available)
+        self._write()
+        return entry.hints[test]
+
+    def fold(self, lab: Lab) -> None:
+        """Forget the lab's result and hints, as after a reset."""
+        self.entries.pop(lab.id, None)
+        self._write()
+
+    def next_lab(self, labs: Iterable[Lab]) -> Lab | None:
+        """The first lab, in course order, that is not passed and needs no GPU; else any left."""
+        left = [lab for lab in labs if self.state(lab) != PASSED]
+        cpu = [lab for lab in left if lab.manifest.tag != "GPU-REQ"]
+        return (cpu or left or [None])[0]
+
+
+def digest_of(lab: Lab) -> str:
+    """sha256 over the starter and the test file: what a result is a result of."""
+    digest = hashlib.sha256()
+    for path in (lab.starter, lab.test_file):
+        digest.update(path.read_bytes() if path.is_file() else b"")
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def current_lab(root: Path, progress: Progress, cwd: Path | None = None) -> Lab | None:
+    """The lab whose folder the learner stands in, else the next one to pass."""
+    labs = find_labs(root)
+    here = (cwd or Path.cwd()).resolve()
+    for lab in labs:
+        folder = lab.folder.resolve()
+        if folder == here or folder in here.parents:
+            return lab
+    return progress.next_lab(labs)
+
+
+def _function(test_id: str) -> str:
+    return test_id.rpartition("::")[2].partition("[")[0]

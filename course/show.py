@@ -1,0 +1,270 @@
+"""What a learner reads: the dashboard, a graded lab, a hint.
+
+Promises: one failing test at a time, in the author's words, with the one command that helps; no
+traceback; no colour codes when the output is not a terminal. Mirrors nothing upstream.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress_bar import ProgressBar
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from course.grading import Report, TestResult
+from course.labs import Lab
+from course.progress import CHANGED, PASSED, STARTED, Progress
+
+LONGEST_COMPARISON = 160
+
+
+def make_console(stderr: bool = False) -> Console:
+    """A console that never highlights on its own and survives a terminal without Unicode."""
+    stream = sys.stderr if stderr else sys.stdout
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """One paragraph, wrapped by the terminal and never by us (so that commands can be copied)."""
+    console.print(Text(text, style=style or ""), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """`text` with control characters made visible: sampled bytes must not steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def relative(path: Path, root: Path) -> str:
+    """`path` as seen from where the learner stands, else from the root."""
+    for base in (Path.cwd(), root):
+        try:
+            return str(path.relative_to(base))
+        except ValueError:
+            continue
+    return str(path)
+
+
+def hours(minutes: int) -> str:
+    """`95` as "1 h 35 min"."""
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
+
+
+def phase_title(root: Path, phase: str) -> str:
+    """`phase-02-paged-attention` as "02 Paged attention"."""
+    number, _, name = phase.removeprefix("phase-").partition("-")
+    return f"{number} {name.replace('-', ' ').capitalize()}"
+
+
+# ------------------------------------------------------------------ the dashboard
+
+
+def dashboard(console: Console, root: Path, labs: list[Lab], progress: Progress) -> None:
+    """Progress per phase, what is left, and the next thing to do."""
+    if progress.notice:
+        say(console, progress.notice, "yellow")
+    states = {lab.id: progress.state(lab) for lab in labs}
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
+    for name, justify in (("phase", "left"), ("", "left"), ("labs", "right"), ("left", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for phase in sorted({lab.phase for lab in labs}):
+        own = [lab for lab in labs if lab.phase == phase]
+        done = [lab for lab in own if states[lab.id] == PASSED]
+        left = sum(lab.manifest.minutes for lab in own if states[lab.id] != PASSED)
+        table.add_row(
+            phase_title(root, phase),
+            ProgressBar(total=len(own), completed=len(done), width=20),
+            f"{len(done)}/{len(own)}",
+            hours(left) if left else "done",
+        )
+    console.print(table)
+    for lab in labs:
+        if states[lab.id] in (STARTED, CHANGED):
+            entry = progress.entry(lab)
+            what = (
+                f"{entry.passed} of {entry.total} tests pass"
+                if states[lab.id] == STARTED
+                else "edited since it was last graded"
+            )
+            say(console, f"  {lab.id} {lab.manifest.title}: {what}", "yellow")
+    total_left = sum(lab.manifest.minutes for lab in labs if states[lab.id] != PASSED)
+    console.print()
+    following = progress.next_lab(labs)
+    if following is None:
+        say(console, "Every lab is passed.", "green")
+        return
+    say(console, f"{hours(total_left)} left. Next:", "bold")
+    introduce(console, root, following)
+
+
+def introduce(console: Console, root: Path, lab: Lab) -> None:
+    """Where a lab's text and file are, and how to have it graded."""
+    tag = "" if lab.manifest.tag == "CPU-OK" else f" [{lab.manifest.tag}]"
+    say(console, f"  {lab.id} {lab.manifest.title}{tag}, about {hours(lab.manifest.minutes)}")
+    say(console, f"    read    {relative(lab.folder / 'README.md', root)}")
+    say(console, f"    edit    {relative(lab.starter, root)}")
+    say(console, f"    grade   course check {lab.id}    (or on every save: course watch)")
+
+
+# ------------------------------------------------------------------ a graded lab
+
+
+def graded(console: Console, root: Path, lab: Lab, report: Report) -> None:
+    """The outcome of one lab, with the first thing to mend."""
+    say(console, f"{lab.id} {lab.manifest.title}", "bold")
+    total = len(report.passed) + len(report.failed)
+    for result in report.results:
+        mark, style = {
+            "passed": ("pass", "green"),
+            "skipped": ("skip", "dim"),
+        }.get(result.outcome, ("FAIL", "red"))
+        if result.outcome in ("passed", "skipped") and len(report.results) > 12:
+            continue
+        reason = f"  ({result.message})" if result.outcome == "skipped" else ""
+        say(console, f"  {mark}  {label(result)}{reason}", style)
+    console.print()
+    if report.failed and not _cannot_load(report):
+        failing = report.failed[0]
+        say(console, f"{len(report.passed)} of {total} tests pass. The first to mend:", "bold")
+        console.print()
+        explain(console, root, lab, failing)
+        console.print()
+        say(console, f"A hint: course hint {lab.id}", "cyan")
+    elif report.failed:
+        say(console, report.failed[0].message, "red")
+        say(console, f"\nMend that, then: course check {lab.id}", "cyan")
+    elif report.trouble:
+        say(console, report.trouble, "red")
+        say(console, f"\nThen: course check {lab.id}", "cyan")
+    elif not report.passed:
+        say(console, "Nothing could be graded here: every test was skipped.", "yellow")
+        for reason in sorted({result.message for result in report.results}):
+            say(console, f"  {reason}")
+    if report.failed and report.trouble and not _cannot_load(report):
+        say(console, report.trouble, "red")
+
+
+def label(result: TestResult) -> str:
+    """The test's name with its parameters."""
+    return result.test_id.rpartition("::")[2]
+
+
+def _cannot_load(report: Report) -> bool:
+    """Whether the learner's file itself is broken, so that every test says the same."""
+    return not report.passed and all(
+        result.outcome == "error" and result.message == report.failed[0].message
+        for result in report.failed
+    )
+
+
+def explain(console: Console, root: Path, lab: Lab, result: TestResult) -> None:
+    """One failing test: what was expected, what came, and where."""
+    say(console, f"  {label(result)}", "red")
+    own = [f for f in result.frames if Path(f.file).name == lab.starter.name]
+    test = [f for f in result.frames if Path(f.file).name == lab.test_file.name]
+    lines: list[Text] = []
+    if result.error == "NotImplementedError" and own:
+        lines.append(Text(f"{own[-1].name} is not written yet ({own[-1].where})."))
+        lines += [Text(part) for part in result.message.splitlines()]
+    elif result.error in ("AssertionError", "Failed"):
+        message, compared = _split_comparison(result.message)
+        lines += [Text(part) for part in message.splitlines()]
+        if compared:
+            lines.append(Text(f"compared: {compared}", style="dim"))
+        if result.error == "AssertionError" and own:
+            lines.append(Text(f"The assertion is in {own[-1].where}: {own[-1].code}"))
+    elif own:
+        lines.append(Text(f"{own[-1].name} raised {result.error}: {_short(result.message)}"))
+        lines.append(Text(f"    {own[-1].where}:  {own[-1].code}"))
+        if test:
+            lines.append(Text(f"    called by {test[0].where}:  {test[0].code}", style="dim"))
+    else:
+        lines.append(
+            Text(f"The test could not use what your code gave it: {_short(result.message)}")
+        )
+        if test:
+            lines.append(Text(f"    {test[-1].where}:  {test[-1].code}"))
+            lines.append(
+                Text(
+                    f"That is {result.error}, raised by the test. Compare what your function "
+                    "returns with the Returns section of its docstring."
+                )
+            )
+    for line in lines:
+        say(console, f"    {line.plain}", str(line.style))
+
+
+def _split_comparison(message: str) -> tuple[str, str]:
+    """The author's words, and the comparison pytest appended to them."""
+    words, found, comparison = message.rpartition("\nassert ")
+    if not found:
+        if message.startswith("assert "):
+            return "The test gives no words of its own.", message.removeprefix("assert ")
+        return message, ""
+    first = comparison.splitlines()[0]
+    if len(first) > LONGEST_COMPARISON:
+        first = first[:LONGEST_COMPARISON] + " ..."
+    return words, first
+
+
+def _short(text: str, limit: int = 300) -> str:
+    line = " ".join(text.split())
+    return line[:limit] + (" ..." if len(line) > limit else "")
+
+
+def congratulate(
+    console: Console, root: Path, lab: Lab, report: Report, following: Lab | None, part: str
+) -> None:
+    """A passed lab: what was built, the reference to compare with, the way on."""
+    say(console, f"Passed: all {len(report.passed)} tests. You built: {lab.manifest.title}.", "green")
+    if part:
+        say(console, f"{part} now runs in the engine: course run --mine \"Once upon a time\"")
+    say(console, f"Compare with the reference: course solution {lab.id} --diff")
+    if following is None:
+        say(console, "That was the last lab.", "green")
+        return
+    say(console, "Next:", "bold")
+    introduce(console, root, following)
+
+
+def hint(console: Console, lab: Lab, test: str, unfolded: int) -> None:
+    """The hints of one test, up to and with the newest."""
+    texts = lab.manifest.hints[test]
+    say(console, f"{lab.id} {test}", "bold")
+    for number, text in enumerate(texts[:unfolded], 1):
+        say(console, f"  {number}. {text}", "" if number == unfolded else "dim")
+    left = len(texts) - unfolded
+    if left:
+        say(console, f"{left} more: course hint {lab.id}", "cyan")
+    else:
+        say(console, f"That was the last. The reference: course solution {lab.id}", "cyan")
+
+
+def diff(console: Console, lab: Lab) -> None:
+    """What the reference has that the learner's file has not, and the reverse."""
+    mine = lab.starter.read_text(encoding="utf-8").splitlines()
+    reference = lab.solution.read_text(encoding="utf-8").splitlines()
+    lines = list(
+        difflib.unified_diff(mine, reference, "yours: starter.py", "reference: solution.py", "", "", 3, "")
+    )
+    if not lines:
+        say(console, "Your file and the reference are the same.")
+    elif console.is_terminal:
+        console.print(Syntax("\n".join(lines), "diff", background_color="default"))
+    else:
+        say(console, "\n".join(lines))
+
+
+def code(console: Console, path: Path) -> None:
+    """A Python file, coloured in a terminal, as it is in a pipe."""
+    text = path.read_text(encoding="utf-8")
+    if console.is_terminal:
+        console.print(Syntax(text, "python", line_numbers=True, background_color="default"))
+    else:
+        say(console, text.rstrip("\n"))
