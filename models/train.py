@@ -256,9 +256,11 @@ def train(
             optimizer.zero_grad(set_to_none=True)
         running = loss.item() if step == 0 else 0.98 * running + 0.02 * loss.item()
         if (step + 1) % 250 == 0 or step + 1 == steps:
-            line = f"step {step + 1:5d}  train {running / math.log(2):.3f} bits/byte  {time.time() - began:6.0f} s"
+            bits, seconds = running / math.log(2), time.time() - began
+            line = f"step {step + 1:5d}  train {bits:.3f} bits/byte  {seconds:6.0f} s"
             if (step + 1) % 500 == 0:
-                line += f"  held-out (first 64 KiB) {held_out_bits_per_byte(model, held, 1024, 65536):.3f}"
+                bits = held_out_bits_per_byte(model, held, 1024, limit=65536)
+                line += f"  held-out (first 64 KiB) {bits:.3f}"
                 torch.save(model.state_dict(), scratch / "last.pt")
             print(line, flush=True)
             log.append(line)
@@ -390,8 +392,9 @@ def main() -> None:
     xz = len(lzma.compress(held_bytes, preset=9)) * 8 / len(held_bytes)
     print(f"python {platform.python_version()}, torch {torch.__version__}")
     print(
-        f"train {len(train_names)} files, {len(stream):,} tokens; held out {len(held_names)} files, "
-        f"{len(held_bytes):,} bytes; xz -9 on them: {xz:.3f} bits/byte",
+        f"train {len(train_names)} files, {len(stream):,} tokens; "
+        f"held out {len(held_names)} files, {len(held_bytes):,} bytes; "
+        f"xz -9 on them: {xz:.3f} bits/byte",
         flush=True,
     )
     if args.corpus_only:
@@ -406,9 +409,8 @@ def main() -> None:
     export(model, args.out)
     rounded = ByteLlama(Shape())  # what ships is fp16, so that is what is measured
     rounded.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
-    print(
-        f"held-out, fp16 weights: {held_out_bits_per_byte(rounded, held, 1024):.4f} bits/byte (xz -9: {xz:.4f})"
-    )
+    bits = held_out_bits_per_byte(rounded, held, 1024)
+    print(f"held-out, fp16 weights: {bits:.4f} bits/byte (xz -9: {xz:.4f})")
 
 
 if __name__ == "__main__":

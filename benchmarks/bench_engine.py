@@ -1,0 +1,147 @@
+"""mini_vllm against `transformers` on the shipped model: same weights, threads and dtype.
+
+    python -m benchmarks.bench_engine --write
+
+Both decode greedily in float32 to the full output length. The uniform rows are one batch of equal
+prompts and outputs. The ragged row gives `transformers` its best static batching: requests sorted
+by output length (which no server knows beforehand), cut into batches of the best of several sizes,
+left-padded, each batch running to its longest output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import numpy as np
+import torch
+import transformers
+
+from benchmarks.report import machine, markdown_table, paired, write_section
+from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm.checkpoint import resolve
+
+UNIFORM = ((1, 2.0), (8, 1.3), (64, 1.0))
+RAGGED_TARGET = 2.0
+PROMPT_LEN, OUTPUT_LEN = 64, 64
+
+
+class Theirs:
+    """`transformers` generate on padded batches of token ids."""
+
+    def __init__(self, folder: str) -> None:
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        self.model = load(folder, dtype=torch.float32).eval()
+        self.model.generation_config.eos_token_id = None  # always the full length
+        self.model.generation_config.pad_token_id = 0
+
+    @torch.inference_mode()
+    def run(self, prompts: list[list[int]], output_lens: list[int]) -> list[list[int]]:
+        """One static batch, left-padded, run to its longest output."""
+        width = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for i, prompt in enumerate(prompts):
+            ids[i, width - len(prompt) :] = torch.tensor(prompt)
+            mask[i, width - len(prompt) :] = 1
+        longest = max(output_lens)
+        out = self.model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=longest,
+            min_new_tokens=longest,
+            do_sample=False,
+        )
+        return [out[i, width : width + n].tolist() for i, n in enumerate(output_lens)]
+
+    def run_batches(self, prompts: list[list[int]], lens: list[int], size: int) -> None:
+        """All requests in batches of `size`, sorted by output length."""
+        order = sorted(range(len(prompts)), key=lambda i: -lens[i])
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            self.run([prompts[i] for i in batch], [lens[i] for i in batch])
+
+
+class Ours:
+    """One engine, used again for every run; no prefix is shared between runs by chance."""
+
+    def __init__(self, folder: str) -> None:
+        self.engine = LLMEngine(4096, model=folder, enable_caching=False)
+
+    def run(self, prompts: list[list[int]], output_lens: list[int]) -> list[list[int]]:
+        """All requests together, continuously batched."""
+        params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in output_lens]
+        return [r.token_ids for r in self.engine.generate(prompts, params)]
+
+
+def agreement(a: list[list[int]], b: list[list[int]]) -> float:
+    """Share of requests whose outputs are equal from first to last token."""
+    return sum(x == y for x, y in zip(a, b, strict=True)) / len(a)
+
+
+def main() -> None:
+    """Measure every row, print the table, and write it into the README if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="byte-llama")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="update benchmarks/README.md")
+    args = parser.parse_args()
+    torch.set_num_threads(2)
+    folder = str(resolve(args.model))
+    ours, theirs = Ours(folder), Theirs(folder)
+    rng = np.random.default_rng(0)
+
+    def draw(count: int, low: int, high: int) -> list[list[int]]:
+        return [rng.integers(32, 127, rng.integers(low, high + 1)).tolist() for _ in range(count)]
+
+    rows = []
+
+    def add(name: str, timing, num_outputs: int, target: float, same: float) -> None:
+        speed = [f"{num_outputs / min(t):,.0f}" for t in (timing.ours, timing.theirs)]
+        rows.append([name, *speed, timing.ratio_text(), f"{target}x", f"{same:.0%}"])
+        print(" | ".join(rows[-1]), flush=True)
+
+    for batch, target in UNIFORM:
+        prompts, lens = draw(batch, PROMPT_LEN, PROMPT_LEN), [OUTPUT_LEN] * batch
+        timing = paired(
+            lambda p=prompts, n=lens: ours.run(p, n),
+            lambda p=prompts, n=lens: theirs.run(p, n),
+            args.repeats,
+        )
+        same = agreement(ours.run(prompts, lens), theirs.run(prompts, lens))
+        add(f"batch {batch}, uniform", timing, batch * OUTPUT_LEN, target, same)
+
+    prompts = draw(64, 16, 256)
+    lens = rng.integers(8, 129, 64).tolist()
+    sizes = (8, 16, 32, 64)
+    timings = {
+        size: paired(
+            lambda: ours.run(prompts, lens),
+            lambda size=size: theirs.run_batches(prompts, lens, size),
+            args.repeats,
+        )
+        for size in sizes
+    }
+    best = min(sizes, key=lambda size: min(timings[size].theirs))
+    same = agreement(
+        ours.run(prompts, lens),
+        [theirs.run([p], [n])[0] for p, n in zip(prompts, lens, strict=True)],
+    )
+    add(f"64 ragged, static batches of {best}", timings[best], sum(lens), RAGGED_TARGET, same)
+
+    header = ["workload", "ours, tokens/s", "transformers, tokens/s",
+              "ratio, median (min-max)", "target", "equal outputs"]  # fmt: skip
+    text = markdown_table(header, rows)
+    versions = f"numpy {np.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
+    text += f"\n\n{machine()}; {versions}; 2 threads each, float32, {args.repeats} pairs."
+    if args.write:
+        write_section("engine", text)
+
+
+if __name__ == "__main__":
+    main()
