@@ -1,0 +1,144 @@
+"""The real v0.22.1 scheduler on a CPU: one attention group, no model, scripted tokens.
+
+Everything here needs the pinned tree on `PYTHONPATH` and the packages of
+`requirements-upstream.txt`. Only `record.py`, `record_parts.py`, the live test and the benchmark
+import it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+logging.disable(logging.WARNING)
+
+OPT_CONFIG = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "ffn_dim": 64,
+    "max_position_embeddings": 65536,
+    "word_embed_proj_dim": 64,
+}
+
+
+@functools.cache
+def _model_config() -> ModelConfig:
+    """A config no weights stand behind: the scheduler reads only lengths from it."""
+    init_none_hash(sha256)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(OPT_CONFIG))
+        return ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float16", max_model_len=8)
+
+
+def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Scheduler:
+    """The real scheduler for a recording's `config`, over one full-attention group.
+
+    Args:
+        config: the keys of ARCHITECTURE's recordings (`num_blocks`, `block_size`, ...).
+        async_scheduling: build `AsyncScheduler`, which plans ahead of the sampled tokens.
+    """
+    model_config = _model_config()
+    model_config.max_model_len = config["max_model_len"]
+    cache_config = CacheConfig(
+        block_size=config["block_size"], enable_prefix_caching=config["enable_prefix_caching"]
+    )
+    cache_config.num_gpu_blocks = config["num_blocks"]
+    vllm_config = VllmConfig(
+        model_config=model_config,
+        cache_config=cache_config,
+        device_config=DeviceConfig(device="cpu"),
+        scheduler_config=SchedulerConfig(
+            max_model_len=config["max_model_len"],
+            is_encoder_decoder=False,
+            max_num_seqs=config["max_num_seqs"],
+            max_num_batched_tokens=config["max_num_batched_tokens"],
+            long_prefill_token_threshold=config["long_prefill_token_threshold"],
+            enable_chunked_prefill=config["enable_chunked_prefill"],
+            policy=config["policy"],
+            async_scheduling=async_scheduling,
+        ),
+    )
+    spec = FullAttentionSpec(
+        block_size=config["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    scheduler = (AsyncScheduler if async_scheduling else Scheduler)(
+        vllm_config=vllm_config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=config["num_blocks"],
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(vllm_config),
+        block_size=config["block_size"],
+    )
+    _assert_as_asked(scheduler, config)
+    return scheduler
+
+
+def _assert_as_asked(scheduler: Scheduler, config: dict[str, Any]) -> None:
+    """The config classes adjust some values on the way; a recording must not lie about them."""
+    used = scheduler.scheduler_config
+    assert scheduler.max_model_len == config["max_model_len"]
+    assert scheduler.max_num_running_reqs == config["max_num_seqs"]
+    assert scheduler.max_num_scheduled_tokens == config["max_num_batched_tokens"]
+    assert used.long_prefill_token_threshold == config["long_prefill_token_threshold"]
+    assert used.enable_chunked_prefill == config["enable_chunked_prefill"]
+    assert scheduler.cache_config.enable_prefix_caching == config["enable_prefix_caching"]
+    assert scheduler.kv_cache_manager.enable_caching == config["enable_prefix_caching"]
+    assert scheduler.scheduler_reserve_full_isl
+
+
+def make_request(add: dict[str, Any], block_size: int, eos_token_id: int) -> Request:
+    """The real request for one entry of a recording's `events[...].add`."""
+    params = SamplingParams(
+        temperature=0.0, max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"]
+    )
+    params.update_from_generation_config({}, eos_token_id)
+    return Request(
+        request_id=add["request_id"],
+        prompt_token_ids=add["prompt_token_ids"],
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=add["arrival_time"],
+        priority=add["priority"],
+        block_hasher=get_request_block_hasher(block_size, sha256),
+    )
+
+
+def runner_output(plan: SchedulerOutput, sampled: dict[str, int]) -> ModelRunnerOutput:
+    """What a model runner would hand back: one token per request that caught up, else none."""
+    req_ids = list(plan.num_scheduled_tokens)
+    return ModelRunnerOutput(
+        req_ids=req_ids,
+        req_id_to_index={req_id: index for index, req_id in enumerate(req_ids)},
+        sampled_token_ids=[[sampled[r]] if r in sampled else [] for r in req_ids],
+    )
+
+
+def abort(scheduler: Scheduler, request_id: str) -> None:
+    """End a request from outside. One at a time: upstream walks several in set order."""
+    scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)

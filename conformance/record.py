@@ -1,0 +1,123 @@
+"""Write recordings: what the real v0.22.1 scheduler decides on generated workloads.
+
+    python -m conformance.record --workloads 1200 --out conformance/recordings
+    python -m conformance.record --seeds 4711 4719 --out /some/folder
+
+Needs the pinned tree on `PYTHONPATH` (`conformance/README.md` has the commands). One file per
+profile of `workloads.py`, one workload per line, in the format of `recording.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance import recording, workloads
+
+MAX_STEPS = 2000
+STALL_STEPS = 3
+
+
+class Stalled(Exception):
+    """The real scheduler stopped scheduling with work left: the workload asks the impossible."""
+
+
+def record(workload: workloads.Workload) -> recording.Recording:
+    """Run one workload on the real scheduler and note every field of every step.
+
+    Aborts of a step are applied after its arrivals, one by one in the order given. The script of
+    `outputs` is cut to the tokens that were used.
+
+    Raises:
+        Stalled: unfinished work, no event to come, and nothing scheduled.
+    """
+    from conformance import real
+
+    config, script = workload["config"], workload["outputs"]
+    scheduler = real.make_scheduler(config)
+    block_size, eos = config["block_size"], workload["eos_token_id"]
+    events = {event["step"]: event for event in workload["events"]}
+    live: dict[str, Any] = {}
+    used: dict[str, int] = dict.fromkeys(script, 0)
+    steps: list[dict[str, Any]] = []
+    idle = 0
+    while scheduler.has_unfinished_requests() or any(step >= len(steps) for step in events):
+        reasons: dict[str, str] = {}
+        event = events.get(len(steps), {"add": [], "abort": []})
+        for add in event["add"]:
+            live[add["request_id"]] = real.make_request(add, block_size, eos)
+            scheduler.add_request(live[add["request_id"]])
+        for request_id in event["abort"]:
+            real.abort(scheduler, request_id)
+            if live.pop(request_id, None):
+                reasons[request_id] = "abort"
+        plan = scheduler.schedule()
+        step = _observe(scheduler, plan)
+        sampled: dict[str, int] = {}
+        for request_id in plan.num_scheduled_tokens:
+            request = live[request_id]
+            if request.num_computed_tokens == request.num_tokens:
+                sampled[request_id] = script[request_id][request.num_output_tokens]
+                used[request_id] += 1
+        scheduler.update_from_output(plan, real.runner_output(plan, sampled))
+        finished = [r for r in plan.num_scheduled_tokens if live[r].is_finished()]
+        for request_id in finished:
+            reasons[request_id] = str(live.pop(request_id).get_finished_reason())
+        steps.append({**step, "finished": sorted(finished), "finish_reasons": reasons})
+        idle = 0 if plan.num_scheduled_tokens or any(s >= len(steps) for s in events) else idle + 1
+        if idle >= STALL_STEPS or len(steps) >= MAX_STEPS:
+            raise Stalled(f"seed {workload['seed']}: no progress after {len(steps)} steps")
+    outputs = {request_id: script[request_id][:count] for request_id, count in used.items()}
+    return {"upstream": recording.UPSTREAM, **workload, "outputs": outputs, "steps": steps}
+
+
+def _observe(scheduler: Any, plan: Any) -> dict[str, Any]:
+    """The state between `schedule` and the update: the counters have already advanced."""
+    running, manager = scheduler.running, scheduler.kv_cache_manager
+    return {
+        "num_scheduled_tokens": dict(plan.num_scheduled_tokens),
+        "new": [data.req_id for data in plan.scheduled_new_reqs],
+        "resumed": sorted(plan.scheduled_cached_reqs.resumed_req_ids),
+        "preempted": sorted(plan.preempted_req_ids),
+        "finished_before": sorted(plan.finished_req_ids),
+        "running": [request.request_id for request in running],
+        "waiting": [request.request_id for request in scheduler.waiting],
+        "block_ids": {
+            request.request_id: list(manager.get_block_ids(request.request_id)[0])
+            for request in running
+        },
+        "num_computed_tokens": {
+            request.request_id: request.num_computed_tokens for request in running
+        },
+        "free_blocks": manager.block_pool.get_num_free_blocks(),
+    }
+
+
+def record_seeds(seeds: Iterable[int], folder: Path) -> dict[str, int]:
+    """Record seeds into one file per profile; returns the number of workloads per file."""
+    by_profile = collections.defaultdict(list)
+    for seed in seeds:
+        by_profile[workloads.profile_of(seed)].append(record(workloads.generate(seed)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for profile, recordings in by_profile.items():
+        recording.write(folder / f"{profile}.jsonl.gz", recordings)
+    return {profile: len(recordings) for profile, recordings in by_profile.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m conformance.record", description=__doc__)
+    parser.add_argument("--workloads", type=int, default=1200, help="seeds 0 to N-1")
+    parser.add_argument("--seeds", type=int, nargs="+", help="these seeds instead")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the files")
+    arguments = parser.parse_args(argv)
+    seeds = arguments.seeds or range(arguments.workloads)
+    for profile, count in record_seeds(seeds, arguments.out).items():
+        print(f"{profile}: {count} workloads")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

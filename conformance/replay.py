@@ -1,0 +1,364 @@
+"""Drive the mini engine through recordings of the real scheduler and compare every decision.
+
+    python -m conformance.replay conformance/recordings/*.jsonl.gz
+    python -m conformance.replay --block-pool path/to/solution.py:BlockPool FILE...
+
+Prints the first difference with its context and ends with `N workloads, M steps: K differ`; exit
+status 0 when K is 0, 1 when it is not, 2 when a file is not a recording of the pin. Labs call
+`first_difference` with a learner's classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conformance import recording
+from mini_vllm.block_pool import BlockPool
+from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.request import Request
+from mini_vllm.sampler import SamplingParams
+from mini_vllm.scheduler import Scheduler
+
+SCHEDULE_FIELDS = (
+    "preempted", "num_scheduled_tokens", "new", "resumed", "finished_before", "running", "waiting",
+    "block_ids", "num_computed_tokens", "free_blocks",
+)  # fmt: skip
+"""Compared between `schedule` and the update, in this order."""
+
+UPDATE_FIELDS = ("finished", "finish_reasons")
+"""Compared after the update."""
+
+FIELDS = SCHEDULE_FIELDS + UPDATE_FIELDS
+
+Build = Callable[[Mapping[str, Any]], Scheduler]
+MakeRequest = Callable[[Mapping[str, Any], int], Request]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first field of the first step in which an engine left the recording."""
+
+    seed: int
+    step: int
+    field: str
+    expected: Any
+    got: Any
+    context: str
+    """Configuration, events of the step and the recorded state before it, one per line."""
+    path: str = ""
+
+    def __str__(self) -> str:
+        where = f" of {self.path}" if self.path else ""
+        return (
+            f"seed {self.seed}{where}, step {self.step}, {self.field}\n"
+            f"  expected  {_show(self.expected)}\n"
+            f"  got       {_show(self.got)}\n"
+            f"{self.context}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a replay of some files found: counts, and one difference per workload that differs."""
+
+    num_workloads: int
+    num_steps: int
+    differences: tuple[Difference, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_workloads} workloads, {self.num_steps} steps: "
+            f"{len(self.differences)} differ"
+        )
+
+
+def mini_scheduler(
+    config: Mapping[str, Any],
+    scheduler: Callable[..., Scheduler] = Scheduler,
+    kv_cache_manager: Callable[..., KVCacheManager] = KVCacheManager,
+    block_pool: Callable[[int, bool], BlockPool] = BlockPool,
+) -> Scheduler:
+    """A scheduler for a recording's `config`; any part may be a learner's class.
+
+    `functools.partial(mini_scheduler, block_pool=lab.BlockPool)` is a `build` for the functions
+    below; a scheduler whose constructor differs needs a function of its own.
+    """
+    kv = kv_cache_manager(
+        config["num_blocks"],
+        config["block_size"],
+        config["enable_prefix_caching"],
+        block_pool=block_pool,
+    )
+    return scheduler(
+        kv,
+        config["max_num_seqs"],
+        config["max_num_batched_tokens"],
+        config["long_prefill_token_threshold"],
+        max_model_len=config["max_model_len"],
+        policy=config["policy"],
+        enable_chunked_prefill=config["enable_chunked_prefill"],
+    )
+
+
+def mini_request(add: Mapping[str, Any], eos_token_id: int) -> Request:
+    """The mini request for one entry of `events[...].add`."""
+    return Request(
+        add["request_id"],
+        add["prompt_token_ids"],
+        SamplingParams(max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"]),
+        eos_token_id=eos_token_id,
+        arrival_time=add["arrival_time"],
+        priority=add["priority"],
+    )
+
+
+def replay(
+    entry: recording.Recording,
+    build: Build = mini_scheduler,
+    make_request: MakeRequest = mini_request,
+    fields: Sequence[str] = FIELDS,
+) -> tuple[int, Difference | None]:
+    """Replay one workload up to its first difference.
+
+    The mini counter moves in `update_from_output`, the real one in `schedule`, so the tokens of
+    the step are added before `num_computed_tokens` is compared. A recording may leave a running
+    request out of `block_ids` and `num_computed_tokens` where the step did not schedule it.
+
+    Args:
+        entry: one recording, as `recording.read` gives it.
+        build: makes the scheduler under test from the recording's configuration.
+        make_request: makes a request from an arrival and the EOS id.
+        fields: which of `FIELDS` to compare.
+
+    Returns:
+        How many steps were compared, and the first difference or None.
+    """
+    scheduler = build(entry["config"])
+    events = {event["step"]: event for event in entry["events"]}
+    requests: dict[str, Request] = {}
+    for index, expected in enumerate(entry["steps"]):
+        event = events.get(index, {})
+        try:
+            got = _step(scheduler, requests, event, entry, make_request)
+        except Exception as error:  # whatever a learner's part raises is a difference, not a crash
+            at = ("exception", "none", f"{type(error).__name__}: {error}")
+        else:
+            first = next((f for f in fields if not _agree(f, expected, got)), None)
+            if first is None:
+                continue
+            at = (first, expected[first], got[first])
+        return index + 1, Difference(entry["seed"], index, *at, _context(entry, index, event))
+    return len(entry["steps"]), None
+
+
+def replay_files(
+    paths: Iterable[Path | str],
+    build: Build = mini_scheduler,
+    make_request: MakeRequest = mini_request,
+    fields: Sequence[str] = FIELDS,
+    select: Callable[[recording.Recording], bool] | None = None,
+    stop_at_first: bool = False,
+) -> Result:
+    """Replay every workload of some files.
+
+    Args:
+        paths: `.jsonl` or `.jsonl.gz` files.
+        build, make_request, fields: as for `replay`.
+        select: replay only recordings for which this is true (by seed, by configuration, ...).
+        stop_at_first: return as soon as one workload differs.
+
+    Raises:
+        RecordingError: a file is not a recording of the pinned version.
+    """
+    num_workloads, num_steps = 0, 0
+    differences: list[Difference] = []
+    for path in map(Path, paths):
+        for entry in recording.read(path):
+            if select and not select(entry):
+                continue
+            steps, difference = replay(entry, build, make_request, fields)
+            num_workloads, num_steps = num_workloads + 1, num_steps + steps
+            if difference:
+                differences.append(replace(difference, path=str(path)))
+                if stop_at_first:
+                    return Result(num_workloads, num_steps, tuple(differences))
+    return Result(num_workloads, num_steps, tuple(differences))
+
+
+def first_difference(
+    paths: Path | str | Iterable[Path | str],
+    build: Build = mini_scheduler,
+    make_request: MakeRequest = mini_request,
+    fields: Sequence[str] = FIELDS,
+    select: Callable[[recording.Recording], bool] | None = None,
+) -> Difference | None:
+    """The first difference in one or more files, or None; what a lab's test asserts on."""
+    if isinstance(paths, (str, Path)):
+        paths = [paths]
+    result = replay_files(paths, build, make_request, fields, select, stop_at_first=True)
+    return result.differences[0] if result.differences else None
+
+
+# ---------------------------------------------------------------------- one step
+
+
+def _step(
+    scheduler: Scheduler,
+    requests: dict[str, Request],
+    event: Mapping[str, Any],
+    entry: recording.Recording,
+    make_request: MakeRequest,
+) -> dict[str, Any]:
+    """Apply the events, run one step with the scripted tokens, and note what a recording notes."""
+    reasons: dict[str, str] = {}
+    for add in event.get("add", ()):
+        requests[add["request_id"]] = make_request(add, entry["eos_token_id"])
+        scheduler.add_request(requests[add["request_id"]])
+    for request_id in event.get("abort", ()):
+        request = scheduler.abort_request(request_id)
+        if request is not None:
+            reasons[request_id] = str(request.finish_reason)
+    output = scheduler.schedule()
+    scheduled = output.num_scheduled_tokens
+    got: dict[str, Any] = {
+        "num_scheduled_tokens": dict(scheduled),
+        "new": list(output.scheduled_new_req_ids),
+        "resumed": sorted(output.scheduled_resumed_req_ids),
+        "preempted": sorted(output.preempted_req_ids),
+        "finished_before": sorted(output.finished_req_ids),
+        "running": [request.request_id for request in scheduler.running],
+        "waiting": [request.request_id for request in scheduler.waiting],
+        "block_ids": {
+            request_id: ids
+            for request_id in requests
+            if (ids := scheduler.kv.get_block_ids(request_id))
+        },
+        "num_computed_tokens": {
+            request.request_id: request.num_computed_tokens + scheduled.get(request.request_id, 0)
+            for request in scheduler.running
+        },
+        "free_blocks": scheduler.kv.block_pool.get_num_free_blocks(),
+    }
+    sampled: dict[str, int] = {}
+    for request_id, num_scheduled in scheduled.items():
+        request = requests[request_id]
+        if request.num_computed_tokens + num_scheduled == request.num_tokens:
+            script = entry["outputs"].get(request_id, [])
+            if request.num_output_tokens < len(script):
+                sampled[request_id] = script[request.num_output_tokens]
+    finished = scheduler.update_from_output(output, sampled)
+    got["finished"] = sorted(request.request_id for request in finished)
+    for request in finished:
+        reasons[request.request_id] = str(request.finish_reason)
+    got["finish_reasons"] = reasons
+    return got
+
+
+def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> bool:
+    """Whether one field of a step is as recorded, within the format's freedom."""
+    want, have = expected[field], got[field]
+    if field == "num_scheduled_tokens":
+        return list(want.items()) == list(have.items())  # the order is part of the decision
+    if field in ("block_ids", "num_computed_tokens"):
+        optional = set(got["running"]) - set(got["num_scheduled_tokens"])
+        empty: Any = [] if field == "block_ids" else 0
+        return all(have.get(key, empty) == value for key, value in want.items()) and all(
+            key in want or key in optional for key in have
+        )
+    if field == "finish_reasons":  # an abort may be noted here or in the events alone
+        return all(have.get(key) == value for key, value in want.items()) and all(
+            key in want or reason == "abort" for key, reason in have.items()
+        )
+    return bool(want == have)
+
+
+# ---------------------------------------------------------------------- words
+
+
+def _context(entry: recording.Recording, index: int, event: Mapping[str, Any]) -> str:
+    config = ", ".join(f"{key}={value}" for key, value in entry["config"].items())
+    lines = [f"  config    {config}"]
+    for add in event.get("add", ()):
+        lines.append(
+            f"  event     add {add['request_id']}: {len(add['prompt_token_ids'])} prompt tokens, "
+            f"max_tokens {add['max_tokens']}, priority {add['priority']}"
+        )
+    lines += [f"  event     abort {request_id}" for request_id in event.get("abort", ())]
+    if index > 0:
+        before = entry["steps"][index - 1]
+        lines.append(
+            f"  step {index - 1:<4} running {before['running']}, waiting {before['waiting']}, "
+            f"{before['free_blocks']} free blocks"
+        )
+        lines.append(f"            computed {_show(before['num_computed_tokens'])}")
+    return "\n".join(lines)
+
+
+def _show(value: Any, width: int = 400) -> str:
+    text = str(value)
+    return text if len(text) <= width else f"{text[:width]} ... ({len(text)} characters)"
+
+
+# ---------------------------------------------------------------------- command
+
+
+def _load(spec: str) -> Any:
+    """The object named by `module:Name` or `path/to/file.py:Name`."""
+    source, _, name = spec.rpartition(":")
+    if not source:
+        raise argparse.ArgumentTypeError(f"{spec!r}: need module:Name or path/to/file.py:Name")
+    try:
+        if source.endswith(".py"):
+            module_spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+            assert module_spec and module_spec.loader
+            module = importlib.util.module_from_spec(module_spec)
+            sys.modules[module_spec.name] = module
+            module_spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(source)
+        return getattr(module, name)
+    except (ImportError, OSError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{spec!r}: {error}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.replay",
+        description="Replay recordings of the real v0.22.1 scheduler and compare every decision.",
+    )
+    part = {"type": _load, "metavar": "MODULE:NAME"}
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".jsonl or .jsonl.gz")
+    parser.add_argument("--scheduler", default=Scheduler, help="scheduler class to test", **part)
+    parser.add_argument("--kv-cache-manager", default=KVCacheManager, help="its manager", **part)
+    parser.add_argument("--block-pool", default=BlockPool, help="its pool", **part)
+    parser.add_argument("--seed", type=int, help="replay only this workload")
+    parser.add_argument("--all", action="store_true", help="show one difference per workload")
+    arguments = parser.parse_args(argv)
+    build = functools.partial(
+        mini_scheduler,
+        scheduler=arguments.scheduler,
+        kv_cache_manager=arguments.kv_cache_manager,
+        block_pool=arguments.block_pool,
+    )
+    select = None if arguments.seed is None else lambda entry: entry["seed"] == arguments.seed
+    try:
+        result = replay_files(arguments.files, build, select=select)
+    except recording.RecordingError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for difference in result.differences[: None if arguments.all else 1]:
+        print(difference)
+    print(result)
+    return 1 if result.differences else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
