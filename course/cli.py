@@ -213,7 +213,11 @@ def doctor() -> None:
 
 @gpu_app.command("run")
 def gpu_run(
-    lab: MaybeLab = None,
+    lab: Annotated[str | None, typer.Argument(metavar="[LAB]", help="default: all")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARG...]", help="passed on to run.py")
+    ] = None,
+    name: Annotated[str, typer.Option(help="of the capture: captured/NAME.json")] = "run",
     force: Annotated[bool, typer.Option(help="replace a capture of other hardware")] = False,
     time_limit: Annotated[float, typer.Option(help="seconds per run")] = 1800.0,
 ) -> None:
@@ -221,9 +225,9 @@ def gpu_run(
     from course import gpu
 
     root, labs, _ = _open()
-    raise typer.Exit(
-        gpu.run(show.make_console(), root, labs, pick(labs, lab) if lab else None, force, time_limit)
-    )
+    chosen = pick(labs, lab) if lab else None
+    console = show.make_console()
+    raise typer.Exit(gpu.run(console, root, labs, chosen, name, arguments or [], force, time_limit))
 
 
 # ------------------------------------------------------------------ maintainer
@@ -261,7 +265,9 @@ def _selected(labs: list[Lab], lab: Lab, names: list[str] | None) -> bool:
 
 @cite_app.command("check")
 def cite_check(
-    paths: Annotated[list[Path] | None, typer.Argument(help="default: the whole repository")] = None,
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="default: the whole repository")
+    ] = None,
 ) -> None:
     """Every citation: the path, the line and the symbol, at the pin."""
     from course import maintainer
@@ -271,7 +277,9 @@ def cite_check(
 
 @cite_app.command("fix")
 def cite_fix(
-    paths: Annotated[list[Path] | None, typer.Argument(help="default: the whole repository")] = None,
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="default: the whole repository")
+    ] = None,
     tree: Annotated[Path | None, typer.Option(help="another vLLM tree; default upstream/")] = None,
     write: Annotated[bool, typer.Option("--write", help="change the files")] = False,
 ) -> None:
@@ -323,7 +331,6 @@ def upstream_show(
 
 def main() -> None:
     """The console script."""
-    # A pipe on Windows may not know every character; print a stand-in rather than fail.
     try:
         app()
     except CourseError as error:

@@ -130,7 +130,7 @@ def run(
         env["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
         )
-        output, code = _run_killably(
+        output, code = run_killably(
             [sys.executable, "-m", "course.runner", str(scratch / "job.json")],
             cwd=root,
             env=env,
@@ -139,10 +139,13 @@ def run(
         return _read(scratch, code, output, time_limit)
 
 
-def _run_killably(
+def run_killably(
     command: list[str], cwd: Path, env: dict[str, str], time_limit: float
 ) -> tuple[str, int | None]:
-    """Output and exit code of `command`; the code is None when it ran out of time."""
+    """Output and exit code of `command`; the code is None when it ran out of time.
+
+    Whatever it started is ended with it, also when we are interrupted.
+    """
     with tempfile.TemporaryFile() as sink:
         process = subprocess.Popen(
             command,
@@ -189,7 +192,9 @@ def _read(scratch: Path, code: int | None, output: str, time_limit: float) -> Re
                 TestResult(
                     name=event["name"],
                     test_id=event["test"],
-                    outcome="error" if event.get("when") == "setup" and _bad(event) else _out(event),
+                    outcome="error"
+                    if event.get("when") == "setup" and _bad(event)
+                    else _out(event),
                     seconds=event["seconds"],
                     variant=event["variant"],
                     error=event.get("error", ""),

@@ -30,7 +30,9 @@ def attribute_of(part: str) -> str:
 
     defaults = {field.name: field.default for field in dataclasses.fields(EngineParts)}
     if part not in defaults:
-        raise CourseError(f"part {part!r} is no part of the engine: use one of {', '.join(defaults)}")
+        raise CourseError(
+            f"part {part!r} is no part of the engine: use one of {', '.join(defaults)}"
+        )
     return str(getattr(defaults[part], "__name__", part))
 
 

@@ -222,9 +222,13 @@ def congratulate(
     console: Console, root: Path, lab: Lab, report: Report, following: Lab | None, part: str
 ) -> None:
     """A passed lab: what was built, the reference to compare with, the way on."""
-    say(console, f"Passed: all {len(report.passed)} tests. You built: {lab.manifest.title}.", "green")
+    say(
+        console,
+        f"Passed: all {len(report.passed)} tests. You built: {lab.manifest.title}.",
+        "green",
+    )
     if part:
-        say(console, f"{part} now runs in the engine: course run --mine \"Once upon a time\"")
+        say(console, f'{part} now runs in the engine: course run --mine "Once upon a time"')
     say(console, f"Compare with the reference: course solution {lab.id} --diff")
     if following is None:
         say(console, "That was the last lab.", "green")
@@ -251,7 +255,9 @@ def diff(console: Console, lab: Lab) -> None:
     mine = lab.starter.read_text(encoding="utf-8").splitlines()
     reference = lab.solution.read_text(encoding="utf-8").splitlines()
     lines = list(
-        difflib.unified_diff(mine, reference, "yours: starter.py", "reference: solution.py", "", "", 3, "")
+        difflib.unified_diff(
+            mine, reference, "yours: starter.py", "reference: solution.py", "", "", 3, ""
+        )
     )
     if not lines:
         say(console, "Your file and the reference are the same.")

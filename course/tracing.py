@@ -108,4 +108,6 @@ def run(
             f"({request['finish_reason']})",
         )
     write_atomically(save, json.dumps(data, indent=1) + "\n")
-    show.say(console, f"A:n is tokens scheduled, +nc tokens taken from the prefix cache. Saved: {save}")
+    show.say(
+        console, f"A:n is tokens scheduled, +nc tokens taken from the prefix cache. Saved: {save}"
+    )

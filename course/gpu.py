@@ -1,0 +1,188 @@
+"""`course gpu run`: execute a lab's run.py and keep what it printed, with where it came from.
+
+A capture is `captured/<name>.json` in the lab's folder. Promises: a capture is written only after
+a run that succeeded; it names the hardware and every version; one of other hardware is never
+replaced unasked. Mirrors nothing upstream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from course import show
+from course.files import write_atomically
+from course.grading import run_killably
+from course.labs import CourseError, Lab
+
+FORMAT = 1
+PACKAGES = ("torch", "triton", "vllm", "transformers", "flashinfer-python", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The GPUs of this machine, as their driver names them."""
+
+    gpus: tuple[str, ...]
+    driver: str
+    memory: tuple[str, ...]
+    cuda: str
+
+
+def hardware() -> Hardware | None:
+    """What nvidia-smi and torch say; None without a GPU that answers."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [[part.strip() for part in line.split(",")] for line in answer.stdout.splitlines()]
+    rows = [row for row in rows if len(row) == 3]
+    if not rows:
+        return None
+    return Hardware(
+        gpus=tuple(row[0] for row in rows),
+        driver=rows[0][1],
+        memory=tuple(row[2] for row in rows),
+        cuda=_cuda(),
+    )
+
+
+def _cuda() -> str:
+    """The CUDA version torch was built for, else the one the driver offers, else "unknown"."""
+    try:
+        import torch
+
+        return str(torch.version.cuda or "none")
+    except ImportError:
+        return "unknown"
+
+
+def run(
+    console: Console,
+    root: Path,
+    labs: Sequence[Lab],
+    chosen: Lab | None,
+    name: str,
+    arguments: Sequence[str],
+    force: bool,
+    time_limit: float,
+) -> int:
+    """Run the chosen lab, or every lab that has a run.py; the exit status."""
+    able = [lab for lab in ([chosen] if chosen else labs) if (lab.folder / "run.py").is_file()]
+    if not able:
+        which = f"Lab {chosen.id} has" if chosen else "No lab has"
+        raise CourseError(f"{which} no run.py: nothing here needs a GPU.")
+    found = hardware()
+    if found is None:
+        _say_plan(console, root, able, name, arguments)
+        return 0
+    show.say(console, f"{', '.join(found.gpus)}, driver {found.driver}, CUDA {found.cuda}", "bold")
+    failed = 0
+    for lab in able:
+        failed += _run_one(console, root, lab, found, name, arguments, force, time_limit)
+    return 1 if failed else 0
+
+
+def _say_plan(
+    console: Console, root: Path, labs: Sequence[Lab], name: str, arguments: Sequence[str]
+) -> None:
+    """Without a GPU: what would run, and which captures are there already."""
+    show.say(console, "No NVIDIA GPU answers here. With one, this would run:", "yellow")
+    for lab in labs:
+        target = lab.folder / "captured" / f"{name}.json"
+        show.say(console, f"  {lab.id} {lab.manifest.title}")
+        show.say(console, f"    {shlex.join(_command(root, lab, arguments))}")
+        state = f"captured on {_gpu_of(target)}" if target.is_file() else "not captured yet"
+        show.say(console, f"    -> {show.relative(target, root)} ({state})")
+
+
+def _command(root: Path, lab: Lab, arguments: Sequence[str]) -> list[str]:
+    return ["python", (lab.folder / "run.py").relative_to(root).as_posix(), *arguments]
+
+
+def _run_one(
+    console: Console,
+    root: Path,
+    lab: Lab,
+    found: Hardware,
+    name: str,
+    arguments: Sequence[str],
+    force: bool,
+    time_limit: float,
+) -> bool:
+    """Run one lab and keep its output; whether it failed."""
+    target = lab.folder / "captured" / f"{name}.json"
+    if target.is_file() and not force:
+        before = _gpu_of(target)
+        if before != ", ".join(found.gpus):
+            show.say(
+                console,
+                f"{lab.id}: {show.relative(target, root)} was captured on {before}. "
+                "Keep both with --name, or replace it with --force.",
+                "red",
+            )
+            return True
+    command = _command(root, lab, arguments)
+    show.say(console, f"{lab.id}: {shlex.join(command)}")
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
+    began, date = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
+    output, code = run_killably([sys.executable, *command[1:]], root, env, time_limit)
+    seconds = time.perf_counter() - began
+    show.say(console, output.rstrip())
+    if code != 0:
+        what = f"out of time after {time_limit:g} s" if code is None else f"exit status {code}"
+        show.say(console, f"{lab.id}: {what}; nothing was captured.", "red")
+        return True
+    capture = {
+        "format": FORMAT,
+        "lab": lab.id,
+        "command": shlex.join(command),
+        "date": date,
+        "seconds": round(seconds, 2),
+        **asdict(found),
+        "packages": _versions(),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "run_py_sha256": hashlib.sha256((lab.folder / "run.py").read_bytes()).hexdigest(),
+        # The folder the repository lies in is nobody's business: paths are given from its root.
+        "output": output.replace(f"{root}{os.sep}", ""),
+    }
+    write_atomically(target, json.dumps(capture, indent=1, ensure_ascii=False) + "\n")
+    show.say(console, f"{lab.id}: kept in {show.relative(target, root)}", "green")
+    return False
+
+
+def _gpu_of(capture: Path) -> str:
+    try:
+        return ", ".join(json.loads(capture.read_text(encoding="utf-8"))["gpus"])
+    except (ValueError, KeyError, TypeError):
+        return "unknown hardware (the file is not a capture)"
+
+
+def _versions() -> dict[str, str]:
+    """Versions of the packages a GPU lab may use; absent ones are left out."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

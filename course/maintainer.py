@@ -1,0 +1,172 @@
+"""The maintainer's commands: selfcheck, cite, docs, upstream. Each returns an exit status.
+
+Mirrors nothing upstream.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+
+from course import citations, pages, pristine, show, upstream
+from course.citations import Finding
+from course.files import write_atomically
+from course.labs import CourseError, Lab
+from course.selfcheck import Verdict, check_labs
+
+
+def selfcheck(
+    console: Console, root: Path, labs: list[Lab], workers: int, pack: bool, time_limit: float
+) -> int:
+    """Check the labs; with `pack`, record the starters of the sound ones."""
+    began = time.perf_counter()
+
+    def done(verdict: Verdict) -> None:
+        lab = verdict.lab
+        counts = (
+            f"{verdict.tests} tests, {verdict.misconceptions} misconceptions caught, "
+            f"{verdict.seconds:.2f} s"
+        )
+        if verdict.skipped:
+            counts += f", {verdict.skipped} skipped here"
+        mark = "FAIL" if verdict.problems else "ok  "
+        show.say(
+            console,
+            f"{mark}  {lab.id} {lab.folder.name}: {counts}",
+            "red" if verdict.problems else "",
+        )
+        for problem in verdict.problems:
+            show.say(console, "      " + problem.replace("\n", "\n      "))
+
+    verdicts = check_labs(
+        root,
+        labs,
+        workers=workers,
+        time_limit=time_limit,
+        packed=None if pack else pristine.read(root),
+        done=done,
+    )
+    if pack:
+        sound = [verdict.lab for verdict in verdicts if not verdict.problems]
+        path = pristine.write(
+            root, {lab.id: lab.starter.read_text(encoding="utf-8") for lab in sound}
+        )
+        show.say(console, f"Packed {len(sound)} starters into {show.relative(path, root)}.")
+    bad = sum(bool(verdict.problems) for verdict in verdicts)
+    show.say(
+        console,
+        f"{len(verdicts)} labs, {sum(v.tests for v in verdicts)} tests, "
+        f"{sum(v.misconceptions for v in verdicts)} misconceptions caught, {bad} labs to mend; "
+        f"{time.perf_counter() - began:.1f} s",
+        "red" if bad else "green",
+    )
+    return 1 if bad or not verdicts else 0
+
+
+def _tree(root: Path) -> Path:
+    status = upstream.verify(root)
+    if not status.ok:
+        raise CourseError(f"The citations are checked against the pinned tree: {status.detail}.")
+    return upstream.path(root)
+
+
+def _report(console: Console, root: Path, findings: list[Finding]) -> None:
+    for finding in sorted(findings, key=lambda f: (f.page, f.line)):
+        show.say(console, f"{show.relative(finding.page, root)}:{finding.line}: {finding.text}")
+
+
+def cite_check(console: Console, root: Path, paths: list[Path]) -> int:
+    """Check every citation; 1 when one is not exact."""
+    began = time.perf_counter()
+    count, findings = citations.check(root, _tree(root), paths)
+    _report(console, root, findings)
+    show.say(
+        console,
+        f"{count} citations, {len(findings)} to mend; {time.perf_counter() - began:.1f} s",
+        "red" if findings else "green",
+    )
+    return 1 if findings else 0
+
+
+def cite_fix(
+    console: Console, root: Path, paths: list[Path], tree: Path | None, write: bool
+) -> int:
+    """Propose (or write) the lines citations should have in `tree`."""
+    if tree is not None and not (tree / "vllm").is_dir():
+        raise CourseError(f"{tree} is not a vLLM tree: it has no folder vllm/")
+    target = tree or _tree(root)
+    moved = citations.moves(root, upstream.path(root), target, paths)
+    for move in moved:
+        old = move.citation
+        where = f"{show.relative(old.page, root)}:{old.line}"
+        if not move.first:
+            show.say(console, f"{where}: {old.text}: gone, mend by hand", "red")
+        else:
+            lines = f"{move.first}" if move.first == move.last else f"{move.first}-{move.last}"
+            show.say(console, f"{where}: {old.text} -> line {lines}")
+    gone = sum(not move.first for move in moved)
+    if write:
+        count = citations.rewrite(moved, write_atomically)
+        show.say(console, f"{count} citations rewritten, {gone} to mend by hand")
+    else:
+        show.say(console, f"{len(moved) - gone} would move (--write), {gone} to mend by hand")
+    return 1 if gone else 0
+
+
+def docs_check(
+    console: Console, root: Path, paths: list[Path], run_code: bool, workers: int
+) -> int:
+    """Check every page; 1 when something is to mend."""
+    began = time.perf_counter()
+    found = pages.find(root, paths)
+    findings = [finding for page in found for finding in pages.check_links(root, page)]
+    count = 0
+    if run_code:
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            for several in pool.map(lambda page: pages.run(root, page), found):
+                findings += several
+        count = sum(len(pages.runnable(page)) for page in found)
+    _report(console, root, findings)
+    ran = f"{count} blocks run, " if run_code else ""
+    show.say(
+        console,
+        f"{len(found)} pages, {ran}{len(findings)} to mend; {time.perf_counter() - began:.1f} s",
+        "red" if findings else "green",
+    )
+    return 1 if findings else 0
+
+
+def upstream_fetch(console: Console, root: Path) -> int:
+    """Put the pinned tree in place."""
+    try:
+        source = upstream.fetch(root, lambda line: show.say(console, line, "dim"))
+    except upstream.UpstreamError as error:
+        raise CourseError(str(error)) from None
+    show.say(console, f"{upstream.verify(root).detail} ({source})", "green")
+    return 0
+
+
+def upstream_verify(console: Console, root: Path) -> int:
+    """Say whether the tree is the pinned one."""
+    status = upstream.verify(root)
+    show.say(console, status.detail, "green" if status.ok else "red")
+    return 0 if status.ok else 1
+
+
+def upstream_show(console: Console, root: Path, symbol: str) -> int:
+    """Print a symbol's source, with the citation to copy."""
+    tree = _tree(root)
+    places = citations.source_of(tree, symbol)
+    if not places:
+        raise CourseError(f"The pinned tree defines no {symbol!r} under vllm/.")
+    for path, first, last in places:
+        show.say(console, f"`{path}:{first}` `{symbol}`", "bold")
+    if len(places) == 1:
+        path, first, last = places[0]
+        lines = (tree / path).read_text(encoding="utf-8").splitlines()[first - 1 : last]
+        for number, line in enumerate(lines, first):
+            show.say(console, f"{number:>6}  {line}")
+    return 0
