@@ -148,8 +148,8 @@ def _scan(
     findings: list[Finding],
 ) -> None:
     starts = [0]
-    for line in chunk.split("\n"):
-        starts.append(starts[-1] + len(line) + 1)
+    for text in chunk.split("\n"):
+        starts.append(starts[-1] + len(text) + 1)
 
     def place(offset: int) -> tuple[int, int]:
         row = bisect.bisect_right(starts, offset) - 1

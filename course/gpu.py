@@ -87,8 +87,8 @@ def run(
     """Run the chosen lab, or every lab that has a run.py; the exit status."""
     able = [lab for lab in ([chosen] if chosen else labs) if (lab.folder / "run.py").is_file()]
     if not able:
-        which = f"Lab {chosen.id} has" if chosen else "No lab has"
-        raise CourseError(f"{which} no run.py: nothing here needs a GPU.")
+        which = f"Lab {chosen.id} has no" if chosen else "No lab has a"
+        raise CourseError(f"{which} run.py: there is nothing to run on a GPU.")
     found = hardware()
     if found is None:
         _say_plan(console, root, able, name, arguments)

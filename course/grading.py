@@ -6,6 +6,7 @@ that code; runs nothing of it in this process. Mirrors nothing upstream.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -170,10 +171,8 @@ def run_killably(
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End the child and whatever it started."""
     if os.name == "posix":
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
     elif process.poll() is None:
         process.kill()
     process.wait()
@@ -192,9 +191,7 @@ def _read(scratch: Path, code: int | None, output: str, time_limit: float) -> Re
                 TestResult(
                     name=event["name"],
                     test_id=event["test"],
-                    outcome="error"
-                    if event.get("when") == "setup" and _bad(event)
-                    else _out(event),
+                    outcome=_outcome(event),
                     seconds=event["seconds"],
                     variant=event["variant"],
                     error=event.get("error", ""),
@@ -227,11 +224,10 @@ def _read(scratch: Path, code: int | None, output: str, time_limit: float) -> Re
     return report
 
 
-def _bad(event: dict[str, Any]) -> bool:
-    return event["outcome"] == "failed"
-
-
-def _out(event: dict[str, Any]) -> str:
+def _outcome(event: dict[str, Any]) -> str:
+    """A failure before the test began is an error, as pytest calls it."""
+    if event["outcome"] == "failed" and event["when"] == "setup":
+        return "error"
     return str(event["outcome"])
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -197,7 +198,7 @@ def generate(
 
 def _own_parts(
     console: Console, root: Path, labs: list[Lab], progress: Progress
-) -> tuple[dict[str, object], dict[str, Lab]]:
+) -> tuple[dict[str, Any], dict[str, Lab]]:
     """The learner's passing parts; files edited since their last grading are graded first."""
     from course.progress import CHANGED
 

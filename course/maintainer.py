@@ -162,7 +162,7 @@ def upstream_show(console: Console, root: Path, symbol: str) -> int:
     places = citations.source_of(tree, symbol)
     if not places:
         raise CourseError(f"The pinned tree defines no {symbol!r} under vllm/.")
-    for path, first, last in places:
+    for path, first, _ in places:
         show.say(console, f"`{path}:{first}` `{symbol}`", "bold")
     if len(places) == 1:
         path, first, last = places[0]

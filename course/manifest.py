@@ -164,7 +164,9 @@ def wrong_solution(source: str, item: Misconception) -> str:
     try:
         compile(result, "solution.py", "exec")
     except SyntaxError as error:
-        raise ValueError(f"the wrong solution is not Python: line {error.lineno}: {error.msg}")
+        raise ValueError(
+            f"the wrong solution is not Python: line {error.lineno}: {error.msg}"
+        ) from None
     return result
 
 

@@ -75,9 +75,9 @@ def own_failure(error: BaseException, owners: dict[str, Lab]) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         lab = folders.get(Path(frame.filename).resolve().parent)
         if lab is not None:
+            where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
             return (
-                f"Your part from lab {lab.id} stopped the engine: "
-                f"{type(error).__name__}: {error}\n"
-                f"    {Path(frame.filename).name}, line {frame.lineno}, in {frame.name}: {frame.line}"
+                f"Your part from lab {lab.id} stopped the engine: {type(error).__name__}: {error}\n"
+                f"    {where}: {frame.line}"
             )
     return ""

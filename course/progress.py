@@ -116,7 +116,7 @@ class Progress:
         """The first lab, in course order, that is not passed and needs no GPU; else any left."""
         left = [lab for lab in labs if self.state(lab) != PASSED]
         cpu = [lab for lab in left if lab.manifest.tag != "GPU-REQ"]
-        return (cpu or left or [None])[0]
+        return next(iter(cpu or left), None)
 
 
 def digest_of(lab: Lab) -> str:
