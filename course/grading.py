@@ -126,6 +126,8 @@ def run(
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "PYTEST_ADDOPTS": "",
+            # Labs use no plugins, and loading the installed ones takes longer than the tests.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "NO_COLOR": "1",
         }
         env["PYTHONPATH"] = os.pathsep.join(

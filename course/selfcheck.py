@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from course import grading, manifest, pristine
+from course import grading, manifest, mine, pristine
 from course.labs import CourseError, Lab, test_functions
 
 SLOWEST = 3.0
@@ -162,7 +162,7 @@ def _starter_problems(report: grading.Report, tests: ast.Module) -> Iterator[str
         elif result.outcome == "error":
             yield (
                 f"starter.py breaks before {result.name} begins, so the test is not what fails: "
-                f"{result.message.splitlines()[0] if result.message else result.error}"
+                f"{' '.join(result.message.split()) or result.error}"
             )
     for result in report.of(""):
         yield f"{result.name} does not take the `lab` fixture, so it grades nothing"
@@ -225,6 +225,7 @@ def _static_problems(
             )
     starter = ast.parse(lab.starter.read_text(encoding="utf-8"), str(lab.starter))
     solution = ast.parse(lab.solution.read_text(encoding="utf-8"), str(lab.solution))
+    yield from _part_problems(spec, solution)
     theirs = dict(_signatures(solution))
     for name, (signature, unwritten) in dict(_signatures(starter)).items():
         if not unwritten:
@@ -236,6 +237,19 @@ def _static_problems(
                 f"{name} has other arguments in starter.py ({signature}) than in solution.py "
                 f"({theirs[name][0]})"
             )
+
+
+def _part_problems(spec: manifest.Manifest, solution: ast.Module) -> Iterator[str]:
+    if spec.part is None:
+        return
+    try:
+        name = mine.attribute_of(spec.part)
+    except CourseError as error:
+        yield str(error)
+        return
+    defined = {getattr(node, "name", "") for node in solution.body}
+    if name not in defined:
+        yield f"lab.yaml says part: {spec.part}, so solution.py must define {name}"
 
 
 def _signatures(tree: ast.Module) -> Iterator[tuple[str, tuple[str, bool]]]:

@@ -1,0 +1,69 @@
+"""Fixtures of the course tests: a small course of its own in a temporary folder."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from course import cli, pristine
+
+REPOSITORY = Path(__file__).parents[1]
+TESTDATA = REPOSITORY / "course" / "testdata"
+GOOD = TESTDATA / "phase-90-selfcheck" / "labs" / "lab-00-good"
+
+
+class Ran(NamedTuple):
+    """What one `course` command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def little_course(tmp_path: Path) -> Path:
+    """A course of two labs (90-00 and 90-01, both the good one), outside any git checkout."""
+    root = tmp_path / "little course"  # a path with a space in it
+    root.mkdir()
+    shutil.copy(REPOSITORY / "conftest.py", root)
+    (root / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\naddopts = ["--import-mode=importlib"]\n'
+        'markers = ["gpu: x", "torch: x", "upstream: x"]\n',
+        encoding="utf-8",
+    )
+    starters = {}
+    for number in (0, 1):
+        folder = root / "phase-90-little" / "labs" / f"lab-{number:02d}-blocks-{number}"
+        shutil.copytree(GOOD, folder)
+        manifest = folder / "lab.yaml"
+        text = manifest.read_text(encoding="utf-8").replace("90-00", f"90-{number:02d}")
+        manifest.write_text(text, encoding="utf-8")
+        starters[f"90-{number:02d}"] = (folder / "starter.py").read_text(encoding="utf-8")
+    pristine.write(root, starters)
+    return root
+
+
+@pytest.fixture
+def course(
+    little_course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ran]:
+    """Run the `course` command in the little course, as its console script does."""
+    monkeypatch.chdir(little_course)
+    monkeypatch.delenv("COURSE_ROOT", raising=False)
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["course", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return Ran(code, out, err)
+
+    return run
