@@ -92,6 +92,8 @@ class LLMEngine:
             ValueError: an argument out of range, or a checkpoint that cannot be loaded.
         """
         parts = parts or EngineParts()
+        if seed < 0:
+            raise ValueError(f"seed={seed}: need 0 or more")
         self.seed = seed
         kv = parts.kv_cache_manager(num_blocks, block_size, enable_caching, parts.block_pool)
         loaded = _load(model, tokenizer, dtype, seed, parts)
@@ -119,6 +121,7 @@ class LLMEngine:
         self.on_schedule: Callable[[SchedulerOutput], None] | None = None
         """Called with each plan before it runs; for traces and probes."""
         self._generators: dict[str, np.random.Generator] = {}
+        self._num_added = 0
 
     @property
     def model(self) -> Model:
@@ -166,6 +169,11 @@ class LLMEngine:
             priority,
         )
         self.scheduler.add_request(request)
+        if params.temperature > 0.0:
+            # Without a seed of its own a request gets a stream of its own, by order of adding.
+            own = params.seed if params.seed is not None else (self.seed, self._num_added)
+            self._generators[request.request_id] = np.random.default_rng(own)
+        self._num_added += 1
         return request.request_id
 
     def _with_extra_stop_ids(self, params: SamplingParams) -> SamplingParams:
@@ -180,11 +188,12 @@ class LLMEngine:
         """Refuse what no schedule could ever finish, with a ValueError; changes nothing."""
         if not token_ids:
             raise ValueError("prompt is empty: need at least one token")
-        bad = next((t for t in token_ids if not 0 <= t < self.tokenizer.vocab_size), None)
-        if bad is not None:
-            raise ValueError(
-                f"prompt holds token id {bad}: need 0 to {self.tokenizer.vocab_size - 1}"
-            )
+        vocab_size = self.tokenizer.vocab_size
+        for token in token_ids:
+            if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
+                raise ValueError(
+                    f"prompt holds token id {token!r}: need integers from 0 to {vocab_size - 1}"
+                )
         limit = self.max_model_len
         if limit is not None and len(token_ids) >= limit:
             raise ValueError(
@@ -244,23 +253,12 @@ class LLMEngine:
             params = request.sampling_params
             if request.num_output_tokens < params.min_tokens:
                 row = row.copy()
-                row[[*self.eos_token_ids, *params.stop_token_ids]] = -np.inf
+                stops = (*self.eos_token_ids, *params.stop_token_ids)
+                row[[token for token in stops if token < len(row)]] = -np.inf
             sampled[request.request_id] = self.sampler.sample(
-                row, params, self._generator_for(request)
+                row, params, self._generators.get(request.request_id)
             )
         return sampled
-
-    def _generator_for(self, request: Request) -> np.random.Generator | None:
-        """The request's own generator, made at its first draw; None for greedy requests (E6)."""
-        params = request.sampling_params
-        if params.temperature == 0.0:
-            return None
-        generator = self._generators.get(request.request_id)
-        if generator is None:
-            own = params.seed if params.seed is not None else self.seed
-            generator = np.random.default_rng(own)
-            self._generators[request.request_id] = generator
-        return generator
 
     def generate(
         self,

@@ -25,7 +25,9 @@ class ToyModel:
         """
         if vocab_size < 1:
             raise ValueError(f"vocab_size={vocab_size}: need at least 1")
-        self._keys = _mix(np.arange(vocab_size, dtype=np.uint64) + _mix(np.array(seed, np.uint64)))
+        self._keys = _mix(
+            np.arange(vocab_size, dtype=np.uint64) + _mix(np.array([seed], np.uint64))
+        )
 
     def logits(self, last_tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """float64 logits in [-1, 1) of shape [batch, vocab_size].

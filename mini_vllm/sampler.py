@@ -58,7 +58,12 @@ class SamplingParams:
             )
         if self.seed is not None and (not isinstance(self.seed, integer) or self.seed < 0):
             raise ValueError(f"seed={self.seed!r}: need a non-negative int or None")
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stops = self.stop_token_ids
+        if not isinstance(stops, list | tuple | set | frozenset) or not all(
+            isinstance(token, integer) and token >= 0 for token in stops
+        ):
+            raise ValueError(f"stop_token_ids={stops!r}: need a sequence of token ids, 0 or more")
+        object.__setattr__(self, "stop_token_ids", tuple(stops))
 
 
 class Sampler:
@@ -82,7 +87,7 @@ class Sampler:
             A token id. Temperature 0 gives the argmax, the lowest id on ties.
         """
         if params.temperature == 0.0:
-            return int(np.argmax(logits))
+            return int(logits.argmax())
         scaled = np.asarray(logits, dtype=np.float64) / params.temperature
         scaled = _apply_min_p(scaled, params.min_p)
         scaled = _apply_top_k(scaled, params.top_k)
