@@ -147,30 +147,31 @@ def id_of(folder: Path) -> str | None:
 def wrong_solution(source: str, item: Misconception) -> str:
     """`source`, the text of solution.py, with the misconception put in.
 
-    Whole lines match whatever their common indentation; otherwise the text must occur literally.
+    Whole lines match whatever their common indentation, and `with` is indented as they are;
+    where that does not give Python, and in the middle of a line, the text is put in literally.
 
     Raises:
         ValueError: the text to replace does not occur exactly once, changes nothing, or leaves
             something that is not Python.
     """
-    start, end = 0, len(source)
-    if item.inside:
-        start, end = _extent(source, item.inside)
-    scope, place = source[start:end], item.inside or "solution.py"
-    mutated = _replace_once(scope, item.replace, item.with_, place)
-    if mutated == scope:
-        raise ValueError("replacing changes nothing: `with` says the same as `replace`")
-    result = source[:start] + mutated + source[end:]
-    try:
-        compile(result, "solution.py", "exec")
-    except SyntaxError as error:
-        raise ValueError(
-            f"the wrong solution is not Python: line {error.lineno}: {error.msg}"
-        ) from None
-    return result
+    start, end = _extent(source, item.inside) if item.inside else (0, len(source))
+    scope = source[start:end]
+    error = ""
+    for mutated in _replacements(scope, item.replace, item.with_, item.inside or "solution.py"):
+        if mutated == scope:
+            raise ValueError("replacing changes nothing: `with` says the same as `replace`")
+        result = source[:start] + mutated + source[end:]
+        try:
+            compile(result, "solution.py", "exec")
+        except SyntaxError as failure:
+            error = error or f"line {failure.lineno}: {failure.msg}"
+        else:
+            return result
+    raise ValueError(f"the wrong solution is not Python: {error}")
 
 
-def _replace_once(scope: str, old: str, new: str, place: str) -> str:
+def _replacements(scope: str, old: str, new: str, place: str) -> list[str]:
+    """`scope` with `old` replaced: by whole lines, then literally, as far as each is unique."""
     lines, block = scope.split("\n"), old.rstrip("\n").split("\n")
     found: list[tuple[int, str]] = []
     for at in range(len(lines) - len(block) + 1):
@@ -179,16 +180,19 @@ def _replace_once(scope: str, old: str, new: str, place: str) -> str:
             window = lines[at : at + len(block)]
             if not indent.strip() and window == [indent + b if b else "" for b in block]:
                 found.append((at, indent))
+    results = []
     if len(found) == 1:
         at, indent = found[0]
         put = [indent + line if line else "" for line in new.rstrip("\n").split("\n")]
-        return "\n".join(lines[:at] + put + lines[at + len(block) :])
-    count = len(found) or scope.count(old)
-    if count != 1:
+        results.append("\n".join(lines[:at] + put + lines[at + len(block) :]))
+    if scope.count(old) == 1:
+        results.append(scope.replace(old, new))
+    if not results:
+        count = len(found) or scope.count(old)
         raise ValueError(
             f"`replace` must occur exactly once in {place}; it occurs {count} times: {old!r}"
         )
-    return scope.replace(old, new)
+    return results
 
 
 def _extent(source: str, name: str) -> tuple[int, int]:

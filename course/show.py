@@ -7,6 +7,7 @@ traceback; no colour codes when the output is not a terminal. Mirrors nothing up
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from pathlib import Path
 
@@ -184,6 +185,10 @@ def explain(console: Console, root: Path, lab: Lab, result: TestResult) -> None:
         lines.append(Text(f"    {own[-1].where}:  {own[-1].code}"))
         if test:
             lines.append(Text(f"    called by {test[0].where}:  {test[0].code}", style="dim"))
+    elif gone := re.match(r"module '_lab_\w+' has no attribute '(\w+)'", result.message):
+        lines.append(
+            Text(f"starter.py defines no {gone[1]}: its names and arguments belong to the lab.")
+        )
     else:
         lines.append(
             Text(f"The test could not use what your code gave it: {_short(result.message)}")

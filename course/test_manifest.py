@@ -83,6 +83,11 @@ def test_whole_lines_match_without_their_indentation_and_the_new_ones_get_it():
     assert "    def pop(self):\n        if True:\n            pass\n        return None\n" in wrong
 
 
+def test_lines_with_their_own_indentation_are_put_in_literally():
+    item = mistake("if self.items:", "self.n += 1\n        if self.items:", "Queue.pop")
+    assert "        self.n += 1\n        if self.items:\n" in wrong_solution(SOLUTION, item)
+
+
 def test_inside_limits_the_search_to_one_method():
     item = mistake("self.items.pop(0)", "self.items.pop()", "Stack.pop")
     assert wrong_solution(SOLUTION, item) == SOLUTION[:-3] + ")\n"

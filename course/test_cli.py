@@ -1,0 +1,229 @@
+"""The `course` command, as a learner and a maintainer meet it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from course import pristine
+from course.conftest import REPOSITORY
+from course.labs import find_labs
+
+RIGHT = """\
+def num_blocks(num_tokens, block_size):
+    return -(-num_tokens // block_size)
+"""
+WRONG = RIGHT.replace("-(-num_tokens // block_size)", "num_tokens // block_size")
+
+
+@pytest.fixture
+def starter(little_course):
+    return find_labs(little_course)[0].starter
+
+
+def test_without_a_command_it_shows_the_phases_the_time_left_and_the_next_lab(course):
+    ran = course()
+    assert ran.code == 0
+    assert "90 Little" in ran.out and "0/2" in ran.out and "10 min left. Next:" in ran.out
+    assert "course check 90-00" in ran.out
+
+
+def test_piped_output_carries_no_colour_codes(course, starter):
+    starter.write_text(WRONG)
+    assert "\x1b" not in course().out + course("check").out + course("hint").out
+
+
+def test_check_shows_the_first_failing_test_and_the_one_command_for_a_hint(course, starter):
+    starter.write_text(WRONG)
+    ran = course("check", "90-00")
+    assert ran.code == 1
+    assert "17 tokens need a second block of 16: expected 2, came 1" in ran.out
+    assert ran.out.rstrip().endswith("A hint: course hint 90-00")
+
+
+def test_check_without_a_lab_grades_the_next_one(course):
+    assert course("check").out.startswith("90-00 A sound lab\n")
+
+
+def test_passing_names_what_was_built_the_reference_and_the_next_lab(course, starter):
+    starter.write_text(RIGHT)
+    ran = course("check")
+    assert ran.code == 0
+    assert "Passed: all 1 tests. You built: A sound lab." in ran.out
+    assert "course solution 90-00 --diff" in ran.out
+    assert "90-01 A sound lab" in ran.out.partition("Next:")[2]
+
+
+def test_check_all_grades_what_was_touched_and_nothing_else(course, starter):
+    starter.write_text(RIGHT)
+    ran = course("check", "--all")
+    assert ran.code == 0 and ran.out.count("You built") == 1
+
+
+def test_hints_unfold_and_end_with_the_reference(course, starter):
+    starter.write_text(WRONG)
+    course("check")
+    ran = course("hint")
+    assert "90-00 test_rounds_up\n  1. Seventeen tokens do not fit into sixteen slots." in ran.out
+    assert "That was the last. The reference: course solution 90-00" in ran.out
+
+
+def test_a_hint_for_an_unknown_test_names_the_tests(course):
+    ran = course("hint", "90-00", "--test", "test_x")
+    assert ran.code == 2 and "Its tests are:\n  test_rounds_up" in ran.err
+
+
+def test_reset_brings_the_pristine_starter_back_without_git_and_keeps_yours(
+    course, starter, little_course
+):
+    pristine_text = starter.read_text()
+    starter.write_text(WRONG)
+    ran = course("reset", "90-00", "--yes")
+    assert ran.code == 0 and starter.read_text() == pristine_text
+    kept = list((little_course / ".course" / "backup").iterdir())
+    assert [file.read_text() for file in kept] == [WRONG]
+
+
+def test_reset_also_brings_back_a_deleted_starter(course, starter):
+    text = starter.read_text()
+    starter.unlink()
+    assert "Put it back: course reset 90-00" in course("check", "90-00").err
+    course("reset", "90-00", "--yes")
+    assert starter.read_text() == text
+
+
+def test_the_reference_is_not_shown_unasked_before_the_lab_is_passed(course):
+    ran = course("solution", "90-00")
+    assert ran.code == 2 and "course hint 90-00" in ran.err and "num_blocks" not in ran.out
+
+
+def test_the_reference_shows_after_passing_as_a_difference_from_yours(course, starter):
+    starter.write_text(RIGHT)
+    course("check")
+    ran = course("solution", "90-00", "--diff")
+    assert "--- yours: starter.py" in ran.out and "+++ reference: solution.py" in ran.out
+
+
+def test_an_unknown_lab_is_refused_in_one_line(course):
+    ran = course("check", "17-01")
+    assert (ran.code, ran.err) == (2, "There is no lab '17-01'. The labs are: 90-00, 90-01.\n")
+
+
+def test_a_broken_manifest_is_named_not_traced(course, starter):
+    manifest = starter.parent / "lab.yaml"
+    manifest.write_text(manifest.read_text() + "colour: red\n")
+    ran = course()
+    assert ran.code == 2 and "unknown key 'colour'" in ran.err
+
+
+def test_selfcheck_passes_sound_labs_and_says_the_counts(course):
+    ran = course("selfcheck")
+    assert ran.code == 0
+    assert "2 labs, 2 tests, 2 misconceptions caught, 0 labs to mend" in ran.out
+
+
+def test_selfcheck_pack_records_the_starters_it_finds_sound(course, starter, little_course):
+    starter.write_text(starter.read_text() + "# a new comment\n")
+    assert course("selfcheck", "90-00").code == 1
+    assert course("selfcheck", "--pack", "90-00").code == 0
+    assert pristine.read(little_course)["90-00"] == starter.read_text()
+
+
+def test_trace_prints_each_step_and_saves_the_same_as_json(course, little_course):
+    ran = course("trace", "--model", "toy", "--max-tokens", "2", "--block-size", "4",
+                 "--ignore-eos", "hello world", "hello work")  # fmt: skip
+    data = json.loads((little_course / ".course" / "trace.json").read_text())
+    assert ran.code == 0
+    assert "A:11 B:2+8c" in ran.out
+    assert data["steps"][0]["num_scheduled_tokens"] == {"A": 11, "B": 2}
+    assert data["steps"][0]["num_cached_tokens"]["B"] == 8
+    assert [len(request["output_token_ids"]) for request in data["requests"]] == [2, 2]
+
+
+def test_a_prompt_the_engine_refuses_is_refused_in_words(course):
+    ran = course("trace", "--model", "toy", "--num-blocks", "2", "x" * 100)
+    assert ran.code == 2 and "the pool has 1" in ran.err
+
+
+MY_SAMPLER = '''\
+from mini_vllm import Sampler as Theirs
+
+
+class Sampler(Theirs):
+    """The engine's own, under the learner's name."""
+
+    def sample(self, logits, params, rng=None):
+        {body}
+        return super().sample(logits, params, rng)
+
+
+def num_blocks(num_tokens, block_size):
+    return -(-num_tokens // block_size)
+'''
+
+
+@pytest.fixture
+def own_sampler(starter):
+    manifest = starter.parent / "lab.yaml"
+    manifest.write_text(manifest.read_text() + "part: sampler\n")
+    return lambda body: starter.write_text(MY_SAMPLER.format(body=body))
+
+
+def test_run_mine_says_which_parts_were_yours(course, own_sampler):
+    own_sampler("pass")
+    ran = course("run", "--mine", "--model", "toy", "--max-tokens", "3", "hi")
+    assert ran.code == 0
+    assert "sampler            yours, from lab 90-00" in ran.out
+    assert "block_pool         the course's" in ran.out
+
+
+def test_run_mine_uses_no_lab_that_does_not_pass(course, own_sampler, starter):
+    own_sampler("pass")
+    starter.write_text(starter.read_text().replace("-(-num_tokens", "(num_tokens"))
+    ran = course("run", "--mine", "--model", "toy", "--max-tokens", "3", "hi")
+    assert "None of the labs that supply a part is passed yet." in ran.out
+
+
+def test_an_error_in_your_part_is_shown_as_yours(course, own_sampler):
+    own_sampler("raise KeyError('lost')")
+    ran = course("run", "--mine", "--model", "toy", "hi")
+    assert ran.code == 2
+    assert "Your part from lab 90-00 stopped the engine: KeyError: 'lost'" in ran.err
+    assert "starter.py, line 8, in sample: raise KeyError('lost')" in ran.err
+
+
+def test_passing_a_part_says_how_to_run_it(course, own_sampler):
+    own_sampler("pass")
+    assert 'Sampler now runs in the engine: course run --mine "Once upon a time"' in course(
+        "check"
+    ).out
+
+
+def test_the_demo_shows_the_batch_and_the_prefix_hits_in_a_pipe(course):
+    ran = course("demo", "--model", "toy")
+    assert ran.code == 0
+    assert "step  0: A:64" in ran.out and "came from the prefix cache" in ran.out
+
+
+def test_a_model_that_is_not_there_is_refused_in_words(course):
+    ran = course("demo", "--model", "no-such-folder/at-all")
+    assert ran.code == 2 and "no-such-folder/at-all" in ran.err
+
+
+def test_doctor_names_what_is_missing_what_it_enables_and_how_to_get_it(course):
+    ran = course("doctor")
+    assert "ok       Python: " in ran.out
+    assert "pinned vLLM tree: upstream/ is absent" in ran.out
+    assert "get it:       course upstream fetch" in ran.out
+
+
+def test_outside_the_repository_it_still_starts_as_a_module(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-m", "course.cli", "--help"],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+        env={"PYTHONPATH": str(REPOSITORY), "PATH": ""},
+    )  # fmt: skip
+    assert ran.returncode == 0 and "selfcheck" in ran.stdout

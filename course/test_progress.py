@@ -1,0 +1,113 @@
+"""Progress follows the files: a result counts for exactly the text it was a result of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from course import files
+from course.files import write_atomically
+from course.grading import Report, TestResult
+from course.labs import find_labs
+from course.progress import CHANGED, NEW, PASSED, STARTED, Progress, current_lab
+
+
+def outcome(*outcomes: str) -> Report:
+    return Report([TestResult(f"test_{n}", f"f::test_{n}", o) for n, o in enumerate(outcomes)])
+
+
+@pytest.fixture
+def labs(little_course):
+    return find_labs(little_course)
+
+
+@pytest.fixture
+def progress(little_course):
+    return Progress(little_course)
+
+
+def edit(lab) -> None:
+    lab.starter.write_text(lab.starter.read_text() + "# mine\n", encoding="utf-8")
+
+
+def test_an_untouched_lab_is_new(progress, labs):
+    assert progress.state(labs[0]) == NEW
+
+
+def test_an_edited_lab_that_was_never_graded_is_changed(progress, labs):
+    edit(labs[0])
+    assert progress.state(labs[0]) == CHANGED
+
+
+def test_a_lab_with_a_failing_test_is_started_and_remembers_the_first(progress, labs):
+    edit(labs[0])
+    progress.record(labs[0], outcome("passed", "failed", "failed"))
+    assert progress.state(labs[0]) == STARTED
+    assert progress.entry(labs[0]).first_failing == "test_1"
+
+
+def test_a_passed_lab_stays_passed_for_another_process(progress, labs, little_course):
+    edit(labs[0])
+    progress.record(labs[0], outcome("passed", "skipped"))
+    assert Progress(little_course).state(labs[0]) == PASSED
+
+
+def test_editing_a_passed_lab_asks_for_a_new_grading(progress, labs):
+    progress.record(labs[0], outcome("passed"))
+    edit(labs[0])
+    assert progress.state(labs[0]) == CHANGED
+
+
+def test_changing_the_tests_asks_for_a_new_grading_too(progress, labs):
+    edit(labs[0])
+    progress.record(labs[0], outcome("passed"))
+    labs[0].test_file.write_text(labs[0].test_file.read_text() + "\n", encoding="utf-8")
+    assert progress.state(labs[0]) == CHANGED
+
+
+def test_nothing_but_skipped_tests_is_no_pass(progress, labs):
+    progress.record(labs[0], outcome("skipped"))
+    assert progress.state(labs[0]) != PASSED
+
+
+def test_the_next_lab_is_the_first_that_is_not_passed(progress, labs):
+    edit(labs[0])
+    progress.record(labs[0], outcome("passed"))
+    assert progress.next_lab(labs) == labs[1]
+
+
+def test_the_current_lab_is_the_one_the_learner_stands_in(progress, labs, little_course):
+    assert current_lab(little_course, progress, cwd=labs[1].folder) == labs[1]
+
+
+def test_hints_unfold_one_at_a_time_and_stop_at_the_last(progress, labs):
+    assert [progress.unfold(labs[0], "test_rounds_up") for _ in range(3)] == [1, 1, 1]
+
+
+def test_an_unreadable_progress_file_is_moved_aside_not_overwritten(little_course, labs):
+    path = little_course / ".course" / "progress.json"
+    write_atomically(path, '{"version": 1, "labs": {"90-00"')
+    progress = Progress(little_course)
+    assert progress.state(labs[0]) == NEW and "could not be read" in progress.notice
+    kept = list(path.parent.glob("progress.unreadable-*.json"))
+    assert [file.read_text() for file in kept] == ['{"version": 1, "labs": {"90-00"']
+
+
+def test_an_interruption_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "progress.json"
+    write_atomically(path, "old")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_progress_file_is_plain_json_with_a_version(progress, labs, little_course):
+    progress.record(labs[0], outcome("passed"))
+    data = json.loads((little_course / ".course" / "progress.json").read_text())
+    assert data["version"] == 1 and data["labs"]["90-00"]["passed"] == 1
