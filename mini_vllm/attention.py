@@ -131,8 +131,14 @@ def _attend_prefill(
 
 
 def _softmax_in_place(scores: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis, overwriting `scores`; every row has a finite entry."""
+    """Softmax over the last axis, overwriting `scores`; every row has a finite entry.
+
+    Weights below exp(-70) of the largest become exact zeros. They are far below the rounding of
+    either dtype, and in float32 they would be subnormal numbers, which slow the product with V
+    several times over.
+    """
     scores -= scores.max(axis=-1, keepdims=True)
+    np.copyto(scores, -np.inf, where=scores < -70.0)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
     return scores

@@ -12,6 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
+_GROUP_SLOTS = 1024
+
 
 @dataclass
 class ForwardBatch:
@@ -47,21 +49,24 @@ class ForwardBatch:
 
     @cached_property
     def decode_groups(self) -> list[DecodeGroup]:
-        """Requests with a single query token, grouped so that padding stays small.
+        """Requests with a single query token, grouped by length.
 
-        Sequences are sorted by length and cut into groups whose shortest member has at least
-        three quarters of the blocks of its longest, so a group's padded gather reads at most a
-        third more than it needs.
+        Sequences are sorted by length and cut into groups. A group's shortest member has at least
+        three quarters of the blocks of its longest, so padding stays small, and a group holds at
+        most `_GROUP_SLOTS` token slots, so what is gathered for it stays in a core's cache.
         """
         query_lens = np.diff(self.query_start_loc)
         rows = np.flatnonzero(query_lens == 1)
-        rows = rows[np.argsort(-self.seq_lens[rows], kind="stable")]
-        num_blocks = -(-self.seq_lens[rows] // self.block_size)
+        if len(rows) > 1:
+            rows = rows[np.argsort(-self.seq_lens[rows], kind="stable")]
+        num_blocks = (-(-self.seq_lens[rows] // self.block_size)).tolist()
         groups, start = [], 0
         while start < len(rows):
-            widest = int(num_blocks[start])
-            stop = int(np.searchsorted(-num_blocks, -(0.75 * widest), side="right"))
-            stop = max(stop, start + 1)
+            widest = num_blocks[start]
+            most = max(1, _GROUP_SLOTS // (widest * self.block_size))
+            stop = start + 1
+            while stop < len(rows) and stop - start < most and num_blocks[stop] >= 0.75 * widest:
+                stop += 1
             groups.append(self._decode_group(rows[start:stop], widest))
             start = stop
         return groups

@@ -16,6 +16,10 @@ import numpy as np
 from mini_vllm.attention import paged_attention, write_kv
 from mini_vllm.batch import ForwardBatch
 
+_TOKEN_TILE = 128
+"""Tokens per pass through a layer's products: their intermediates then stay in a core's cache
+instead of being fetched from fresh memory for every large array."""
+
 AttentionFn = Callable[[np.ndarray, np.ndarray, ForwardBatch, float], np.ndarray]
 LinearFactory = Callable[[np.ndarray, "np.ndarray | None"], Callable[[np.ndarray], np.ndarray]]
 
@@ -179,33 +183,57 @@ class _DecoderLayer:
     ) -> None:
         """Change `hidden` [num_tokens, hidden_size] in place."""
         c = self.config
-        num_tokens, heads, kv_heads = len(hidden), c.num_attention_heads, c.num_key_value_heads
-        qkv = self.qkv_proj(rms_norm(hidden, self.input_norm, c.rms_norm_eps))
-        qkv = qkv.reshape(num_tokens, heads + 2 * kv_heads, c.head_dim)
-        query, key, value = np.split(qkv, [heads, heads + kv_heads], axis=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query = rms_norm(query, self.q_norm, c.rms_norm_eps)
-            key = rms_norm(key, self.k_norm, c.rms_norm_eps)
-        query, key = rotate(query, *rope), rotate(key, *rope)
-        write_kv(layer_cache, key, value, batch.slot_mapping)
+        num_tokens, heads = len(hidden), c.num_attention_heads
+        query = np.empty((num_tokens, heads, c.head_dim), dtype=hidden.dtype)
+        tiles = [slice(i, i + _TOKEN_TILE) for i in range(0, num_tokens, _TOKEN_TILE)]
+        for tile in tiles:
+            query[tile], key, value = self._qkv(hidden[tile], rope[0][tile], rope[1][tile])
+            write_kv(layer_cache, key, value, batch.slot_mapping[tile])
         attended = attention(query, layer_cache, batch, c.head_dim**-0.5)
-        hidden += self.o_proj(attended.reshape(num_tokens, heads * c.head_dim))
+        attended = attended.reshape(num_tokens, heads * c.head_dim)
+        for tile in tiles:
+            rows = hidden[tile]
+            rows += self.o_proj(attended[tile])
+            normed = rms_norm(rows, self.post_attention_norm, c.rms_norm_eps)
+            rows += self.down_proj(silu_and_mul(self.gate_up_proj(normed)))
 
-        gate_up = self.gate_up_proj(rms_norm(hidden, self.post_attention_norm, c.rms_norm_eps))
-        gate, up = np.split(gate_up, 2, axis=1)
-        hidden += self.down_proj(silu(gate) * up)
+    def _qkv(
+        self, hidden: np.ndarray, cos: np.ndarray, sin: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Query, key and value [num_tokens, heads or kv_heads, head_dim], Q and K rotated."""
+        c = self.config
+        heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
+        qkv = self.qkv_proj(rms_norm(hidden, self.input_norm, c.rms_norm_eps))
+        qkv = qkv.reshape(len(hidden), heads + 2 * kv_heads, c.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            qkv[:, :heads] = rms_norm(qkv[:, :heads], self.q_norm, c.rms_norm_eps)
+            keys = slice(heads, heads + kv_heads)
+            qkv[:, keys] = rms_norm(qkv[:, keys], self.k_norm, c.rms_norm_eps)
+        rotated = rotate(qkv[:, : heads + kv_heads], cos, sin)
+        return rotated[:, :heads], rotated[:, heads:], qkv[:, heads + kv_heads :]
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis; any leading shape."""
-    mean_square = np.einsum("...i,...i->...", x, x)[..., None] / x.shape[-1]
-    return x * (1.0 / np.sqrt(mean_square + x.dtype.type(eps))) * weight
+    mean_square = np.einsum("...i,...i->...", x, x) / x.shape[-1] + x.dtype.type(eps)
+    normed = x / np.sqrt(mean_square)[..., None]
+    normed *= weight
+    return normed
 
 
-def silu(x: np.ndarray) -> np.ndarray:
-    """x * sigmoid(x), written with tanh so that no input overflows."""
-    half = 0.5 * x
-    return half * (1.0 + np.tanh(half))
+def silu_and_mul(gate_up: np.ndarray) -> np.ndarray:
+    """silu(gate) * up, from [num_tokens, 2 * size] to [num_tokens, size].
+
+    silu(x) = x * sigmoid(x), with the sigmoid written as tanh so that no input overflows.
+    """
+    size = gate_up.shape[1] // 2
+    gate, up = gate_up[:, :size], gate_up[:, size:]
+    result = gate * gate.dtype.type(0.5)
+    up = up * result
+    np.tanh(result, out=result)
+    result += 1
+    result *= up
+    return result
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
