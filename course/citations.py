@@ -207,7 +207,7 @@ def _inside_code(chunk: str, offset: int) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _lines(path: Path) -> tuple[str, ...]:
-    return tuple(path.read_text(encoding="utf-8", errors="replace").split("\n"))
+    return tuple(path.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
 @functools.lru_cache(maxsize=4096)

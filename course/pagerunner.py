@@ -13,16 +13,23 @@ import linecache
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
 def main(job_file: str) -> int:
     """Run the job; 0 when every block ran."""
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
-    page = job["page"]
-    sys.modules["__main__"].__dict__.clear()  # classes of a page belong to __main__, as in a script
+    # Classes of a page belong to __main__, as in a script; ours makes room for the page's.
+    ours, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     namespace: dict[str, Any] = sys.modules["__main__"].__dict__
-    namespace.update(__name__="__main__", __builtins__=__builtins__)
+    status = _run(job, namespace)
+    sys.modules["__main__"] = ours
+    return status
+
+
+def _run(job: dict[str, Any], namespace: dict[str, Any]) -> int:
+    page = job["page"]
     with open(job["out"], "w", encoding="utf-8") as out:
         for text, line in job["blocks"]:
             # Blank lines in front give the block the page's own line numbers.

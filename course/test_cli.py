@@ -197,9 +197,10 @@ def test_an_error_in_your_part_is_shown_as_yours(course, own_sampler):
 
 def test_passing_a_part_says_how_to_run_it(course, own_sampler):
     own_sampler("pass")
-    assert 'Sampler now runs in the engine: course run --mine "Once upon a time"' in course(
-        "check"
-    ).out
+    assert (
+        'Sampler now runs in the engine: course run --mine "Once upon a time"'
+        in course("check").out
+    )
 
 
 def test_the_demo_shows_the_batch_and_the_prefix_hits_in_a_pipe(course):

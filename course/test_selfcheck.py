@@ -27,9 +27,7 @@ REFUSED = {
         "test_rounds_up asserts nothing: it passes when every function of the starter just "
         "returns None"
     ],
-    "lab-02-starter-passes": [
-        "starter.py already passes test_rounds_up: the test grades nothing"
-    ],
+    "lab-02-starter-passes": ["starter.py already passes test_rounds_up: the test grades nothing"],
     "lab-03-uncaught": [
         "misconception 'floor' is not caught: test_rounds_up passes on the wrong solution"
     ],

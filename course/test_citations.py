@@ -1,0 +1,213 @@
+"""Citations: what counts as one, what is true at the pin, where it moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from course import citations
+from course.citations import lookup, problem_of, symbols
+from course.files import write_atomically
+
+MODULE = '''\
+"""A module of the pinned tree."""
+
+LIMIT = 3
+FIRST, SECOND = 1, 2
+
+
+class Pool:
+    """A pool."""
+
+    size: int = 0
+
+    def __init__(self, n):
+        self.free = n
+        if n:
+            self.extra: int = 1
+
+    @property
+    def used(self):
+        return LIMIT - self.free
+
+    class Inner:
+        def touch(self):
+            def helper():
+                pass
+            return helper
+
+
+def touch():
+    return None
+
+
+try:
+    import x
+except ImportError:
+    def fallback():
+        return 1
+'''
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "upstream"
+    (folder / "vllm").mkdir(parents=True)
+    (folder / "csrc").mkdir()
+    (folder / "vllm" / "pool.py").write_text(MODULE, encoding="utf-8")
+    (folder / "csrc" / "cache.cu").write_text(
+        "// cache\nvoid reshape_and_cache(\n    int n) {\n}\n", encoding="utf-8"
+    )
+    return folder
+
+
+@pytest.fixture
+def page(tmp_path: Path):
+    def write(text: str, name: str = "page.md") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def findings(tmp_path: Path, tree: Path, path: Path) -> list[str]:
+    return [finding.text for finding in citations.check(tmp_path, tree, [path])[1]]
+
+
+@pytest.mark.parametrize(
+    ("symbol", "line"),
+    [
+        ("LIMIT", 3),
+        ("SECOND", 4),
+        ("Pool", 7),
+        ("Pool.size", 10),
+        ("Pool.__init__", 12),
+        ("Pool.free", 13),
+        ("Pool.extra", 15),
+        ("Pool.used", 18),
+        ("Pool.Inner.touch", 22),
+        ("Pool.Inner.touch.helper", 23),
+        ("helper", 23),
+        ("touch", 28),
+        ("fallback", 35),
+        ("fallback()", 35),
+    ],
+)
+def test_a_symbol_stands_on_its_definition_line(tree, symbol, line):
+    assert lookup(symbols(tree / "vllm/pool.py"), symbol)[0][0] == line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`vllm/pool.py:12` `Pool.__init__`",
+        "`vllm/pool.py:12-15` `Pool.__init__`",
+        "`vllm/pool.py:13-14` `Pool.__init__`",
+        "`vllm/pool.py:11-16` `Pool.__init__`",
+        "`vllm/pool.py:12`\n`Pool.__init__`",
+        "> `vllm/pool.py:12`\n> `Pool.__init__`",
+        "`csrc/cache.cu:2` `reshape_and_cache`",
+        "`csrc/cache.cu:1-3` `vllm::reshape_and_cache`",
+        "{{#upstream vllm/pool.py Pool.used}}",
+        "{{#upstream vllm/pool.py}}",
+        "`mini_vllm/pool.py:1` is no path of the pinned tree",
+    ],
+)
+def test_a_true_citation_passes(tmp_path, tree, page, text):
+    assert findings(tmp_path, tree, page(f"Words {text} words.\n")) == []
+
+
+def test_fenced_code_cites_nothing(tmp_path, tree, page):
+    path = page("```text\n`vllm/nowhere.py:1` `Not`\n```\n> ~~~\n> `vllm/x.py:1`\n> ~~~\n")
+    assert citations.check(tmp_path, tree, [path]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("`vllm/pool.py:13` `Pool.__init__`", "the symbol is defined on line 12, not 13"),
+        ("`vllm/pool.py:1-2` `Pool.__init__`", "spans lines 12-15, which do not hold 1-2"),
+        ("`vllm/pool.py:12` `Pool.gone`", "the file defines no such symbol"),
+        ("`vllm/pool.py:900` `Pool`", "the file has 36 lines"),
+        ("`vllm/none.py:1` `Pool`", "there is no such file at the pin"),
+        ("`vllm/pool.py:7` `the pool`", "is not a symbol"),
+        ("`vllm/pool.py:7`, the pool", "names no symbol: write `path:line` `Symbol`"),
+        ("`vllm/pool.py:7` and then `Pool`", "names no symbol"),
+        ("`vllm/pool.py:7` `vllm/pool.py:12` `Pool`", "names no symbol"),
+        ("`vllm/pool.py#L7` `Pool`", "is not of the form `path:line` or `path:a-b`"),
+        ("`vllm/pool.py:7ff` `Pool`", "is not of the form `path:line` or `path:a-b`"),
+        ("`csrc/cache.cu:3` `reshape_and_cache`", "does not stand there; it stands on line 2"),
+        ("`csrc/cache.cu:1` `absent`", "the file does not hold 'absent'"),
+        ("{{#upstream vllm/pool.py Pool.gone}}", "the file defines no such symbol"),
+    ],
+)
+def test_an_untrue_citation_is_refused_with_the_reason(tmp_path, tree, page, text, complaint):
+    found = findings(tmp_path, tree, page(f"{text}\n"))
+    assert found and complaint in found[0]
+
+
+def test_a_name_two_classes_define_must_say_which(tmp_path, tree, page):
+    module = tree / "vllm" / "two.py"
+    module.write_text("class A:\n    def f(self): ...\nclass B:\n    def f(self): ...\n")
+    found = findings(tmp_path, tree, page("`vllm/two.py:2` `f`\n"))
+    assert "the file defines it 2 times: say which (A.f, B.f)" in found[0]
+
+
+def test_docstrings_and_comments_of_python_files_cite_too(tmp_path, tree, page):
+    path = page(
+        'def f():\n    """Mirrors `vllm/pool.py:7` `Pool.gone`."""\n'
+        "    x = '`vllm/pool.py:1` `Not`'\n    # `vllm/pool.py:8`\n    # `Pool`\n",
+        "module.py",
+    )
+    found = citations.check(tmp_path, tree, [path])[1]
+    assert [(finding.line, finding.text.split(": ")[-1]) for finding in found] == [
+        (2, "the file defines no such symbol"),
+        (4, "the symbol is defined on line 7, not 8"),
+    ]
+
+
+def test_a_finding_names_the_line_of_the_page(tmp_path, tree, page):
+    path = page("# Title\n\ntext\n\n- item `vllm/pool.py:8` `Pool`\n")
+    assert citations.check(tmp_path, tree, [path])[1][0].line == 5
+
+
+def test_fix_moves_lines_and_ranges_to_another_tree(tmp_path, tree, page):
+    other = tmp_path / "other"
+    (other / "vllm").mkdir(parents=True)
+    (other / "vllm" / "pool.py").write_text("# one\n# two\n" + MODULE, encoding="utf-8")
+    path = page(
+        "`vllm/pool.py:7` `Pool` and `vllm/pool.py:13-14` `Pool.__init__`,\n"
+        "again `vllm/pool.py:7` `Pool`\n"
+    )
+    moved = citations.moves(tmp_path, tree, other, [path])
+    assert citations.rewrite(moved, write_atomically) == 3
+    assert path.read_text() == (
+        "`vllm/pool.py:9` `Pool` and `vllm/pool.py:15-16` `Pool.__init__`,\n"
+        "again `vllm/pool.py:9` `Pool`\n"
+    )
+
+
+def test_fix_says_what_is_gone_and_leaves_it(tmp_path, tree, page):
+    other = tmp_path / "other"
+    other.mkdir()
+    path = page("`vllm/pool.py:7` `Pool`\n")
+    moved = citations.moves(tmp_path, tree, other, [path])
+    assert [move.first for move in moved] == [0]
+    assert citations.rewrite(moved, write_atomically) == 0
+
+
+def test_a_decorated_definition_is_cited_at_its_def(tmp_path, tree, page):
+    found = findings(tmp_path, tree, page("`vllm/pool.py:17` `Pool.used`\n"))
+    assert "defined on line 18, not 17" in found[0]
+
+
+def test_source_of_finds_a_method_by_its_own_name(tree):
+    assert citations.source_of(tree, "used") == [("vllm/pool.py", 18, 19)]
+
+
+def test_a_citation_that_ends_a_page_without_a_newline_is_read(tmp_path, tree, page):
+    path = page("`vllm/pool.py:7` `Pool`")
+    (citation,), _ = citations.in_file(path, tmp_path)
+    assert problem_of(citation, tree) == ""

@@ -1,0 +1,85 @@
+"""GPU captures: written with their provenance, never over other hardware unasked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from course import gpu
+from course.labs import find_labs
+
+ONE = gpu.Hardware(("NVIDIA T4",), "550.1", ("15360 MiB",), "12.9")
+OTHER = gpu.Hardware(("NVIDIA H200",), "570.2", ("143771 MiB",), "12.9")
+
+
+@pytest.fixture
+def lab(little_course):
+    lab = find_labs(little_course)[0]
+    (lab.folder / "run.py").write_text(
+        "import sys\nfrom pathlib import Path\nprint('measured', *sys.argv[1:])\n"
+        "print(Path(__file__).resolve())\n"
+    )
+    return lab
+
+
+def on(monkeypatch, hardware: gpu.Hardware | None) -> None:
+    monkeypatch.setattr(gpu, "hardware", lambda: hardware)
+
+
+def captured(lab, name: str = "run") -> dict:
+    return json.loads((lab.folder / "captured" / f"{name}.json").read_text())
+
+
+def test_without_a_gpu_it_says_what_it_would_run(course, lab, monkeypatch):
+    on(monkeypatch, None)
+    ran = course("gpu", "run")
+    assert ran.code == 0
+    assert "python phase-90-little/labs/lab-00-blocks-0/run.py" in ran.out
+    assert "run.json (not captured yet)" in ran.out
+    assert not (lab.folder / "captured").exists()
+
+
+def test_a_capture_holds_the_raw_output_and_where_it_came_from(course, lab, monkeypatch):
+    on(monkeypatch, ONE)
+    assert course("gpu", "run", "90-00", "--", "--batch", "8").code == 0
+    capture = captured(lab)
+    assert capture["output"].splitlines() == [
+        "measured --batch 8",
+        "phase-90-little/labs/lab-00-blocks-0/run.py",
+    ]
+    assert capture["command"] == "python phase-90-little/labs/lab-00-blocks-0/run.py --batch 8"
+    assert (capture["gpus"], capture["driver"], capture["cuda"]) == (["NVIDIA T4"], "550.1", "12.9")
+    assert {"date", "seconds", "packages", "python", "run_py_sha256", "memory"} <= set(capture)
+
+
+def test_a_capture_of_other_hardware_is_kept_unless_forced(course, lab, monkeypatch):
+    on(monkeypatch, ONE)
+    course("gpu", "run", "90-00")
+    on(monkeypatch, OTHER)
+    ran = course("gpu", "run", "90-00")
+    assert ran.code == 1 and "was captured on NVIDIA T4" in ran.out
+    assert captured(lab)["gpus"] == ["NVIDIA T4"]
+    assert course("gpu", "run", "90-00", "--force").code == 0
+    assert captured(lab)["gpus"] == ["NVIDIA H200"]
+
+
+def test_another_name_keeps_both(course, lab, monkeypatch):
+    on(monkeypatch, ONE)
+    course("gpu", "run", "90-00")
+    on(monkeypatch, OTHER)
+    assert course("gpu", "run", "90-00", "--name", "h200").code == 0
+    assert captured(lab)["gpus"] == ["NVIDIA T4"] and captured(lab, "h200")["driver"] == "570.2"
+
+
+def test_a_run_that_fails_is_not_captured(course, lab, monkeypatch):
+    (lab.folder / "run.py").write_text("print('half')\nraise SystemExit(3)\n")
+    on(monkeypatch, ONE)
+    ran = course("gpu", "run", "90-00")
+    assert ran.code == 1 and "exit status 3; nothing was captured" in ran.out
+    assert not (lab.folder / "captured").exists()
+
+
+def test_a_lab_without_a_run_py_is_refused(course):
+    ran = course("gpu", "run", "90-01")
+    assert ran.code == 2 and "Lab 90-01 has no run.py" in ran.err
