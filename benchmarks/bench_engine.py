@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.report import machine, markdown_table, paired, write_section
+from benchmarks.report import Paired, machine, markdown_table, paired, write_section
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.checkpoint import resolve
 
@@ -71,7 +72,7 @@ class Ours:
     """One engine, used again for every run; no prefix is shared between runs by chance."""
 
     def __init__(self, folder: str) -> None:
-        self.engine = LLMEngine(4096, model=folder, enable_caching=False)
+        self.engine = LLMEngine(1600, model=folder, enable_caching=False)
 
     def run(self, prompts: list[list[int]], output_lens: list[int]) -> list[list[int]]:
         """All requests together, continuously batched."""
@@ -101,7 +102,7 @@ def main() -> None:
 
     rows = []
 
-    def add(name: str, timing, num_outputs: int, target: float, same: float) -> None:
+    def add(name: str, timing: Paired, num_outputs: int, target: float, same: float) -> None:
         speed = [f"{num_outputs / min(t):,.0f}" for t in (timing.ours, timing.theirs)]
         rows.append([name, *speed, timing.ratio_text(), f"{target}x", f"{same:.0%}"])
         print(" | ".join(rows[-1]), flush=True)
@@ -109,9 +110,7 @@ def main() -> None:
     for batch, target in UNIFORM:
         prompts, lens = draw(batch, PROMPT_LEN, PROMPT_LEN), [OUTPUT_LEN] * batch
         timing = paired(
-            lambda p=prompts, n=lens: ours.run(p, n),
-            lambda p=prompts, n=lens: theirs.run(p, n),
-            args.repeats,
+            partial(ours.run, prompts, lens), partial(theirs.run, prompts, lens), args.repeats
         )
         same = agreement(ours.run(prompts, lens), theirs.run(prompts, lens))
         add(f"batch {batch}, uniform", timing, batch * OUTPUT_LEN, target, same)
@@ -121,8 +120,8 @@ def main() -> None:
     sizes = (8, 16, 32, 64)
     timings = {
         size: paired(
-            lambda: ours.run(prompts, lens),
-            lambda size=size: theirs.run_batches(prompts, lens, size),
+            partial(ours.run, prompts, lens),
+            partial(theirs.run_batches, prompts, lens, size),
             args.repeats,
         )
         for size in sizes
@@ -137,7 +136,8 @@ def main() -> None:
     header = ["workload", "ours, tokens/s", "transformers, tokens/s",
               "ratio, median (min-max)", "target", "equal outputs"]  # fmt: skip
     text = markdown_table(header, rows)
-    versions = f"numpy {np.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
+    modules = (np, torch, transformers)
+    versions = ", ".join(f"{m.__name__} {m.__version__}" for m in modules)
     text += f"\n\n{machine()}; {versions}; 2 threads each, float32, {args.repeats} pairs."
     if args.write:
         write_section("engine", text)
