@@ -21,6 +21,10 @@ import pytest
 
 IMPLEMENTATIONS = ("solution", "starter")
 
+# The tests multiply small matrices, where a second BLAS thread gains nothing, and where two that
+# spin for each other on a busy machine cost seconds. Read when numpy is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
