@@ -108,9 +108,11 @@ def mini_scheduler(
     )
 
 
-def mini_request(add: Mapping[str, Any], eos_token_id: int) -> Request:
-    """The mini request for one entry of `events[...].add`."""
-    return Request(
+def mini_request(
+    add: Mapping[str, Any], eos_token_id: int, request: Callable[..., Request] = Request
+) -> Request:
+    """The mini request, or a learner's, for one entry of `events[...].add`."""
+    return request(
         add["request_id"],
         add["prompt_token_ids"],
         SamplingParams(max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"]),

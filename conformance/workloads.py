@@ -17,6 +17,7 @@ PROFILES = (
     "pressure",  # caching off, a pool barely larger than the longest request
     "prefix",  # caching on: shared, identical and continued prompts, tight to roomy pools
     "priority",  # the priority policy, urgent latecomers, tied keys, tight pools
+    "withdrawal",  # ever more urgent long prompts: victims are already in the step's plan
     "whole-prompts",  # chunked prefill off
     "limits",  # EOS, cap and a tight max_model_len, alone and tied
     "aborts",  # requests ended from outside, wherever they are
@@ -34,23 +35,41 @@ class _Knobs:
     priority: float = 0.0
     chunked: float = 1.0
     tight_pool: float = 0.4
+    pool: tuple[float, float] = (0.25, 1.3)  # else: of what all requests need at their ends
+    tight_budget: float = 0.2
     tight_length: float = 0.1
     sharing: float = 0.5
     staggered: float = 0.5
     aborts: float = 0.1
     early_eos: float = 0.3
     oversize: float = 0.0
+    escalating: bool = False  # long prompts, each more urgent than those before
 
 
 _KNOBS = {
     "basic": _Knobs(caching=0.0, tight_pool=0.0, tight_length=0.0, sharing=0.0, aborts=0.0),
     "pressure": _Knobs(caching=0.0, tight_pool=1.0, tight_length=0.0, sharing=0.0, aborts=0.0),
     "prefix": _Knobs(caching=1.0, tight_pool=0.5, sharing=0.9, aborts=0.0),
-    "priority": _Knobs(priority=1.0, tight_pool=0.7, staggered=0.8, aborts=0.1, oversize=0.03),
+    "priority": _Knobs(
+        priority=1.0, tight_pool=0.4, tight_budget=0.4, staggered=0.8, oversize=0.03
+    ),
+    "withdrawal": _Knobs(
+        caching=0.6,
+        priority=1.0,
+        tight_pool=0.0,
+        pool=(0.35, 0.6),
+        tight_budget=1.0,
+        staggered=0.8,
+        aborts=0.0,
+        early_eos=0.0,
+        escalating=True,
+    ),
     "whole-prompts": _Knobs(chunked=0.0, tight_pool=0.3, aborts=0.0),
     "limits": _Knobs(tight_length=0.9, early_eos=0.6, aborts=0.0),
     "aborts": _Knobs(aborts=0.9, tight_pool=0.6, sharing=0.7, priority=0.2, oversize=0.15),
-    "mixed": _Knobs(priority=0.3, chunked=0.85, tight_length=0.3, aborts=0.3, oversize=0.03),
+    "mixed": _Knobs(
+        priority=0.4, tight_budget=0.4, chunked=0.85, tight_length=0.3, aborts=0.3, oversize=0.03
+    ),
 }
 
 
@@ -80,12 +99,15 @@ def generate(seed: int) -> Workload:
         _tie_eos_with_length(rng, adds, outputs, max_model_len)
 
     num_seqs = rng.choice((1, 2, 3, 4, 6, 8, 16))
-    if rng.random() < knobs.chunked:
-        chunked, budget = True, num_seqs + rng.choice((0, 1, 3, 7, 15, 31, 63, 2048))
-    else:  # SchedulerConfig then asks for a budget of at least max_model_len
+    threshold = rng.choice((0, 0, 0, 1, 3, 5, 8, 13, 24))
+    if rng.random() >= knobs.chunked:  # SchedulerConfig then asks for at least max_model_len
         max_model_len = min(max_model_len, longest + rng.randint(0, 8))
         chunked, budget = False, max(num_seqs, max_model_len) + rng.choice((0, 0, 5, 20, 100))
-    threshold = rng.choice((0, 0, 0, 1, 3, 5, 8, 13, 24))
+    elif rng.random() < knobs.tight_budget:  # several chunked prompts compete for few tokens
+        num_seqs, threshold = rng.choice((3, 4, 5, 6)), rng.choice((0, 2, 3, 5))
+        chunked, budget = True, num_seqs + rng.choice((0, 1, 2, 4))
+    else:
+        chunked, budget = True, num_seqs + rng.choice((0, 1, 3, 7, 15, 31, 63, 2048))
 
     def blocks(add: dict[str, Any]) -> int:
         tokens = min(len(add["prompt_token_ids"]) + add["max_tokens"], max_model_len + 1) - 1
@@ -95,7 +117,7 @@ def generate(seed: int) -> Workload:
     if rng.random() < knobs.tight_pool:
         usable = max(needed) + rng.choice((0, 0, 1, 1, 2, 3, 5))
     else:
-        usable = max(max(needed), int(sum(needed) * rng.uniform(0.4, 1.3)))
+        usable = max(max(needed), int(sum(needed) * rng.uniform(*knobs.pool)))
     events = _arrivals(rng, knobs, adds)
     if rng.random() < knobs.oversize and max(needed) > 1:
         usable = max(needed) - 1  # somebody can never run to the end: aborted, so the run ends
@@ -144,6 +166,8 @@ def _requests(
                 prompt = prompts[old] + outputs[f"r{old}"] + prompt[:block_size]
             else:  # a shared prefix, cut anywhere
                 prompt = prompts[old][: rng.randint(1, len(prompts[old]))] + prompt
+        if knobs.escalating:
+            prompt = (prompt * 5 * block_size)[: rng.randint(2, 5) * block_size]
         prompt = prompt[: 6 * block_size]
         prompts.append(prompt)
         request_id, max_tokens = f"r{index}", rng.randint(1, longest_output)
@@ -157,7 +181,7 @@ def _requests(
                 "request_id": request_id,
                 "prompt_token_ids": prompt,
                 "max_tokens": max_tokens,
-                "priority": rng.choice((-1, 0, 0, 0, 1, 2, 5)),
+                "priority": -index if knobs.escalating else rng.choice((-1, 0, 0, 0, 1, 2, 5)),
                 "arrival_time": 0.0,
                 "ignore_eos": rng.random() < 0.15,
             }

@@ -1,0 +1,378 @@
+"""Wrong schedulers, each one edit away from the right one, that the recordings must catch.
+
+    python -m conformance.mutants        prints the table of conformance/README.md
+
+A mutant is a replacement in the source of one or more modules of `mini_vllm`; it stands for a
+misreading of the real scheduler. Each names the recording file and the situation that catch it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mini_vllm
+from conformance import recording, replay, situations
+from mini_vllm.request import Request
+
+RECORDINGS = Path(__file__).parent / "recordings"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One misreading: its edits, and where it shows."""
+
+    name: str
+    edits: tuple[tuple[str, str, str], ...]
+    """(module, old text, new text); the old text occurs exactly once."""
+    profile: str
+    """The recording file that catches it."""
+    situation: str
+    """The situation every workload that catches it there holds."""
+
+
+_INDEX = "self.cached_block_hash_to_block"
+_EVICT_ANY = (
+    "block_pool",
+    f"""        holders = {_INDEX}[block.block_hash]
+        del holders[block.block_id]
+        if not holders:
+            del {_INDEX}[block.block_hash]
+""",
+    f"""        holders = {_INDEX}.get(block.block_hash, {{}})
+        holders.pop(block.block_id, None)
+        if not holders:
+            {_INDEX}.pop(block.block_hash, None)
+""",
+)
+_INSERT = f"            {_INDEX}.setdefault(block_hash, {{}})[block.block_id] = block\n"
+_GATE = """        needed += _num_evictable(new_computed_blocks)
+        return needed <= self.block_pool.get_num_free_blocks()
+"""
+_ADOPT = "                self.block_pool.touch(adopted)\n"
+
+MUTANTS = (
+    Mutant(
+        "touches the hits before the capacity check and leaks them on refusal",
+        (
+            (
+                "kv_cache",
+                _GATE,
+                """        self.block_pool.touch(new_computed_blocks)
+        return needed <= self.block_pool.get_num_free_blocks()
+""",
+            ),
+            ("kv_cache", _ADOPT, "                pass\n"),
+        ),
+        "prefix",
+        "head blocked by memory",
+    ),
+    Mutant(
+        "touches the hits before the capacity check and gives them back on refusal",
+        (
+            (
+                "kv_cache",
+                _GATE,
+                """        self.block_pool.touch(new_computed_blocks)
+        fits = needed <= self.block_pool.get_num_free_blocks()
+        self.block_pool.free_blocks(reversed(new_computed_blocks))
+        return fits
+""",
+            ),
+        ),
+        "withdrawal",
+        "refused because hits were free",
+    ),
+    Mutant(
+        "does not count revived hits as consumed",
+        (
+            (
+                "kv_cache",
+                _GATE,
+                "        return needed <= self.block_pool.get_num_free_blocks()\n",
+            ),
+        ),
+        "prefix",
+        "refused because hits were free",
+    ),
+    Mutant(
+        "admits when the first chunk fits, not the whole sequence",
+        (("kv_cache", _GATE, "        return True\n"),),
+        "basic",
+        "head blocked by memory",
+    ),
+    Mutant(
+        "keeps one block per hash, the last",
+        (
+            _EVICT_ANY,
+            (
+                "block_pool",
+                _INSERT,
+                f"            {_INDEX}[block_hash] = {{block.block_id: block}}\n",
+            ),
+        ),
+        "prefix",
+        "same content in two blocks",
+    ),
+    Mutant(
+        "keeps one block per hash, the first",
+        (
+            _EVICT_ANY,
+            (
+                "block_pool",
+                _INSERT,
+                f"            {_INDEX}.setdefault(block_hash, {{block.block_id: block}})\n",
+            ),
+        ),
+        "prefix",
+        "same content in two blocks",
+    ),
+    Mutant(
+        "forgets a block's content when it is freed",
+        (
+            (
+                "block_pool",
+                "                self.free_queue.append(block)\n",
+                "                self._maybe_evict(block)\n"
+                "                self.free_queue.append(block)\n",
+            ),
+        ),
+        "prefix",
+        "hit revives a free block",
+    ),
+    Mutant(
+        "frees a table head first",
+        (("kv_cache", "free_blocks(reversed(table))", "free_blocks(table)"),),
+        "pressure",
+        "table of several blocks freed",
+    ),
+    Mutant(
+        "indexes blocks only once they are computed",
+        (
+            (
+                "kv_cache",
+                "num_full = min(num_slots, request.num_tokens) // self.block_size",
+                "num_full = request.num_computed_tokens // self.block_size",
+            ),
+        ),
+        "prefix",
+        "indexed before it is computed",
+    ),
+    Mutant(
+        "lets a hit cover the last token",
+        (
+            (
+                "kv_cache",
+                "request.block_hashes[: (request.num_tokens - 1) // self.block_size]",
+                "request.block_hashes[: request.num_tokens // self.block_size]",
+            ),
+        ),
+        "prefix",
+        "hit capped before the last token",
+    ),
+    Mutant(
+        "looks up only the prompt of a resumed request",
+        (
+            (
+                "kv_cache",
+                "request.block_hashes[: (request.num_tokens - 1) // self.block_size]",
+                "request.block_hashes[: (request.num_prompt_tokens - 1) // self.block_size]",
+            ),
+        ),
+        "prefix",
+        "resumed with hits",
+    ),
+    Mutant(
+        "preempts from the front of running",
+        (("scheduler", "return self.running.pop()", "return self.running.pop(0)"),),
+        "pressure",
+        "preemption",
+    ),
+    Mutant(
+        "queues a preempted request at the back",
+        (("scheduler", "self.waiting.appendleft(request)", "self.waiting.append(request)"),),
+        "pressure",
+        "preemption",
+    ),
+    Mutant(
+        "admits in a preempting step",
+        (("scheduler", "if not output.preempted_req_ids:", "if True:"),),
+        "withdrawal",
+        "preempting step could admit",
+    ),
+    Mutant(
+        "admits the newest first",
+        (
+            ("scheduler", "request = self.waiting[0]", "request = self.waiting[-1]"),
+            ("scheduler", "self.waiting.popleft()", "self.waiting.pop()"),
+        ),
+        "basic",
+        "several wait",
+    ),
+    Mutant(
+        "admits one request too many",
+        (
+            (
+                "scheduler",
+                "len(self.running) < self.max_num_seqs",
+                "len(self.running) <= self.max_num_seqs",
+            ),
+        ),
+        "basic",
+        "head blocked by slots",
+    ),
+    Mutant(
+        "applies the threshold to admissions only",
+        (("scheduler", "num_new = clamp(num_new, budget)", "num_new = min(num_new, budget)"),),
+        "basic",
+        "chunk cut by the threshold",
+    ),
+    Mutant(
+        "chunks although chunked prefill is off",
+        (("scheduler", "and not self.enable_chunked_prefill", "and False"),),
+        "whole-prompts",
+        "whole prompt waits",
+    ),
+    Mutant(
+        "reports length when EOS and the cap tie",
+        (
+            (
+                "request",
+                "is_eos = last == self.eos_token_id and not params.ignore_eos\n",
+                "is_eos = last == self.eos_token_id and not params.ignore_eos\n"
+                "        is_eos = is_eos and num_output_tokens < params.max_tokens\n",
+            ),
+        ),
+        "limits",
+        "EOS at max_tokens",
+    ),
+    Mutant(
+        "lets a sequence exceed max_model_len by one",
+        (("request", "self.num_tokens >= max_model_len", "self.num_tokens > max_model_len"),),
+        "limits",
+        "ends by max_model_len",
+    ),
+    Mutant(
+        "frees the finished in reverse",
+        (
+            (
+                "scheduler",
+                "finished.append(request)\n                self._release(request)\n",
+                "finished.append(request)\n",
+            ),
+            (
+                "scheduler",
+                "        if finished:\n",
+                "        for request in reversed(finished):\n            self._release(request)\n"
+                "        if finished:\n",
+            ),
+        ),
+        "basic",
+        "two end in one step",
+    ),
+    Mutant(
+        "does not refund a withdrawn victim's budget",
+        (
+            (
+                "scheduler",
+                "budget += self._withdraw(victim, output)",
+                "self._withdraw(victim, output)",
+            ),
+        ),
+        "withdrawal",
+        "refund spent",
+    ),
+    Mutant(
+        "skips a request after withdrawing one before it",
+        (("scheduler", "                    index -= 1\n", "                    pass\n"),),
+        "withdrawal",
+        "victim withdrawn from the plan",
+    ),
+    Mutant(
+        "preempts the last of several least urgent requests",
+        (("scheduler", "max(self.running, key", "max(reversed(self.running), key"),),
+        "priority",
+        "equal keys among victims",
+    ),
+    Mutant(
+        "ignores arrival times in the priority queue",
+        (
+            (
+                "scheduler",
+                "return request.priority, request.arrival_time, request.request_id",
+                "return request.priority, 0.0, request.request_id",
+            ),
+        ),
+        "priority",
+        "equal priority, earlier arrival first",
+    ),
+)
+
+
+def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
+    """The mutated engine, for `replay.replay`.
+
+    Raises:
+        ValueError: an edit's old text is not in the source exactly once: the source has moved on,
+            and the mutant must follow it.
+    """
+    sources: dict[str, str] = {}
+    for module, old, new in mutant.edits:
+        text = sources.get(module) or (Path(mini_vllm.__path__[0]) / f"{module}.py").read_text()
+        if text.count(old) != 1:
+            raise ValueError(
+                f"mutant {mutant.name!r}: {module}.py holds {text.count(old)} times {old!r}"
+            )
+        sources[module] = text.replace(old, new)
+    modules = {name: _load(name, text) for name, text in sources.items()}
+
+    def part(module: str, name: str) -> Any:
+        owner: Any = modules.get(module) or sys.modules[f"mini_vllm.{module}"]
+        return getattr(owner, name)
+
+    make_scheduler = functools.partial(
+        replay.mini_scheduler,
+        scheduler=part("scheduler", "Scheduler"),
+        kv_cache_manager=part("kv_cache", "KVCacheManager"),
+        block_pool=part("block_pool", "BlockPool"),
+    )
+    return make_scheduler, _request_maker(part("request", "Request"))
+
+
+def _request_maker(request: Callable[..., Request]) -> replay.MakeRequest:
+    def make(add: Mapping[str, Any], eos_token_id: int) -> Request:
+        return replay.mini_request(add, eos_token_id, request)
+
+    return make
+
+
+def _load(name: str, source: str) -> ModuleType:
+    """A module from source text, registered under a name of its own (dataclasses look it up)."""
+    module = ModuleType(f"_mutant_{name}")
+    sys.modules[module.__name__] = module
+    exec(compile(source, f"<mutant {name}.py>", "exec"), module.__dict__)
+    return module
+
+
+def main() -> int:
+    print("| mutant | caught in | every catching workload holds | workloads |")
+    print("|---|---|---|---|")
+    for mutant in MUTANTS:
+        make_scheduler, make_request = build(mutant)
+        caught, held = 0, True
+        for entry in recording.read(RECORDINGS / f"{mutant.profile}.jsonl.gz"):
+            if replay.replay(entry, make_scheduler, make_request)[1]:
+                caught += 1
+                held = held and mutant.situation in situations.situations_of(entry)
+        situation = mutant.situation if held else f"(not always) {mutant.situation}"
+        print(f"| {mutant.name} | `{mutant.profile}` | {situation} | {caught} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
