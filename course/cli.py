@@ -112,7 +112,7 @@ def check(
 
 @app.command()
 def watch(lab: MaybeLab = None, time_limit: TimeLimit = 60.0) -> None:
-    """Grade on every save; without a LAB, go on to the next one when it passes."""
+    """Grade on every save; without a LAB, whichever lab you save."""
     from course import learner
 
     root, labs, progress = _open()

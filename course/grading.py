@@ -21,6 +21,8 @@ from typing import Any
 
 TIME_LIMIT = 60.0
 MEMORY_LIMIT = 4 * 2**30
+STARTING = 15.0
+"""Seconds on top, for the process to start; the child watches the limit itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def run(
         impl: the file the `lab` fixture loads when there are no variants.
         variants: name to (file, test functions to run on it, None for all).
         extra_args: further arguments of pytest.
-        time_limit: seconds for the whole run; the process and its children are then killed.
+        time_limit: seconds for the tests; the process and its children are then ended.
         memory: bytes of data the process may hold, where the system can limit it; 0 for no limit.
     """
     with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as folder:
@@ -137,7 +139,7 @@ def run(
             [sys.executable, "-m", "course.runner", str(scratch / "job.json")],
             cwd=root,
             env=env,
-            time_limit=time_limit,
+            time_limit=time_limit + STARTING,
         )
         return _read(scratch, code, output, time_limit)
 
@@ -206,10 +208,11 @@ def _read(scratch: Path, code: int | None, output: str, time_limit: float) -> Re
     report.stuck_test = running
     name = _function(running)
     during = f" in {name}" if running else ""
-    if code is None:
-        place = _place(scratch / "stack.txt")
+    stack = scratch / "stack.txt"
+    if code is None or (stack.exists() and stack.stat().st_size):
+        place = _place(stack)
         report.trouble = (
-            f"Out of time: after {time_limit:g} seconds the tests were still running{during}."
+            f"Out of time: after {time_limit:g} s the tests were still running{during}."
             + (f"\nYour code was at {place}." if place else "")
             + "\nLook for a loop that never ends: a condition that never becomes false, or a "
             "queue that is never emptied."
@@ -250,7 +253,7 @@ def _function(test_id: str) -> str:
 
 def _place(stack: Path) -> str:
     """The innermost frame of the graded file in a faulthandler dump."""
-    if not stack.exists():
+    if not stack.exists():  # the process never came so far
         return ""
     pattern = r'File "[^"\n]*(starter\.py|solution\.py)", line (\d+) in (\S+)'
     found = re.search(pattern, stack.read_text(encoding="utf-8", errors="replace"))

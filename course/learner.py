@@ -64,38 +64,36 @@ def watch(
     fixed: Lab | None,
     time_limit: float,
 ) -> None:
-    """Grade now and after every save, until Ctrl-C."""
-    import watchfiles
+    """Grade now and after every save, until Ctrl-C.
 
+    Without a `fixed` lab it follows the learner: a saved file of any lab is graded next.
+    """
     from course.progress import current_lab
 
+    lab = fixed or current_lab(root, progress)
+    watched = [fixed] if fixed else labs
     try:
-        while True:
-            lab = fixed or current_lab(root, progress)
-            if lab is None:
-                show.say(console, "Every lab is passed.", "green")
-                return
+        while lab is not None:
             if console.is_terminal:
                 console.clear()
-            passed = grade(console, root, labs, progress, lab, time_limit)
-            if passed and fixed is None and progress.next_lab(labs) not in (None, lab):
-                # The next round shows the next lab; the learner first reads this one's end.
-                show.say(console, "\nWaiting for you to save the next lab (Ctrl-C to stop).", "dim")
-                following = progress.next_lab(labs)
-                assert following is not None
-                fixed_files = {str(following.starter.resolve())}
-            else:
-                show.say(console, f"\nWaiting for {lab.starter.name} (Ctrl-C to stop).", "dim")
-                fixed_files = set()
-            watched = {str(lab.starter.resolve()), str(lab.test_file.resolve())} | fixed_files
-            folders = {str(Path(file).parent) for file in watched}
-            for changes in watchfiles.watch(*folders, recursive=False, raise_interrupt=True):
-                if any(str(Path(path).resolve()) in watched for _, path in changes):
-                    break
-            else:
-                return
+            grade(console, root, labs, progress, lab, time_limit)
+            show.say(console, "\nWaiting for a save (Ctrl-C to stop).", "dim")
+            lab = _next_saved(watched)
     except KeyboardInterrupt:
         show.say(console, "\nStopped. Your progress is kept.")
+
+
+def _next_saved(labs: list[Lab]) -> Lab | None:
+    """Wait until a lab's starter is saved; None when watching ended."""
+    import watchfiles
+
+    files = {str(lab.starter.resolve()): lab for lab in labs}
+    folders = [lab.folder for lab in labs]
+    for changes in watchfiles.watch(*folders, recursive=False, raise_interrupt=True):
+        for _, path in sorted(changes):
+            if saved := files.get(str(Path(path).resolve())):
+                return saved
+    return None
 
 
 def hint(console: Console, progress: Progress, lab: Lab, test: str | None) -> None:

@@ -63,6 +63,28 @@ def test_check_all_grades_what_was_touched_and_nothing_else(course, starter):
     assert ran.code == 0 and ran.out.count("You built") == 1
 
 
+def test_watch_grades_now_and_whatever_is_saved_until_interrupted(
+    course, starter, little_course, monkeypatch
+):
+    other = little_course / "phase-90-little" / "labs" / "lab-01-blocks-1" / "starter.py"
+    saves = iter([(starter, WRONG), (other, RIGHT)])
+
+    def watch(*folders, **_):
+        path, text = next(saves, (None, ""))
+        if path is None:
+            raise KeyboardInterrupt
+        path.write_text(text)
+        yield {(2, str(path.parent / "README.md")), (2, str(path))}
+
+    monkeypatch.setattr("watchfiles.watch", watch)
+    ran = course("watch")
+    assert ran.code == 0
+    graded = [line for line in ran.out.splitlines() if line.endswith(" A sound lab")][:3]
+    assert graded == ["90-00 A sound lab", "90-00 A sound lab", "90-01 A sound lab"]
+    assert "num_blocks is not written yet" in ran.out and "expected 2, came 1" in ran.out
+    assert ran.out.endswith("Stopped. Your progress is kept.\n")
+
+
 def test_hints_unfold_and_end_with_the_reference(course, starter):
     starter.write_text(WRONG)
     course("check")
