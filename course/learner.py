@@ -6,6 +6,7 @@ Mirrors nothing upstream.
 
 from __future__ import annotations
 
+import ast
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from course import grading, mine, show
 from course.files import write_atomically
-from course.labs import CourseError, Lab
+from course.labs import CourseError, Lab, signatures
 from course.progress import FOLDER, PASSED, Progress
 
 
@@ -41,8 +42,17 @@ def grade(
     show.graded(console, root, lab, report)
     if report.ok:
         part = mine.attribute_of(lab.manifest.part) if lab.manifest.part else ""
-        show.congratulate(console, root, lab, report, progress.next_lab(labs), part)
+        built = asked_for(progress.pristine.get(lab.id) or lab.solution.read_text("utf-8"))
+        following = progress.next_lab(labs)
+        show.congratulate(console, root, lab, report, built, following, part)
     return report.ok
+
+
+def asked_for(pristine: str) -> list[str]:
+    """The functions and classes a pristine starter leaves to the learner, in file order."""
+    every = list(signatures(ast.parse(pristine)))
+    wanted = [name for name, (_, unwritten) in every if unwritten] or [name for name, _ in every]
+    return list(dict.fromkeys(name.partition(".")[0] for name in wanted))
 
 
 def run_starter(root: Path, lab: Lab, time_limit: float = grading.TIME_LIMIT) -> grading.Report:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course import grading, manifest, mine, pristine
-from course.labs import CourseError, Lab, test_functions
+from course.labs import CourseError, Lab, is_not_implemented, signatures, test_functions
 
 SLOWEST = 3.0
 """Seconds the unmarked tests of one lab may take on its solution."""
@@ -226,8 +226,8 @@ def _static_problems(
     starter = ast.parse(lab.starter.read_text(encoding="utf-8"), str(lab.starter))
     solution = ast.parse(lab.solution.read_text(encoding="utf-8"), str(lab.solution))
     yield from _part_problems(spec, solution)
-    theirs = dict(_signatures(solution))
-    for name, (signature, unwritten) in dict(_signatures(starter)).items():
+    theirs = dict(signatures(solution))
+    for name, (signature, unwritten) in dict(signatures(starter)).items():
         if not unwritten:
             continue
         if name not in theirs:
@@ -252,30 +252,9 @@ def _part_problems(spec: manifest.Manifest, solution: ast.Module) -> Iterator[st
         yield f"lab.yaml says part: {spec.part}, so solution.py must define {name}"
 
 
-def _signatures(tree: ast.Module) -> Iterator[tuple[str, tuple[str, bool]]]:
-    """`name -> (arguments, still to be written)` of every function and method."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, (ast.unparse(node.args), _unwritten(node))
-        elif isinstance(node, ast.ClassDef):
-            for inner in node.body:
-                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
-                    name = f"{node.name}.{inner.name}"
-                    yield name, (ast.unparse(inner.args), _unwritten(inner))
-
-
-def _unwritten(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(isinstance(n, ast.Raise) and _is_not_implemented(n) for n in ast.walk(function))
-
-
-def _is_not_implemented(node: ast.Raise) -> bool:
-    error = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-    return isinstance(error, ast.Name) and error.id == "NotImplementedError"
-
-
 class _ReturnNone(ast.NodeTransformer):
     def visit_Raise(self, node: ast.Raise) -> ast.stmt:
-        return ast.Return(value=None) if _is_not_implemented(node) else node
+        return ast.Return(value=None) if is_not_implemented(node) else node
 
 
 def _hollow(lab: Lab) -> str:

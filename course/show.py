@@ -22,6 +22,8 @@ from course.labs import Lab
 from course.progress import CHANGED, PASSED, STARTED, Progress
 
 LONGEST_COMPARISON = 160
+LONGEST_LIST = 12
+"""Tests of a lab up to which each is listed; of more, only the first that fail."""
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -120,15 +122,18 @@ def graded(console: Console, root: Path, lab: Lab, report: Report) -> None:
     """The outcome of one lab, with the first thing to mend."""
     say(console, f"{lab.id} {lab.manifest.title}", "bold")
     total = len(report.passed) + len(report.failed)
+    long = len(report.results) > LONGEST_LIST
     for result in report.results:
         mark, style = {
             "passed": ("pass", "green"),
             "skipped": ("skip", "dim"),
         }.get(result.outcome, ("FAIL", "red"))
-        if result.outcome in ("passed", "skipped") and len(report.results) > 12:
+        if long and result not in report.failed[:5]:
             continue
         reason = f"  ({result.message})" if result.outcome == "skipped" else ""
         say(console, f"  {mark}  {label(result)}{reason}", style)
+    if long and len(report.failed) > 5:
+        say(console, f"  ... and {len(report.failed) - 5} more", "red")
     console.print()
     if report.failed and not _cannot_load(report):
         failing = report.failed[0]
@@ -224,7 +229,13 @@ def _short(text: str, limit: int = 300) -> str:
 
 
 def congratulate(
-    console: Console, root: Path, lab: Lab, report: Report, following: Lab | None, part: str
+    console: Console,
+    root: Path,
+    lab: Lab,
+    report: Report,
+    built: list[str],
+    following: Lab | None,
+    part: str,
 ) -> None:
     """A passed lab: what was built, the reference to compare with, the way on."""
     say(

@@ -52,7 +52,7 @@ def test_passing_names_what_was_built_the_reference_and_the_next_lab(course, sta
     starter.write_text(RIGHT)
     ran = course("check")
     assert ran.code == 0
-    assert "Passed: all 1 tests. You built: A sound lab." in ran.out
+    assert "Passed: all 1 tests. You built: num_blocks." in ran.out
     assert "course solution 90-00 --diff" in ran.out
     assert "90-01 A sound lab" in ran.out.partition("Next:")[2]
 
