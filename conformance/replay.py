@@ -336,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m conformance.replay",
         description="Replay recordings of the real v0.22.1 scheduler and compare every decision.",
     )
-    part = {"type": _load, "metavar": "MODULE:NAME"}
+    part: dict[str, Any] = {"type": _load, "metavar": "MODULE:NAME"}
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".jsonl or .jsonl.gz")
     parser.add_argument("--scheduler", default=Scheduler, help="scheduler class to test", **part)
     parser.add_argument("--kv-cache-manager", default=KVCacheManager, help="its manager", **part)

@@ -1,0 +1,306 @@
+"""The mini engine decides as the recordings say, wrong engines do not, wrong files are refused."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import mutants, recording, replay, situations, workloads
+from mini_vllm.block_pool import BlockPool, KVCacheBlock
+from mini_vllm.scheduler import Scheduler
+
+RECORDINGS = sorted(mutants.RECORDINGS.glob("*.jsonl.gz"))
+
+
+@pytest.fixture(scope="module")
+def entry() -> dict[str, Any]:
+    """One small recording with a preemption, for tests that damage it."""
+    for candidate in recording.read(mutants.RECORDINGS / "pressure.jsonl.gz"):
+        if any(step["preempted"] for step in candidate["steps"]) and len(candidate["steps"]) < 40:
+            return candidate
+    raise AssertionError("no short recording with a preemption")
+
+
+def test_one_file_per_profile_is_kept() -> None:
+    assert [path.name.removesuffix(".jsonl.gz") for path in RECORDINGS] == sorted(
+        workloads.PROFILES
+    )
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
+def test_the_mini_engine_decides_as_the_real_scheduler_did(path: Path) -> None:
+    result = replay.replay_files([path])
+    assert not result.differences, str(result.differences[0])
+    assert result.num_workloads == 400
+
+
+def test_every_situation_occurs_in_the_recordings() -> None:
+    missing = set(situations.SITUATIONS)
+    for profile in ("withdrawal", "whole-prompts", "limits", "aborts", *workloads.PROFILES):
+        path = mutants.RECORDINGS / f"{profile}.jsonl.gz"
+        for entry in recording.read(path) if missing else ():
+            if missing:
+                missing -= situations.situations_of(entry)
+    assert not missing, f"the recordings no longer hold: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_recordings_catch_the_mutant(mutant: mutants.Mutant) -> None:
+    make_scheduler, make_request = mutants.build(mutant)
+    path = mutants.RECORDINGS / f"{mutant.profile}.jsonl.gz"
+    difference = replay.first_difference(path, make_scheduler, make_request)
+    assert difference, f"a scheduler that {mutant.name} replays {path.name} without a difference"
+    caught_by = next(e for e in recording.read(path) if e["seed"] == difference.seed)
+    assert mutant.situation in situations.situations_of(caught_by)
+
+
+def test_a_mutant_whose_source_has_moved_on_is_an_error() -> None:
+    lost = mutants.Mutant("?", (("scheduler", "no such text", ""),), "basic", "preemption")
+    with pytest.raises(ValueError, match="holds 0 times 'no such text'"):
+        mutants.build(lost)
+
+
+def test_the_first_difference_names_seed_step_field_and_both_values(entry: dict[str, Any]) -> None:
+    wrong = copy.deepcopy(entry)
+    wrong["steps"][5]["free_blocks"] += 1
+    steps, difference = replay.replay(wrong)
+    assert difference is not None
+    assert (steps, difference.seed, difference.step) == (6, entry["seed"], 5)
+    assert difference.field == "free_blocks"
+    assert difference.expected == difference.got + 1
+    assert "block_size=" in difference.context
+    assert f"running {entry['steps'][4]['running']}" in difference.context
+
+
+@pytest.mark.parametrize("field", replay.FIELDS)
+def test_a_change_of_any_field_is_a_difference(entry: dict[str, Any], field: str) -> None:
+    wrong = copy.deepcopy(entry)
+    step = next(step for step in wrong["steps"] if step[field])
+    value = step[field]
+    if isinstance(value, int):
+        step[field] = value + 1
+    elif isinstance(value, list):
+        step[field] = value[1:]
+    else:
+        value[next(iter(value))] = "abort" if field == "finish_reasons" else 10**6
+    difference = replay.replay(wrong)[1]
+    assert difference is not None
+    assert (difference.field, difference.step) == (field, wrong["steps"].index(step))
+
+
+def test_the_order_of_scheduling_is_compared(entry: dict[str, Any]) -> None:
+    wrong = copy.deepcopy(entry)
+    step = next(step for step in wrong["steps"] if len(step["num_scheduled_tokens"]) > 1)
+    step["num_scheduled_tokens"] = dict(reversed(step["num_scheduled_tokens"].items()))
+    difference = replay.replay(wrong)[1]
+    assert difference is not None
+    assert difference.field == "num_scheduled_tokens"
+
+
+def test_an_exception_of_the_part_under_test_is_a_difference(entry: dict[str, Any]) -> None:
+    class Unfinished(BlockPool):
+        def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+            raise NotImplementedError
+
+    difference = replay.replay(
+        entry, lambda config: replay.mini_scheduler(config, block_pool=Unfinished)
+    )[1]
+    assert difference is not None
+    assert (difference.field, difference.got) == ("exception", "NotImplementedError: ")
+
+
+def test_fields_and_workloads_can_be_chosen(entry: dict[str, Any], tmp_path: Path) -> None:
+    wrong = copy.deepcopy(entry)
+    wrong["steps"][0]["free_blocks"] += 1
+    wrong["seed"] = -1
+    path = tmp_path / "two.jsonl"
+    recording.write(path, [wrong, entry])
+    assert replay.first_difference(path) is not None
+    assert replay.first_difference(path, select=lambda e: e["seed"] != -1) is None
+    assert replay.first_difference(path, fields=["num_scheduled_tokens", "block_ids"]) is None
+
+
+def test_requests_left_out_of_the_tables_must_be_unscheduled(entry: dict[str, Any]) -> None:
+    wrong = copy.deepcopy(entry)
+    step = wrong["steps"][0]
+    for field in ("block_ids", "num_computed_tokens"):
+        step[field].pop(next(iter(step["num_scheduled_tokens"])))
+    difference = replay.replay(wrong)[1]
+    assert difference is not None
+    assert difference.field == "block_ids"
+
+
+def write(entry: dict[str, Any], path: Path) -> None:
+    recording.write(path, [entry])
+
+
+def cut(entry: dict[str, Any], path: Path) -> None:
+    path.write_bytes(gzip.compress(json.dumps(entry).encode())[:-40])
+
+
+def second_line_cut(entry: dict[str, Any], path: Path) -> None:
+    line = json.dumps(entry)
+    path.write_bytes(gzip.compress(f"{line}\n{line[:-300]}".encode()))
+
+
+def changed(key: str, value: Any) -> Callable[[dict[str, Any], Path], None]:
+    def damage(entry: dict[str, Any], path: Path) -> None:
+        write({**entry, key: value}, path)
+
+    return damage
+
+
+def changed_step(key: str, value: Any) -> Callable[[dict[str, Any], Path], None]:
+    def damage(entry: dict[str, Any], path: Path) -> None:
+        steps = [{**entry["steps"][0], key: value}, *entry["steps"][1:]]
+        write({**entry, "steps": steps}, path)
+
+    return damage
+
+
+def without(key: str) -> Callable[[dict[str, Any], Path], None]:
+    def damage(entry: dict[str, Any], path: Path) -> None:
+        write({name: value for name, value in entry.items() if name != key}, path)
+
+    return damage
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Any], Path], None], str]] = {
+    "a truncated gzip": (cut, ":1: truncated or damaged gzip"),
+    "a second line that stops midway": (second_line_cut, ":2: not JSON"),
+    "another version": (
+        changed("upstream", {"version": "0.9.0", "commit": "abc"}),
+        ":1: recorded from vLLM 0.9.0",
+    ),
+    "another commit": (
+        changed("upstream", {"version": "0.22.1", "commit": "abc"}),
+        ":1: recorded from vLLM 0.22.1 (abc)",
+    ),
+    "no upstream": (without("upstream"), ":1: upstream is missing"),
+    "no outputs": (without("outputs"), ":1: outputs is missing"),
+    "outputs of another type": (changed("outputs", {"r0": "abc"}), ":1: outputs="),
+    "an empty config": (changed("config", {}), ":1: config.num_blocks is missing"),
+    "an event without a step": (changed("events", [{}]), ":1: events[0].step is missing"),
+    "an arrival without a prompt": (
+        changed("events", [{"step": 0, "add": [{"request_id": "r0", "prompt_token_ids": []}]}]),
+        ":1: events[0].add[0].prompt_token_ids=[] is not token ids, at least one",
+    ),
+    "an arrival that is no object": (
+        changed("events", [{"step": 0, "add": ["r0"]}]),
+        ":1: events[0].add[0] is not an object",
+    ),
+    "steps missing": (changed("steps", []), ":1: truncated: a request arrives at step 0 of 0"),
+    "a step without a field": (
+        changed("steps", [{"num_scheduled_tokens": {}}]),
+        ":1: steps[0].new is missing",
+    ),
+    "a count that is no number": (
+        changed_step("free_blocks", "9"),
+        ":1: steps[0].free_blocks=9 is not an integer",
+    ),
+    "an unknown reason": (
+        changed_step("finish_reasons", {"r0": "bored"}),
+        ":1: steps[0].finish_reasons=",
+    ),
+    "a list": (lambda entry, path: path.write_bytes(gzip.compress(b"[]\n")), ":1: not a JSON obj"),
+    "nothing": (lambda entry, path: path.write_bytes(gzip.compress(b"")), ":1: the file holds no"),
+    "no gzip": (lambda entry, path: path.write_text("{}"), ":1: truncated or damaged gzip"),
+    "no text": (
+        lambda entry, path: path.write_bytes(gzip.compress(b"\xff\xfe")),
+        ":1: not UTF-8 text",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_recording_is_refused_by_name_and_line(
+    entry: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    damage, message = DAMAGE[case]
+    path = tmp_path / "damaged.jsonl.gz"
+    damage(entry, path)
+    assert replay.main([str(path)]) == 2
+    assert f"{path}{message}" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main(["no-such-file.jsonl"]) == 2
+    assert (
+        capsys.readouterr().err == "no-such-file.jsonl: cannot be read: No such file or directory\n"
+    )
+
+
+def test_the_command_ends_with_the_count_and_status_0(
+    entry: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(entry, tmp_path / "one.jsonl")
+    assert replay.main([str(tmp_path / "one.jsonl")]) == 0
+    assert capsys.readouterr().out == f"1 workloads, {len(entry['steps'])} steps: 0 differ\n"
+
+
+def test_the_command_replays_against_a_part_named_by_its_file(
+    entry: dict[str, Any], tmp_path: Path
+) -> None:
+    write(entry, tmp_path / "one.jsonl")
+    (tmp_path / "mine.py").write_text(
+        "from mini_vllm.scheduler import Scheduler\n"
+        "class Mine(Scheduler):\n"
+        "    def _pop_victim(self):\n"
+        "        return self.running.pop(0)\n"
+    )
+    command = [sys.executable, "-m", "conformance.replay", str(tmp_path / "one.jsonl")]
+    done = subprocess.run(
+        [*command, "--scheduler", f"{tmp_path / 'mine.py'}:Mine"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].endswith("steps: 1 differ")
+    assert done.stdout.startswith(f"seed {entry['seed']} of ")
+    assert done.stderr == ""
+
+
+def test_a_seed_decides_its_workload() -> None:
+    assert workloads.generate(4711) == workloads.generate(4711)
+    assert workloads.generate(4711) != workloads.generate(4711 + len(workloads.PROFILES))
+
+
+def test_recordings_are_written_reproducibly(entry: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(entry, tmp_path / f"{name}.jsonl.gz")
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    assert list(recording.read(tmp_path / "a.jsonl.gz")) == [entry]
+
+
+def test_situations_are_not_counted_on_unequal_decisions(entry: dict[str, Any]) -> None:
+    wrong = copy.deepcopy(entry)
+    wrong["steps"][0]["free_blocks"] += 1
+    with pytest.raises(ValueError, match="situations need equal decisions"):
+        situations.situations_of(wrong)
+
+
+def test_the_counts_of_situations_include_those_that_never_occur(
+    entry: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(entry, tmp_path / "one.jsonl")
+    assert situations.main([str(tmp_path / "one.jsonl")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(situations.SITUATIONS)
+    assert "     1  preemption" in lines
+    assert "     0  victim withdrawn from the plan" in lines
+
+
+def test_the_scheduler_of_a_configuration_has_its_bounds(entry: dict[str, Any]) -> None:
+    scheduler = replay.mini_scheduler(entry["config"])
+    assert isinstance(scheduler, Scheduler)
+    assert scheduler.max_num_seqs == entry["config"]["max_num_seqs"]
+    assert scheduler.max_model_len == entry["config"]["max_model_len"]
