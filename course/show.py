@@ -240,7 +240,7 @@ def congratulate(
     """A passed lab: what was built, the reference to compare with, the way on."""
     say(
         console,
-        f"Passed: all {len(report.passed)} tests. You built: {lab.manifest.title}.",
+        f"Passed: all {len(report.passed)} tests. You built: {', '.join(built)}.",
         "green",
     )
     if part:
