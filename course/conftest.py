@@ -55,6 +55,7 @@ def course(
     """Run the `course` command in the little course, as its console script does."""
     monkeypatch.chdir(little_course)
     monkeypatch.delenv("COURSE_ROOT", raising=False)
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
 
     def run(*arguments: str) -> Ran:
         monkeypatch.setattr(sys, "argv", ["course", *arguments])

@@ -146,7 +146,7 @@ def _run_one(
     began, date = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     output, code = run_killably([sys.executable, *command[1:]], root, env, time_limit)
     seconds = time.perf_counter() - began
-    show.say(console, output.rstrip())
+    show.raw(console, output.rstrip())
     if code != 0:
         what = f"out of time after {time_limit:g} s" if code is None else f"exit status {code}"
         show.say(console, f"{lab.id}: {what}; nothing was captured.", "red")

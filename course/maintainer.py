@@ -168,5 +168,5 @@ def upstream_show(console: Console, root: Path, symbol: str) -> int:
         path, first, last = places[0]
         lines = (tree / path).read_text(encoding="utf-8").splitlines()[first - 1 : last]
         for number, line in enumerate(lines, first):
-            show.say(console, f"{number:>6}  {line}")
+            show.raw(console, f"{number:>6}  {line}")
     return 0

@@ -7,6 +7,7 @@ traceback; no colour codes when the output is not a terminal. Mirrors nothing up
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,6 +21,11 @@ from rich.text import Text
 from course.grading import Report, TestResult
 from course.labs import Lab
 from course.progress import CHANGED, PASSED, STARTED, Progress
+
+_COMMAND = re.compile(
+    r"\b(course (?:check|watch|hint|reset|solution|run|gpu run|selfcheck|upstream|cite)\b"
+    r"|(?<=: )course$)"
+)
 
 LONGEST_COMPARISON = 160
 LONGEST_LIST = 12
@@ -36,7 +42,17 @@ def make_console(stderr: bool = False) -> Console:
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """One paragraph, wrapped by the terminal and never by us (so that commands can be copied)."""
+    raw(console, as_typed(text), style)
+
+
+def raw(console: Console, text: str, style: str | None = None) -> None:
+    """Text that is not ours, as it is."""
     console.print(Text(text, style=style or ""), soft_wrap=True)
+
+
+def as_typed(text: str) -> str:
+    """`text` with our commands as this learner must type them: after `uv run`, or bare."""
+    return _COMMAND.sub(r"uv run \1", text) if "UV_RUN_RECURSION_DEPTH" in os.environ else text
 
 
 def printable(text: str) -> str:
@@ -280,7 +296,7 @@ def diff(console: Console, lab: Lab) -> None:
     elif console.is_terminal:
         console.print(Syntax("\n".join(lines), "diff", background_color="default"))
     else:
-        say(console, "\n".join(lines))
+        raw(console, "\n".join(lines))
 
 
 def code(console: Console, path: Path) -> None:
@@ -289,4 +305,4 @@ def code(console: Console, path: Path) -> None:
     if console.is_terminal:
         console.print(Syntax(text, "python", line_numbers=True, background_color="default"))
     else:
-        say(console, text.rstrip("\n"))
+        raw(console, text.rstrip("\n"))

@@ -63,6 +63,12 @@ def test_check_all_grades_what_was_touched_and_nothing_else(course, starter):
     assert ran.code == 0 and ran.out.count("You built") == 1
 
 
+def test_commands_are_shown_as_they_must_be_typed_under_uv(course, monkeypatch):
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    ran = course("check")
+    assert ran.out.rstrip().endswith("A hint: uv run course hint 90-00")
+
+
 def test_watch_grades_now_and_whatever_is_saved_until_interrupted(
     course, starter, little_course, monkeypatch
 ):
