@@ -29,6 +29,8 @@ _CITED = re.compile(
     rf"^(?P<path>(?:{'|'.join(ROOTS)})/[\w./-]*\.\w+):(?P<lines>{_LINES})$", re.ASCII
 )
 _LOOKS_CITED = re.compile(rf"^(?:{'|'.join(ROOTS)})/[\w./-]*\.\w+\s*[:#@]", re.ASCII)
+_BARE_PATH = re.compile(r"^(?:vllm|csrc)/[\w./-]*\w\.\w+$", re.ASCII)
+_SHORT = re.compile(rf"^[\w./-]*\w\.(?:py|cu|cuh|cpp|h|md|ya?ml|toml):{_LINES}$", re.ASCII)
 _SYMBOL = re.compile(r"^~?[A-Za-z_][\w]*(?:(?:\.|::|->)~?[A-Za-z_]\w*)*(?:\(\))?$", re.ASCII)
 _INCLUDE = re.compile(r"\{\{#upstream\s+(?P<path>\S+)(?:\s+(?P<symbol>\S+))?\s*\}\}")
 SKIPPED_FOLDERS = (
@@ -51,6 +53,8 @@ class Citation:
 
     @property
     def text(self) -> str:
+        if not self.first and not self.symbol:
+            return f"`{self.path}`"
         if not self.first:
             return f"{{{{#upstream {self.path} {self.symbol}}}}}"
         lines = f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
@@ -166,10 +170,10 @@ def _scan(
         cited = _CITED.match(content)
         line, column = place(span.start())
         if not cited:
-            if _LOOKS_CITED.match(content) and not (root / content.split(":")[0]).exists():
-                findings.append(
-                    Finding(page, line, f"`{content}` is not of the form `path:line` or `path:a-b`")
-                )
+            if problem := _unknown_form(content, page, root):
+                findings.append(Finding(page, line, f"`{content}` {problem}"))
+            elif _BARE_PATH.match(content):  # a path alone must exist, and says no more
+                citations.append(Citation(page, line, column, content, 0, 0, ""))
             continue
         if content.startswith(AMBIGUOUS) and (root / cited["path"]).exists():
             continue
@@ -194,6 +198,18 @@ def _scan(
                 symbol,
             )
         )
+
+
+def _unknown_form(content: str, page: Path, root: Path) -> str:
+    """Why a span that looks like a citation is none; empty when it does not look like one."""
+    path = content.split(":")[0]
+    if (root / path).exists() or (page.parent / path).exists():
+        return ""  # a file of this repository
+    if _LOOKS_CITED.match(content):
+        return "is not of the form `path:line` or `path:a-b`"
+    if _SHORT.match(content):
+        return "is no path from the root of the pinned tree: write it whole"
+    return ""
 
 
 def _inside_code(chunk: str, offset: int) -> bool:

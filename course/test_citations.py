@@ -112,7 +112,8 @@ def test_a_symbol_stands_on_its_definition_line(tree, symbol, line):
         "`csrc/cache.cu:1-3` `vllm::reshape_and_cache`",
         "{{#upstream vllm/pool.py Pool.used}}",
         "{{#upstream vllm/pool.py}}",
-        "`mini_vllm/pool.py:1` is no path of the pinned tree",
+        "the file `vllm/pool.py` as a whole",
+        "`page.md:1` is a file of ours",
     ],
 )
 def test_a_true_citation_passes(tmp_path, tree, page, text):
@@ -137,6 +138,8 @@ def test_fenced_code_cites_nothing(tmp_path, tree, page):
         ("`vllm/pool.py:7` and then `Pool`", "names no symbol"),
         ("`vllm/pool.py:7` `vllm/pool.py:12` `Pool`", "names no symbol"),
         ("`vllm/pool.py#L7` `Pool`", "is not of the form `path:line` or `path:a-b`"),
+        ("`pool.py:7` `Pool`", "is no path from the root of the pinned tree: write it whole"),
+        ("the file `vllm/attention/layer.py`", "there is no such file at the pin"),
         ("`vllm/pool.py:7ff` `Pool`", "is not of the form `path:line` or `path:a-b`"),
         ("`csrc/cache.cu:3` `reshape_and_cache`", "does not stand there; it stands on line 2"),
         ("`csrc/cache.cu:1` `absent`", "the file does not hold 'absent'"),
