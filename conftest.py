@@ -2,7 +2,7 @@
 
 `LAB_IMPL=solution` (the default) or `LAB_IMPL=starter` chooses which file beside a lab's
 `test_lab.py` is graded. A test marked `gpu`, `torch` or `upstream` skips itself, with the
-reason, where the thing it needs is missing; `--require NAME` turns that skip into an error.
+reason, where the thing it needs is missing; `--require=NAME` turns that skip into an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in config.getoption("--require"):
         reason = CAPABILITIES[name]()
         if reason:
-            raise pytest.UsageError(f"--require {name}: {reason}")
+            raise pytest.UsageError(f"--require={name}: {reason}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

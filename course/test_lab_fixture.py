@@ -35,8 +35,8 @@ def test_a_nonsense_lab_impl_is_refused_by_name():
 
 
 def test_a_required_thing_that_is_missing_is_refused_not_skipped():
-    ran = plain_pytest(str(GOOD), "--require", "gpu", CUDA_VISIBLE_DEVICES="")
-    assert ran.returncode == 4 and "--require gpu: no CUDA GPU" in ran.stderr
+    ran = plain_pytest(str(GOOD), "--require=gpu", CUDA_VISIBLE_DEVICES="")
+    assert ran.returncode == 4 and "--require=gpu: no CUDA GPU" in ran.stderr
 
 
 def test_what_a_machine_lacks_skips_with_the_reason(little_course):
