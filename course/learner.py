@@ -10,6 +10,7 @@ import ast
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ def grade(
         raise CourseError(
             f"{show.relative(lab.starter, root)} is gone. Put it back: course reset {lab.id}"
         )
-    report = run_starter(root, lab, time_limit)
+    working = console.status(f"Grading {lab.id} ...") if console.is_terminal else nullcontext()
+    with working:
+        report = run_starter(root, lab, time_limit)
     progress.record(lab, report)
     show.graded(console, root, lab, report)
     if report.ok:

@@ -132,6 +132,8 @@ def _problems(data: Any, path: Path) -> Any:
                 yield f"{where}: missing key {key!r}"
         name = item.get("name")
         if isinstance(name, str):
+            if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+                yield f"{where}: the name must be lower-case words joined by hyphens"
             if name in seen:
                 yield f"{where}: the name is used twice"
             seen.add(name)

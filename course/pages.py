@@ -99,7 +99,8 @@ def run(root: Path, page: Path, time_limit: float = TIME_LIMIT) -> list[Finding]
         }
         job.write_text(json.dumps(data), encoding="utf-8")
         env = {**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1", "PYTHONHASHSEED": "0"}
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
+        tool = str(Path(__file__).parents[1])
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), tool, env.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "course.pagerunner", str(job)]
         output, code = grading.run_killably(command, root, env, time_limit)
         results = (

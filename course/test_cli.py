@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from course import pristine
+from course import pristine, upstream
 from course.conftest import REPOSITORY
 from course.labs import find_labs
 
@@ -256,3 +256,57 @@ def test_outside_the_repository_it_still_starts_as_a_module(tmp_path):
         env={"PYTHONPATH": str(REPOSITORY), "PATH": ""},
     )  # fmt: skip
     assert ran.returncode == 0 and "selfcheck" in ran.stdout
+
+
+@pytest.fixture
+def pinned(little_course):
+    """A tree small enough to read, that `upstream verify` takes for the pinned one."""
+    tree = little_course / "upstream"
+    for name in upstream.NEEDED:
+        path = tree / name
+        if path.suffix:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("class Scheduler:\n    def schedule(self):\n        return 1\n")
+        else:
+            path.mkdir(parents=True)
+    (tree / "vllm" / "_version.py").write_text(
+        f"version = '{upstream.VERSION}'\ncommit_id = 'g{upstream.COMMIT}'\n"
+    )
+    return tree
+
+
+def test_cite_check_needs_the_pinned_tree_and_says_how_to_get_it(course):
+    ran = course("cite", "check")
+    assert ran.code == 2 and "course upstream fetch" in ran.err
+
+
+def test_cite_check_and_fix_work_from_the_command_line(course, pinned, little_course):
+    page = little_course / "page.md"
+    page.write_text("`vllm/v1/core/sched/scheduler.py:1` `Scheduler.schedule`\n")
+    ran = course("cite", "check")
+    assert ran.code == 1
+    assert "page.md:1: " in ran.out and "the symbol is defined on line 2, not 1" in ran.out
+    assert "1 would move (--write)" in course("cite", "fix").out
+    assert course("cite", "fix", "--write").code == 0
+    assert page.read_text() == "`vllm/v1/core/sched/scheduler.py:2` `Scheduler.schedule`\n"
+    assert course("cite", "check").code == 0
+
+
+def test_upstream_show_prints_a_citation_ready_to_copy_and_the_source(course, pinned):
+    ran = course("upstream", "show", "Scheduler.schedule")
+    assert ran.out == (
+        "`vllm/v1/core/sched/scheduler.py:2` `Scheduler.schedule`\n"
+        "     2      def schedule(self):\n     3          return 1\n"
+    )
+
+
+def test_upstream_show_refuses_a_symbol_that_is_not_there(course, pinned):
+    assert course("upstream", "show", "Scheduler.gone").code == 2
+
+
+def test_docs_check_counts_pages_blocks_and_findings(course, little_course):
+    (little_course / "page.md").write_text("[a](gone.md)\n\n```python\nprint(1)\n```\n")
+    ran = course("docs", "check")
+    assert ran.code == 1
+    assert "page.md:1: gone.md: there is no such file" in ran.out
+    assert "3 pages, 1 blocks run, 1 to mend" in ran.out

@@ -42,6 +42,7 @@ def test_a_sound_manifest_loads_with_its_hints_in_order(tmp_path):
         (SOUND.replace('["one", "two"]', "one"), "hints.test_a must be a list"),
         (SOUND + "misconceptions:\n  - name: a\n", "misconception 'a': missing key 'why'"),
         (SOUND + "misconceptions:\n  - name: a\n    wy: b\n", "unknown key 'wy'"),
+        (SOUND + "misconceptions:\n  - name: A b\n", "lower-case words joined by hyphens"),
         ("- a\n- b\n", "must be a mapping of keys, not list"),
         ("a: [", "not valid YAML"),
     ],
