@@ -156,7 +156,7 @@ def figure(measurement: dict[str, Any]) -> str:
     axes.curve(points, BLUE)
     axes.dots(points, BLUE)
     axes.label(*points[len(points) // 2], "measured", BLUE, dx=-6, dy=-12, anchor="end")
-    axes.label(*predicted[-1], "roofline", GREY, dx=-4, dy=26, anchor="end")
+    axes.label(*predicted[-4], "roofline", GREY, dx=10, dy=16)
     svg.text(
         70,
         24,

@@ -106,6 +106,20 @@ def test_both_ways_give_the_same_tokens_on_real_floats():
     assert plain.token_ids == cached.token_ids
 
 
+def test_measurement_keeps_each_steps_shortest_time():
+    runs = [kv_cache.Run([1, 2], [0, 0], [3.0, 4.0]), kv_cache.Run([1, 2], [0, 0], [1.0, 6.0])]
+    assert kv_cache._fastest(runs) == [1.0, 2.0]
+
+
+def test_kv_cache_measurement_has_a_json_form_a_table_and_a_figure():
+    got = json.loads(json.dumps(kv_cache.measure(list(b"ab"), 8, 2, tiny_model())))
+    assert len(got["with_cache"]["flops"]) == len(got["without_cache"]["seconds"]) == 8
+    assert got["without_cache"]["flops"][7] == 0  # parts count in checkpoints, not in objects
+    got["without_cache"]["flops"] = got["with_cache"]["flops"] = list(range(1, 9))
+    assert kv_cache.table(got).splitlines()[-1].split()[0] == "8"
+    ElementTree.fromstring(kv_cache.figure(got))
+
+
 def test_flops_are_those_of_the_positions_computed():
     meter = kv_cache.Meter()
     parts = meter.parts()

@@ -40,8 +40,12 @@ N_8B, KV_8B, ATTENTION_8B = 8e9, 131_072, 524_288
 
 def solution(lab: str) -> ModuleType:
     """The solution of one of this phase's labs, as a module."""
-    path = PHASE / "labs" / lab / "solution.py"
-    name = f"_figure_{lab}".replace("-", "_")
+    return load(PHASE / "labs" / lab / "solution.py")
+
+
+def load(path: Path) -> ModuleType:
+    """A Python file as a module of its own name."""
+    name = f"_figure_{path.parent.name}_{path.stem}".replace("-", "_")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -488,10 +492,25 @@ def steps() -> str:
 # ------------------------------------------------------------------ measurements
 
 
+def experiment(name: str) -> ModuleType:
+    """One of this phase's measuring scripts, as a module."""
+    return load(PHASE / "experiments" / f"{name}.py")
+
+
 def measured(name: str) -> dict:
-    """A saved measurement."""
+    """A saved measurement; which machine made it is inside."""
     path = PHASE / "experiments" / "measured" / name
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def my_roofline() -> str:
+    """Predicted and measured time of a matrix product over its columns."""
+    return experiment("measure_roofline").figure(measured("roofline.json"))
+
+
+def growth() -> str:
+    """FLOP and seconds of generation with and without a cache."""
+    return experiment("measure_kv_cache").figure(measured("kv-cache.json"))
 
 
 FIGURES = {
@@ -505,6 +524,8 @@ FIGURES = {
     "kv-term.svg": kv_term,
     "counters.svg": counters,
     "steps.svg": steps,
+    "my-roofline.svg": my_roofline,
+    "growth.svg": growth,
 }
 
 if __name__ == "__main__":
