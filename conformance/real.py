@@ -30,6 +30,22 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+__all__ = [
+    "FullAttentionSpec",
+    "KVCacheConfig",
+    "KVCacheGroupSpec",
+    "Request",
+    "SamplingParams",
+    "abort",
+    "get_request_block_hasher",
+    "init_none_hash",
+    "make_request",
+    "make_scheduler",
+    "model_config",
+    "runner_output",
+    "sha256",
+]
+
 logging.disable(logging.WARNING)
 
 OPT_CONFIG = {
@@ -46,7 +62,7 @@ OPT_CONFIG = {
 
 
 @functools.cache
-def _model_config() -> ModelConfig:
+def model_config() -> ModelConfig:
     """A config no weights stand behind: the scheduler reads only lengths from it."""
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as folder:
@@ -61,14 +77,14 @@ def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Sc
         config: the keys of ARCHITECTURE's recordings (`num_blocks`, `block_size`, ...).
         async_scheduling: build `AsyncScheduler`, which plans ahead of the sampled tokens.
     """
-    model_config = _model_config()
-    model_config.max_model_len = config["max_model_len"]
+    shared = model_config()
+    shared.max_model_len = config["max_model_len"]
     cache_config = CacheConfig(
         block_size=config["block_size"], enable_prefix_caching=config["enable_prefix_caching"]
     )
     cache_config.num_gpu_blocks = config["num_blocks"]
     vllm_config = VllmConfig(
-        model_config=model_config,
+        model_config=shared,
         cache_config=cache_config,
         device_config=DeviceConfig(device="cpu"),
         scheduler_config=SchedulerConfig(

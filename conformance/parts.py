@@ -1,0 +1,179 @@
+"""Recordings of the real parts around the scheduler: read them by name, replay sequences.
+
+`load("block_pool")` gives the cases that `record_parts.py` describes. `replay_block_pool`,
+`replay_free_queue` and `replay_kv_cache_manager` drive the mini classes, or a learner's, through
+the recorded operations and return the first difference in words, "" when there is none.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance import recording
+from mini_vllm.block_pool import BlockPool, FreeKVCacheBlockQueue, KVCacheBlock
+from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.request import Request
+from mini_vllm.sampler import SamplingParams
+
+FOLDER = Path(__file__).parent / "recordings" / "parts"
+
+Case = dict[str, Any]
+
+
+def load(name: str, folder: Path = FOLDER) -> list[Case]:
+    """The cases of one part, for example "check_stop".
+
+    Raises:
+        RecordingError: there is no such file, or it is not a recording of the pinned version.
+    """
+    path = folder / f"{name}.json.gz"
+    try:
+        content = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError) as error:
+        raise recording.RecordingError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.get("upstream") != recording.UPSTREAM:
+        raise recording.RecordingError(f"{path}: not a recording of {recording.UPSTREAM}")
+    cases: list[Case] = content["cases"]
+    return cases
+
+
+def save(path: Path, part: str, about: str, cases: Sequence[Case]) -> None:
+    """Write one part's cases; equal cases give equal bytes."""
+    content = {"upstream": recording.UPSTREAM, "part": part, "about": about, "cases": list(cases)}
+    data = json.dumps(content, separators=(",", ":")).encode()
+    path.write_bytes(gzip.compress(data, 9, mtime=0))
+
+
+def replay_free_queue(
+    case: Case,
+    queue_class: Callable[[Sequence[KVCacheBlock]], FreeKVCacheBlockQueue] = FreeKVCacheBlockQueue,
+    block_class: Callable[[int], KVCacheBlock] = KVCacheBlock,
+) -> str:
+    """Drive a free queue through one case of "free_queue"."""
+    blocks = [block_class(block_id) for block_id in range(case["num_blocks"])]
+    queue = queue_class(blocks)
+    for number, op in enumerate(case["ops"]):
+        result: Any = None
+        try:
+            if op["op"] == "popleft":
+                result = queue.popleft().block_id
+            elif op["op"] == "append":
+                queue.append(blocks[op["block"]])
+            else:
+                queue.remove(blocks[op["block"]])
+        except (ValueError, RuntimeError) as error:
+            result = type(error).__name__
+        got = {
+            "result": result,
+            "free": [block.block_id for block in queue.get_all_free_blocks()],
+        }
+        said = _differ(number, op, got, f"{op['op']}({'' if op['block'] is None else op['block']})")
+        if said:
+            return said
+        if queue.num_free_blocks != len(op["free"]):
+            return (
+                f"operation {number}: num_free_blocks is {queue.num_free_blocks}, "
+                f"but {len(op['free'])} blocks are queued"
+            )
+    return ""
+
+
+def replay_block_pool(case: Case, pool_class: Callable[[int, bool], BlockPool] = BlockPool) -> str:
+    """Drive a pool through one case of "block_pool"; queue, references and contents each time."""
+    pool = pool_class(case["num_blocks"], case["enable_caching"])
+    for number, op in enumerate(case["ops"]):
+        name, args = op["op"], op["args"]
+        result: Any = None
+        blocks = [pool.blocks[i] for i in args[0]] if isinstance(args[0], list) else []
+        if name == "get_new_blocks":
+            try:
+                result = [block.block_id for block in pool.get_new_blocks(args[0])]
+            except ValueError:
+                result = "ValueError"
+        elif name == "touch":
+            pool.touch(blocks)
+        elif name == "free_blocks":
+            pool.free_blocks(blocks)
+        elif name == "cache_full_blocks":
+            pool.cache_full_blocks(blocks, args[1])
+        else:
+            found = pool.get_cached_block(args[0])
+            result = None if found is None else found.block_id
+        got = {
+            "result": result,
+            "free": [block.block_id for block in pool.free_queue.get_all_free_blocks()],
+            "refs": [block.ref_cnt for block in pool.blocks],
+            "contents": [block.block_hash for block in pool.blocks],
+        }
+        said = _differ(number, op, got, f"{name}({', '.join(map(str, args))})")
+        if said:
+            return said
+    return ""
+
+
+def replay_kv_cache_manager(
+    case: Case,
+    manager_class: Callable[..., KVCacheManager] = KVCacheManager,
+    pool_class: Callable[[int, bool], BlockPool] = BlockPool,
+) -> str:
+    """Drive a manager through one case of "kv_cache_manager"; the same state after each call."""
+    manager = manager_class(
+        case["num_blocks"], case["block_size"], case["enable_caching"], block_pool=pool_class
+    )
+    requests = [
+        Request(f"r{index}", prompt, SamplingParams(max_tokens=40))
+        for index, prompt in enumerate(case["prompts"])
+    ]
+    for number, op in enumerate(case["ops"]):
+        request, argument = requests[op["request"]], op["argument"]
+        result = _call(manager, request, op["op"], argument)
+        pool = manager.block_pool
+        got = {
+            "result": result,
+            "free": [block.block_id for block in pool.free_queue.get_all_free_blocks()],
+            "refs": [block.ref_cnt for block in pool.blocks],
+            "hashed": [block.block_id for block in pool.blocks if block.block_hash is not None],
+            "tables": [manager.get_block_ids(r.request_id) for r in requests],
+        }
+        words = f"{op['op']} {request.request_id}" + (f" {argument}" if argument else "")
+        said = _differ(number, op, got, words)
+        if said:
+            return said
+    return ""
+
+
+def _call(manager: KVCacheManager, request: Request, op: str, argument: Any) -> list[int] | None:
+    """One operation of a "kv_cache_manager" case, with the counter kept as a scheduler would."""
+    if op == "append":
+        request.append_output_token(argument)
+    elif op == "free":
+        manager.free(request)
+        request.num_computed_tokens = 0
+    elif op == "lookup":
+        return [block.block_id for block in manager.get_computed_blocks(request)[0]]
+    else:
+        hits, before = None, request.num_computed_tokens
+        if op == "admit":
+            hits, request.num_computed_tokens = manager.get_computed_blocks(request)
+        new_blocks = manager.allocate_slots(request, argument, hits)
+        if new_blocks is None:
+            request.num_computed_tokens = before
+            return None
+        request.num_computed_tokens += argument
+        return [block.block_id for block in new_blocks]
+    return None
+
+
+def _differ(number: int, op: Case, got: dict[str, Any], words: str) -> str:
+    """The first recorded value that differs, in words."""
+    for field, value in got.items():
+        if value != op[field]:
+            return (
+                f"operation {number}, {words}: {field}\n"
+                f"  expected  {op[field]}\n  got       {value}"
+            )
+    return ""
