@@ -53,6 +53,7 @@ class TestResult:
     error: str = ""
     message: str = ""
     frames: tuple[Frame, ...] = ()
+    printed: str = ""
 
 
 @dataclass(slots=True)
@@ -201,6 +202,7 @@ def _read(scratch: Path, code: int | None, output: str, time_limit: float) -> Re
                     error=event.get("error", ""),
                     message=event.get("message", ""),
                     frames=tuple(Frame(**frame) for frame in event.get("frames", ())),
+                    printed=event.get("printed", ""),
                 )
             )
         elif event["event"] == "collect-error":

@@ -112,6 +112,7 @@ def _describe(call: pytest.CallInfo[None], report: pytest.TestReport) -> dict[st
         "error": "Failed" if own else type(error).__name__,
         "message": text[:LONGEST_MESSAGE] + (" ..." if len(text) > LONGEST_MESSAGE else ""),
         "frames": frames[:1] + frames[-1:] if len(frames) > 1 else frames,
+        "printed": report.capstdout[-LONGEST_MESSAGE:],
     }
 
 

@@ -187,7 +187,12 @@ def _misconception_problems(
             verdict.misconceptions += 1
         elif outcomes & {"error"}:
             yield f"misconception {item.name!r}: the wrong solution cannot be loaded"
-        elif outcomes == {"passed"} or outcomes == {"passed", "skipped"}:
+        elif not results and not report.trouble:
+            yield (
+                f"misconception {item.name!r}: {item.caught_by} did not run; name a test that "
+                "needs no GPU"
+            )
+        elif "passed" in outcomes:
             yield (
                 f"misconception {item.name!r} is not caught: {item.caught_by} passes on the wrong "
                 "solution"

@@ -224,6 +224,10 @@ def explain(console: Console, root: Path, lab: Lab, result: TestResult) -> None:
             )
     for line in lines:
         say(console, f"    {line.plain}", str(line.style))
+    if result.printed.strip():
+        shown = printable(result.printed).rstrip().splitlines()[-LONGEST_LIST:]
+        say(console, "    Your code printed:", "dim")
+        raw(console, "\n".join(f"      {line}" for line in shown), "dim")
 
 
 def _split_comparison(message: str) -> tuple[str, str]:

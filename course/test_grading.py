@@ -123,6 +123,11 @@ def test_what_the_code_left_running_is_ended_with_it(little_course, tmp_path):
         pass
 
 
+def test_what_the_code_printed_is_shown_with_the_failing_test(little_course):
+    _, told = grade(little_course, body("print('size', block_size)\nreturn 0"))
+    assert "    Your code printed:\n      size 16\n" in told
+
+
 def test_a_variant_sees_only_the_tests_named_for_it():
     folder = REPOSITORY / "course/testdata/phase-90-selfcheck/labs/lab-06-static"
     report = grading.run(
