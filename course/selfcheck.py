@@ -134,7 +134,8 @@ def _run_rules(
         verdict.problems.append(report.trouble)
     verdict.problems += _solution_problems(lab, report, verdict)
     verdict.problems += _starter_problems(report, tests)
-    verdict.problems += _misconception_problems(spec, report, verdict, names)
+    put_in = [m for m in spec.misconceptions if f"wrong: {m.name}" in variants]
+    verdict.problems += _misconception_problems(put_in, report, verdict, names)
 
 
 def _solution_problems(lab: Lab, report: grading.Report, verdict: Verdict) -> Iterator[str]:
@@ -176,9 +177,12 @@ def _starter_problems(report: grading.Report, tests: ast.Module) -> Iterator[str
 
 
 def _misconception_problems(
-    spec: manifest.Manifest, report: grading.Report, verdict: Verdict, names: list[str]
+    put_in: list[manifest.Misconception],
+    report: grading.Report,
+    verdict: Verdict,
+    names: list[str],
 ) -> Iterator[str]:
-    for item in spec.misconceptions:
+    for item in put_in:
         results = report.of(f"wrong: {item.name}")
         outcomes = {result.outcome for result in results}
         if item.caught_by not in names:
