@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.parts import load
+
 GIB = 2**30
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -195,6 +197,22 @@ def test_sliding_window_is_capped_by_the_model_length(lab):
         "a request of at most 512 tokens never holds more than 512, however wide the window: "
         f"32 blocks plus the alignment block = 33; you have {got}"
     )
+
+
+def test_capacity_of_the_real_engine(lab):
+    for case in load("kv_capacity"):
+        shape = [case[name] for name in ("num_layers", "num_kv_heads", "head_size", "dtype_bytes")]
+        blocks = lab.num_blocks(case["available_memory"], *shape, block_size=case["block_size"])
+        assert blocks == case["num_blocks"], (
+            f"vLLM was asked for the blocks in {case['available_memory']:,} bytes with layers, KV "
+            f"heads, head dim, bytes = {shape} and block size {case['block_size']}: it said "
+            f"{case['num_blocks']:,}, you say {blocks:,}"
+        )
+        got = lab.max_concurrency(blocks, case["max_model_len"], case["block_size"])
+        assert got == case["max_concurrency"], (
+            f"{blocks:,} blocks of {case['block_size']}, {case['max_model_len']:,} tokens per "
+            f"request: vLLM said {case['max_concurrency']}, you say {got}"
+        )
 
 
 # --- Part C ---------------------------------------------------------------------------------------

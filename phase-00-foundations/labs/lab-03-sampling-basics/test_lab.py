@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from conformance.parts import load
 from mini_vllm.sampler import Sampler, SamplingParams
 
 FOUR = np.log([0.5, 0.3, 0.15, 0.05])  # probabilities of four tokens, as logits
@@ -198,6 +199,18 @@ def test_agrees_with_mini_vllm_sampler(lab, temperature, top_k, top_p):
                 f"token {expected}, you draw {got}. Same steps, same order, one draw from a fresh "
                 "default_rng(seed)"
             )
+
+
+def test_masks_of_the_real_sampler(lab):
+    for case in load("sampling_masks"):
+        if case["min_p"] > 0:
+            continue  # min-p is not part of this lab
+        logits = np.array(case["logits"])
+        got = survivors(lab.apply_top_p(lab.apply_top_k(logits, case["top_k"]), case["top_p"]))
+        assert got == case["kept"], (
+            f"vLLM's own sampler was given {len(logits)} logits, top_k={case['top_k']} and "
+            f"top_p={case['top_p']}. It kept the tokens\n{case['kept']}\nand you keep\n{got}"
+        )
 
 
 def test_inputs_not_mutated(lab):
