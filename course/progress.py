@@ -86,6 +86,7 @@ class Progress:
 
     def record(self, lab: Lab, report: Report) -> None:
         """Keep the outcome of a grading of the lab's starter as it is now."""
+        self.entries = self._read()  # `course hint` in another terminal may have written since
         old = self.entry(lab)
         failed = report.failed
         self.entries[lab.id] = Entry(
@@ -101,6 +102,7 @@ class Progress:
 
     def unfold(self, lab: Lab, test: str) -> int:
         """One more hint of `test` is shown; how many are unfolded now."""
+        self.entries = self._read()
         entry = self.entries.setdefault(lab.id, Entry())
         available = len(lab.manifest.hints.get(test, ()))
         entry.hints[test] = min(entry.hints.get(test, 0) + 1, available)
@@ -109,6 +111,7 @@ class Progress:
 
     def fold(self, lab: Lab) -> None:
         """Forget the lab's result and hints, as after a reset."""
+        self.entries = self._read()
         self.entries.pop(lab.id, None)
         self._write()
 

@@ -85,6 +85,14 @@ def test_hints_unfold_one_at_a_time_and_stop_at_the_last(progress, labs):
     assert [progress.unfold(labs[0], "test_rounds_up") for _ in range(3)] == [1, 1, 1]
 
 
+def test_two_terminals_do_not_undo_each_others_entries(little_course, labs):
+    watching, asking = Progress(little_course), Progress(little_course)
+    asking.unfold(labs[0], "test_rounds_up")
+    watching.record(labs[0], outcome("failed"))
+    watching.record(labs[1], outcome("failed"))
+    assert Progress(little_course).entry(labs[0]).hints == {"test_rounds_up": 1}
+
+
 def test_an_unreadable_progress_file_is_moved_aside_not_overwritten(little_course, labs):
     path = little_course / ".course" / "progress.json"
     write_atomically(path, '{"version": 1, "labs": {"90-00"')
