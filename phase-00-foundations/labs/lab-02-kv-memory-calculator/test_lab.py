@@ -36,21 +36,6 @@ def test_llama3_8b_per_token(lab):
     )
 
 
-def test_returns_int(lab):
-    per_token = lab.kv_bytes_per_token(32, 8, 128, 2)
-    per_seq = lab.kv_bytes_per_seq(per_token, 2048)
-    for name, value in (
-        ("kv_bytes_per_token", per_token),
-        ("kv_bytes_per_seq", per_seq),
-        ("max_concurrent_seqs", lab.max_concurrent_seqs(24 * GIB, 16 * GIB, per_seq)),
-        ("num_blocks", lab.num_blocks(8 * GIB, 32, 8, 128)),
-    ):
-        assert type(value) is int, (
-            f"{name} counts bytes, sequences or blocks, so it returns an int; a float loses exact "
-            f"bytes above 2**53 and prints 32.0 people. It returned {value!r}"
-        )
-
-
 def test_70b(lab):
     per_token = lab.kv_bytes_per_token(80, 8, 128, 2)
     assert per_token == 327_680, (
@@ -125,6 +110,20 @@ def test_decimal_vs_binary_units(lab):
     )
 
 
+def test_returns_int(lab):
+    per_token = lab.kv_bytes_per_token(32, 8, 128, 2)
+    per_seq = lab.kv_bytes_per_seq(per_token, 2048)
+    for name, value in (
+        ("kv_bytes_per_token", per_token),
+        ("kv_bytes_per_seq", per_seq),
+        ("max_concurrent_seqs", lab.max_concurrent_seqs(24 * GIB, 16 * GIB, per_seq)),
+    ):
+        assert type(value) is int, (
+            f"{name} counts bytes or sequences, so it returns an int; a float loses exact "
+            f"bytes above 2**53 and prints 32.0 people. It returned {value!r}"
+        )
+
+
 def test_invalid_dims_raise(lab):
     good = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "dtype_bytes": 2}
     for name in good:
@@ -145,6 +144,7 @@ def test_num_blocks_counts_whole_blocks(lab):
     assert got == 4096, (
         f"a block of 16 tokens is 2 MiB for Llama-3-8B, so 8 GiB hold 4,096 blocks; you have {got}"
     )
+    assert type(got) is int, f"blocks are counted: an int, not {got!r}"
     assert lab.num_blocks(8 * GIB - 1, 32, 8, 128) == 4095, "a block that does not fit is no block"
     assert lab.num_blocks(0, 32, 8, 128) == 0, "no memory, no blocks"
     assert lab.num_blocks(-5, 32, 8, 128) == 0, "less than no memory is still 0 blocks"

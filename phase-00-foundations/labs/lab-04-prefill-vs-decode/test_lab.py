@@ -25,18 +25,6 @@ def test_a100_ridge_point(lab):
     )
 
 
-def test_intensity_is_just_tokens_over_dtype(lab):
-    for n_params in (N_8B, 70e9):
-        for dtype_bytes, factor in ((2, 1.0), (1, 2.0), (0.5, 4.0)):
-            for num_tokens in (1, 64, 2048):
-                close(
-                    lab.arithmetic_intensity(n_params, num_tokens, dtype_bytes),
-                    factor * num_tokens,
-                    f"{num_tokens} tokens at {dtype_bytes} bytes per weight: 2 x tokens / bytes = "
-                    f"{factor * num_tokens} FLOP per byte, whatever the model ({n_params:.0e})",
-                )
-
-
 def test_flops_and_bytes_of_a_step(lab):
     close(
         lab.step_flops(N_8B, 1),
@@ -50,6 +38,18 @@ def test_flops_and_bytes_of_a_step(lab):
     )
     close(lab.step_bytes(N_8B), 16e9, "8e9 weights of 2 bytes, read once, are 16e9 bytes")
     close(lab.step_bytes(N_8B, 0.5), 4e9, "the same weights in int4 are 4e9 bytes")
+
+
+def test_intensity_is_just_tokens_over_dtype(lab):
+    for n_params in (N_8B, 70e9):
+        for dtype_bytes, factor in ((2, 1.0), (1, 2.0), (0.5, 4.0)):
+            for num_tokens in (1, 64, 2048):
+                close(
+                    lab.arithmetic_intensity(n_params, num_tokens, dtype_bytes),
+                    factor * num_tokens,
+                    f"{num_tokens} tokens at {dtype_bytes} bytes per weight: 2 x tokens / bytes = "
+                    f"{factor * num_tokens} FLOP per byte, whatever the model ({n_params:.0e})",
+                )
 
 
 def test_single_decode_is_hopelessly_bandwidth_bound(lab):
