@@ -83,6 +83,8 @@ def dashboard(context: typer.Context) -> None:
 @app.command()
 def demo(model: ModelName = "byte-llama") -> None:
     """Three prompts with a shared prefix through the engine, step by step."""
+    # One small batch: a second BLAS thread gains nothing, and waits on a busy machine.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from course import demo as module
 
     module.run(show.make_console(), model)

@@ -86,6 +86,7 @@ class Timeline:
             line = Text(f"  {request_id}  ")
             line.append(f"...{ENDINGS[ord(request_id) - ord('A')]}", "dim")
             line.append(text)
+            line.no_wrap, line.overflow = True, "ellipsis"
             lines.append(line)
         return Group(*lines)
 
@@ -102,7 +103,7 @@ def run(console: Console, model: str) -> None:
     for request_id, prompt in prompts.items():
         engine.add_request(
             prompt,
-            SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
+            SamplingParams(temperature=0.7, seed=0, max_tokens=MAX_TOKENS, ignore_eos=True),
             request_id=request_id,
         )
     show.say(console, "Three prompts with the same beginning, in one batch:", "bold")
