@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from mini_vllm import SamplingParams
+
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Turn scores into probabilities.
@@ -114,3 +116,27 @@ def sample(
     scores = apply_top_p(scores, top_p)
     probabilities = softmax(scores)
     return int(np.random.default_rng(seed).choice(len(probabilities), p=probabilities))
+
+
+class Sampler:
+    """Given. Your `sample` as an engine part: `course run --mine` generates with it.
+
+    The engine keeps one random generator per request. `sample` takes a seed, so each step draws one
+    from the request's generator: different at every step, the same in every run.
+    """
+
+    def sample(
+        self, logits: np.ndarray, params: SamplingParams, rng: np.random.Generator | None = None
+    ) -> int:
+        """The engine's interface: `mini_vllm/sampler.py`, `Sampler.sample`.
+
+        Raises:
+            ValueError: `min_p` above 0, which this lab does not have.
+        """
+        if params.min_p > 0.0:
+            raise ValueError(f"min_p={params.min_p}: this lab's sampler has no min-p")
+        if params.temperature == 0.0:
+            return sample(logits, 0.0)
+        generator = rng if rng is not None else np.random.default_rng(params.seed)
+        seed = int(generator.integers(2**63))
+        return sample(logits, params.temperature, params.top_k, params.top_p, seed)

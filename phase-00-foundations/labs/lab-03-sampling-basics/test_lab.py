@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformance.parts import load
-from mini_vllm.sampler import Sampler, SamplingParams
+from mini_vllm import EngineParts, LLMEngine, Sampler, SamplingParams
 
 FOUR = np.log([0.5, 0.3, 0.15, 0.05])  # probabilities of four tokens, as logits
 STEEP = np.log([0.4, 0.3, 0.2, 0.1])
@@ -270,3 +270,21 @@ def test_empirical_frequencies(lab):
         f"{expected.astype(int).tolist()}: chi-square {chi2:.1f} with 3 degrees of freedom, above "
         "16.27, which chance exceeds once in a thousand"
     )
+
+
+def test_the_engine_generates_with_your_sampler(lab):
+    def generate(parts: EngineParts, **knobs) -> list[int]:
+        engine = LLMEngine(model="toy", parts=parts)
+        [result] = engine.generate(
+            ["hello"], SamplingParams(max_tokens=12, ignore_eos=True, **knobs)
+        )
+        return result.token_ids
+
+    mine = EngineParts(sampler=lab.Sampler)
+    assert generate(mine) == generate(EngineParts()), (
+        "greedy generation must give the same tokens with your sampler as with the engine's own"
+    )
+    knobs = {"temperature": 1.0, "top_k": 40, "seed": 7}
+    first, second = generate(mine, **knobs), generate(mine, **knobs)
+    assert first == second, f"the same request gave {first} and then {second}: the seed was lost"
+    assert len(set(first)) > 3, f"12 random tokens out of 40 allowed, and they are {first}"
