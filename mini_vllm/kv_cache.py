@@ -171,10 +171,11 @@ class KVCacheManager:
 
     def _extend_hashes(self, request: Request) -> None:
         """Bring `request.block_hashes` up to the number of full blocks of its tokens (B9)."""
-        hashes, size = request.block_hashes, self.block_size
+        hashes, token_ids, size = request.block_hashes, request.all_token_ids, self.block_size
+        parent = hashes[-1] if hashes else ROOT_HASH
         for start in range(len(hashes) * size, request.num_tokens - size + 1, size):
-            parent = hashes[-1] if hashes else ROOT_HASH
-            hashes.append(hash_block_tokens(parent, request.all_token_ids[start : start + size]))
+            parent = hash_block_tokens(parent, token_ids[start : start + size])
+            hashes.append(parent)
 
 
 def _blocks_for(num_tokens: int, block_size: int) -> int:
