@@ -209,6 +209,29 @@ def first_difference(
     return result.differences[0] if result.differences else None
 
 
+def run(
+    workload: Mapping[str, Any],
+    build: Build = mini_scheduler,
+    make_request: MakeRequest = mini_request,
+    max_steps: int = 2000,
+) -> recording.Recording:
+    """Run a workload on its own and note it as a recording: what would differ is then visible.
+
+    Raises:
+        RuntimeError: it did not end within `max_steps`.
+    """
+    scheduler = build(workload["config"])
+    events = {event["step"]: event for event in workload["events"]}
+    requests: dict[str, Request] = {}
+    steps: list[dict[str, Any]] = []
+    while scheduler.has_unfinished_requests() or len(steps) <= max(events):
+        if len(steps) == max_steps:
+            raise RuntimeError(f"seed {workload['seed']}: not finished after {max_steps} steps")
+        event = events.get(len(steps), {})
+        steps.append(_step(scheduler, requests, event, workload, make_request))
+    return {"upstream": recording.UPSTREAM, **workload, "steps": steps}
+
+
 # ---------------------------------------------------------------------- one step
 
 
@@ -216,7 +239,7 @@ def _step(
     scheduler: Scheduler,
     requests: dict[str, Request],
     event: Mapping[str, Any],
-    entry: recording.Recording,
+    entry: Mapping[str, Any],
     make_request: MakeRequest,
 ) -> dict[str, Any]:
     """Apply the events, run one step with the scripted tokens, and note what a recording notes."""

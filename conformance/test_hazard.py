@@ -1,0 +1,60 @@
+"""The pinned scheduler has the priority hazard, the mini default copies it, a flag removes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance import hazard, mutants, record, recording, replay, shadow
+from conformance.shadow import Stale
+
+KEPT = mutants.RECORDINGS / "hazard" / "priority.jsonl.gz"
+STALE = [Stale(step, "low", position, 6) for step in (3, 4) for position in (16, 17, 18, 19)]
+
+
+def test_the_real_scheduler_resumes_a_victim_on_a_block_it_never_computed() -> None:
+    (entry,) = recording.read(KEPT)
+    assert {key: entry[key] for key in hazard.WORKLOAD} == hazard.WORKLOAD
+    assert shadow.stale_reads(entry) == STALE
+
+
+def test_the_mini_default_decides_as_the_real_scheduler_and_has_the_hazard() -> None:
+    assert replay.first_difference(KEPT) is None
+    assert shadow.stale_reads(replay.run(hazard.WORKLOAD, hazard.build(False))) == STALE
+
+
+def test_forgetting_withdrawn_blocks_makes_the_victim_compute_them() -> None:
+    entry = replay.run(hazard.WORKLOAD, hazard.build(True))
+    assert shadow.stale_reads(entry) == []
+    resumed = entry["steps"][3]
+    assert resumed["num_scheduled_tokens"] == {"low": 8}
+    assert resumed["block_ids"]["low"][:4] == [1, 2, 3, 4], "computed blocks are still hits"
+
+
+def test_no_kept_recording_reads_a_stale_slot() -> None:
+    for name in ("priority", "withdrawal"):
+        for entry in recording.read(mutants.RECORDINGS / f"{name}.jsonl.gz"):
+            assert shadow.stale_reads(entry) == [], (name, entry["seed"])
+
+
+def test_the_shadow_sees_a_block_given_to_two_requests() -> None:
+    entry = next(recording.read(mutants.RECORDINGS / "pressure.jsonl.gz"))
+    step = next(
+        index
+        for index, step in enumerate(entry["steps"])
+        if len(step["block_ids"]) > 1
+        and step["num_scheduled_tokens"].keys() == step["block_ids"].keys()
+    )
+    tables = list(entry["steps"][step]["block_ids"].values())
+    tables[1][0] = tables[0][0]
+    assert shadow.stale_reads(entry)
+
+
+def test_a_run_that_does_not_end_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="not finished after 2 steps"):
+        replay.run(hazard.WORKLOAD, max_steps=2)
+
+
+@pytest.mark.upstream
+def test_the_real_scheduler_still_says_so() -> None:
+    (entry,) = recording.read(KEPT)
+    assert record.record(hazard.WORKLOAD) == entry
