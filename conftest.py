@@ -132,7 +132,8 @@ def _import_failure(path: Path, error: BaseException) -> str:
     where = f", line {frames[-1].lineno}" if frames else ""
     if isinstance(error, SyntaxError) and error.lineno:
         where = f", line {error.lineno}"
-    text = "".join(shown.format_exception_only()).rstrip()
+    told = "".join(shown.format_exception_only()).rstrip().splitlines()
+    text = "\n".join(line for line in told if not line.startswith('  File "'))
     if frames and frames[-1].line:
         text = f"    {frames[-1].line}\n{text}"
     return f"{path.name}{where} cannot be loaded:\n{text}"

@@ -138,8 +138,9 @@ def graded(console: Console, root: Path, lab: Lab, report: Report) -> None:
     """The outcome of one lab, with the first thing to mend."""
     say(console, f"{lab.id} {lab.manifest.title}", "bold")
     total = len(report.passed) + len(report.failed)
+    broken = bool(report.failed) and _cannot_load(report)
     long = len(report.results) > LONGEST_LIST
-    for result in report.results:
+    for result in [] if broken else report.results:
         mark, style = {
             "passed": ("pass", "green"),
             "skipped": ("skip", "dim"),
@@ -148,10 +149,10 @@ def graded(console: Console, root: Path, lab: Lab, report: Report) -> None:
             continue
         reason = f"  ({result.message})" if result.outcome == "skipped" else ""
         say(console, f"  {mark}  {label(result)}{reason}", style)
-    if long and len(report.failed) > 5:
+    if long and len(report.failed) > 5 and not broken:
         say(console, f"  ... and {len(report.failed) - 5} more", "red")
     console.print()
-    if report.failed and not _cannot_load(report):
+    if report.failed and not broken:
         failing = report.failed[0]
         say(console, f"{len(report.passed)} of {total} tests pass. The first to mend:", "bold")
         console.print()
@@ -168,7 +169,7 @@ def graded(console: Console, root: Path, lab: Lab, report: Report) -> None:
         say(console, "Nothing could be graded here: every test was skipped.", "yellow")
         for reason in sorted({result.message for result in report.results}):
             say(console, f"  {reason}")
-    if report.failed and report.trouble and not _cannot_load(report):
+    if report.failed and report.trouble and not broken:
         say(console, report.trouble, "red")
 
 

@@ -48,7 +48,8 @@ WORDS = {
     ),
     "syntax error": (
         "def num_blocks(a, b)\n    return 1\n",
-        "starter.py, line 1 cannot be loaded:\n",
+        "starter.py, line 1 cannot be loaded:\n    def num_blocks(a, b)\n"
+        "                        ^\nSyntaxError: expected ':'\n",
     ),
     "import error": (
         "import numpee\n",
