@@ -1,6 +1,6 @@
 """Wrong schedulers, each one edit away from the right one, that the recordings must catch.
 
-    python -m conformance.mutants        prints the table of conformance/README.md
+    python -m conformance.mutants --write
 
 A mutant is a replacement in the source of one or more modules of `mini_vllm`; it stands for a
 misreading of the real scheduler. Each names the recording file and the situation that catch it.
@@ -8,15 +8,17 @@ misreading of the real scheduler. Each names the recording file and the situatio
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import mini_vllm
+from benchmarks.report import markdown_table, write_section
 from conformance import recording, replay, situations
 from mini_vllm.request import Request
 
@@ -359,19 +361,29 @@ def _load(name: str, source: str) -> ModuleType:
     return module
 
 
-def main() -> int:
-    print("| mutant | caught in | every catching workload holds | workloads |")
-    print("|---|---|---|---|")
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.mutants", description="Which recordings catch which mutant."
+    )
+    parser.add_argument("--write", action="store_true", help="update conformance/README.md")
+    arguments = parser.parse_args(argv)
+    rows, all_held = [], True
     for mutant in MUTANTS:
         make_scheduler, make_request = build(mutant)
-        caught, held = 0, True
+        caught = 0
         for entry in recording.read(RECORDINGS / f"{mutant.profile}.jsonl.gz"):
             if replay.replay(entry, make_scheduler, make_request)[1]:
                 caught += 1
-                held = held and mutant.situation in situations.situations_of(entry)
-        situation = mutant.situation if held else f"(not always) {mutant.situation}"
-        print(f"| {mutant.name} | `{mutant.profile}` | {situation} | {caught} |")
-    return 0
+                if mutant.situation not in situations.situations_of(entry):
+                    all_held = False
+                    print(f"seed {entry['seed']}: {mutant.name}, without {mutant.situation}")
+        rows.append([mutant.name, mutant.situation, f"`{mutant.profile}`", str(caught)])
+        all_held = all_held and caught > 0
+        print(f"{caught:6}  {mutant.profile:14} {mutant.name}")
+    if arguments.write:
+        header = ["a scheduler that", "differs only where", "file", "workloads of it that differ"]
+        write_section("mutants", markdown_table(header, rows), situations.README)
+    return 0 if all_held else 1
 
 
 if __name__ == "__main__":

@@ -17,11 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import markdown_table, write_section
 from conformance import recording, replay
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request, RequestStatus
 from mini_vllm.scheduler import Scheduler, SchedulerOutput
+
+README = Path(__file__).with_name("README.md")
 
 SITUATIONS = {
     # one step, one budget
@@ -374,13 +377,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Count the situations in recordings; exit 1 when one never occurs.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--write", action="store_true", help="update conformance/README.md")
+    arguments = parser.parse_args(argv)
     try:
-        total = count(parser.parse_args(argv).files)
+        total = count(arguments.files)
     except recording.RecordingError as error:
         print(error, file=sys.stderr)
         return 2
     for name in SITUATIONS:
         print(f"{total[name]:6}  {name}")
+    if arguments.write:
+        rows = [[name, meaning, str(total[name])] for name, meaning in SITUATIONS.items()]
+        table = markdown_table(["situation", "what happens", "workloads"], rows)
+        write_section("situations", table, README)
     return 0 if all(total.values()) else 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance import hazard, mutants, record, recording, replay, shadow
+from conformance import hazard, mutants, record, recording, replay, shadow, workloads
 from conformance.shadow import Stale
 
 KEPT = mutants.RECORDINGS / "hazard" / "priority.jsonl.gz"
@@ -28,6 +28,22 @@ def test_forgetting_withdrawn_blocks_makes_the_victim_compute_them() -> None:
     resumed = entry["steps"][3]
     assert resumed["num_scheduled_tokens"] == {"low": 8}
     assert resumed["block_ids"]["low"][:4] == [1, 2, 3, 4], "computed blocks are still hits"
+
+
+@pytest.mark.parametrize("seed", [10_004_448, 10_006_086, 10_007_329])
+def test_random_workloads_that_show_the_hazard_do_not_with_the_flag(seed: int) -> None:
+    workload = workloads.generate(seed)
+    assert shadow.stale_reads(replay.run(workload, hazard.build(False)))
+    assert shadow.stale_reads(replay.run(workload, hazard.build(True))) == []
+
+
+def test_the_flag_leaves_no_stale_read_in_withdrawing_workloads() -> None:
+    withdrawn = 0
+    for seed in range(workloads.PROFILES.index("withdrawal"), 2700, len(workloads.PROFILES)):
+        entry = replay.run(workloads.generate(seed), hazard.build(True))
+        assert shadow.stale_reads(entry) == [], seed
+        withdrawn += any(step["preempted"] for step in entry["steps"])
+    assert withdrawn > 50
 
 
 def test_no_kept_recording_reads_a_stale_slot() -> None:

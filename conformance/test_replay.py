@@ -304,3 +304,11 @@ def test_the_scheduler_of_a_configuration_has_its_bounds(entry: dict[str, Any]) 
     assert isinstance(scheduler, Scheduler)
     assert scheduler.max_num_seqs == entry["config"]["max_num_seqs"]
     assert scheduler.max_model_len == entry["config"]["max_model_len"]
+
+
+def test_the_readme_lists_every_situation_and_every_mutant() -> None:
+    page = situations.README.read_text()
+    for name, meaning in situations.SITUATIONS.items():
+        assert f"| {name} | {meaning} | " in page, name
+    for mutant in mutants.MUTANTS:
+        assert f"| {mutant.name} | {mutant.situation} | `{mutant.profile}` | " in page, mutant.name
