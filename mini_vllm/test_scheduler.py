@@ -111,6 +111,9 @@ def test_s7_running_requests_come_first_and_admissions_take_the_head_of_the_queu
         assert order == kept + admitted, "an admission overtook a running request"
         assert kept == [r for r in moment.running_before if r in kept]
         assert admitted == moment.waiting_before[: len(admitted)], "a waiting request was skipped"
+        if scenario.policy == "fcfs":
+            left = moment.output.preempted_req_ids[::-1] + moment.waiting_before[len(admitted) :]
+            assert [r.request_id for r in moment.engine.scheduler.waiting] == left
         new_and_resumed = moment.output.scheduled_new_req_ids + (
             moment.output.scheduled_resumed_req_ids
         )
@@ -387,6 +390,31 @@ def test_a_request_aborted_while_its_step_runs_gets_no_token():
     scheduler.abort_request("a")
     assert scheduler.update_from_output(output, {"a": 9}) == []
     assert request.output_token_ids == []
+
+
+def test_d5_hits_count_as_computed_only_once_the_blocks_are_there():
+    """The admission gate makes a refusal here rare; a manager that refuses once forces it."""
+
+    class RefusesOnce(KVCacheManager):
+        refused = False
+
+        def allocate_slots(self, request, num_new_tokens, new_computed_blocks=None):
+            if request.request_id == "b" and not self.refused:
+                self.refused = True
+                return None
+            return super().allocate_slots(request, num_new_tokens, new_computed_blocks)
+
+    scheduler = Scheduler(RefusesOnce(100, 4))
+    first, second = make_request("a", 9), make_request("b", 9)
+    second.all_token_ids[:] = first.all_token_ids
+    scheduler.add_request(first)
+    run_step(scheduler)
+    scheduler.add_request(second)
+    assert list(run_step(scheduler).num_scheduled_tokens) == ["a"]
+    assert (second.num_computed_tokens, second.status) == (0, RequestStatus.WAITING)
+    output = scheduler.schedule()
+    assert output.num_cached_tokens == {"b": 8}
+    assert output.num_scheduled_tokens == {"a": 1, "b": 1}
 
 
 def test_a_finished_id_may_be_used_again():

@@ -145,17 +145,22 @@ class Scenario:
         return engine
 
 
-def for_all(*strategies: Callable[[Any], Any], max_examples: int = 50) -> Callable[..., Any]:
+def for_all(
+    *strategies: Callable[[Any], Any], max_examples: int = 50, shrink: bool = True
+) -> Callable[..., Any]:
     """Decorator: run a test on random values, the same ones in every run.
 
     Args:
         strategies: each maps the module `hypothesis.strategies` to one strategy.
         max_examples: how many values to try.
+        shrink: look for a smaller failing value; off where one try is slow.
     """
     if importlib.util.find_spec("hypothesis") is None:
         return pytest.mark.skip(reason="hypothesis is not installed (pip install hypothesis)")
-    from hypothesis import HealthCheck, given, settings
+    from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st
+
+    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         given_values = given(*(make(st) for make in strategies))
@@ -164,6 +169,7 @@ def for_all(*strategies: Callable[[Any], Any], max_examples: int = 50) -> Callab
             deadline=None,
             derandomize=True,
             database=None,
+            phases=phases,
             suppress_health_check=list(HealthCheck),
         )(given_values(test))
 
