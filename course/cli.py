@@ -338,6 +338,9 @@ def main() -> None:
     except CourseError as error:
         show.say(show.make_console(stderr=True), str(error), "red")
         sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written
+        show.say(show.make_console(stderr=True), f"{type(error).__name__}: {error}", "red")
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -131,9 +131,9 @@ def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool)
     pristine = progress.pristine.get(lab.id)
     if pristine is None:
         raise CourseError(f"The pristine starter of {lab.id} is not packed in course/starters.json")
-    here = lab.starter.read_text(encoding="utf-8") if lab.starter.is_file() else None
+    here = lab.starter.read_bytes() if lab.starter.is_file() else None
     name = show.relative(lab.starter, root)
-    if here == pristine:
+    if here is not None and here.replace(b"\r\n", b"\n") == pristine.encode("utf-8"):
         show.say(console, f"{name} is the pristine starter already.")
         return
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Replace {name}?"):
@@ -142,7 +142,8 @@ def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool)
     if here is not None:
         stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
         copy = root / FOLDER / "backup" / f"{lab.id}-{stamp}.py"
-        write_atomically(copy, here)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(here)
         show.say(console, f"Your file is kept as {show.relative(copy, root)}")
     write_atomically(lab.starter, pristine)
     progress.fold(lab)

@@ -81,8 +81,12 @@ class Progress:
         return NEW if self._untouched(lab) else CHANGED
 
     def _untouched(self, lab: Lab) -> bool:
-        text = lab.starter.read_text(encoding="utf-8") if lab.starter.is_file() else ""
-        return lab.id not in self.pristine or self.pristine[lab.id] == text
+        # Bytes: an editor may have written another encoding, a checkout other line ends.
+        here = lab.starter.read_bytes() if lab.starter.is_file() else b""
+        pristine_text = self.pristine.get(lab.id)
+        if pristine_text is None:
+            return True
+        return here.replace(b"\r\n", b"\n") == pristine_text.encode("utf-8")
 
     def record(self, lab: Lab, report: Report) -> None:
         """Keep the outcome of a grading of the lab's starter as it is now."""

@@ -289,7 +289,7 @@ def hint(console: Console, lab: Lab, test: str, unfolded: int) -> None:
 
 def diff(console: Console, lab: Lab) -> None:
     """What the reference has that the learner's file has not, and the reverse."""
-    mine = lab.starter.read_text(encoding="utf-8").splitlines()
+    mine = lab.starter.read_text(encoding="utf-8", errors="replace").splitlines()
     reference = lab.solution.read_text(encoding="utf-8").splitlines()
     lines = list(
         difflib.unified_diff(

@@ -115,6 +115,15 @@ def test_reset_brings_the_pristine_starter_back_without_git_and_keeps_yours(
     assert [file.read_text() for file in kept] == [WRONG]
 
 
+def test_a_file_in_another_encoding_is_graded_kept_and_reset(course, starter, little_course):
+    text = starter.read_text()
+    starter.write_bytes(b"# caf\xe9\n" + WRONG.encode())
+    assert "expected 2, came 1" in course("check").out
+    assert course("reset", "90-00", "--yes").code == 0
+    kept = list((little_course / ".course" / "backup").iterdir())
+    assert kept[0].read_bytes().startswith(b"# caf\xe9") and starter.read_text() == text
+
+
 def test_reset_also_brings_back_a_deleted_starter(course, starter):
     text = starter.read_text()
     starter.unlink()

@@ -35,6 +35,11 @@ def test_an_untouched_lab_is_new(progress, labs):
     assert progress.state(labs[0]) == NEW
 
 
+def test_other_line_ends_are_no_edit(progress, labs):
+    labs[0].starter.write_bytes(labs[0].starter.read_bytes().replace(b"\n", b"\r\n"))
+    assert progress.state(labs[0]) == NEW
+
+
 def test_an_edited_lab_that_was_never_graded_is_changed(progress, labs):
     edit(labs[0])
     assert progress.state(labs[0]) == CHANGED
