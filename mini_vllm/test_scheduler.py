@@ -234,6 +234,18 @@ def make_scheduler(num_blocks: int = 100, block_size: int = 4, **options) -> Sch
     return Scheduler(KVCacheManager(num_blocks, block_size, caching), **options)
 
 
+class RefusesOnce(KVCacheManager):
+    """Finds no room for the request named by `refuses`, once."""
+
+    refuses = ""
+
+    def allocate_slots(self, request, num_new_tokens, new_computed_blocks=None):
+        if request.request_id == self.refuses:
+            self.refuses = ""
+            return None
+        return super().allocate_slots(request, num_new_tokens, new_computed_blocks)
+
+
 def make_request(name: str, num_tokens: int, max_tokens: int = 4, **options) -> Request:
     token = ord(name[0])
     return Request(name, [token] * num_tokens, SamplingParams(max_tokens=max_tokens), **options)
@@ -308,8 +320,7 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_whole_step():
     assert scheduler.schedule().num_scheduled_tokens == {"a": 8}
 
 
-def test_max_model_len_caps_what_a_running_request_may_compute():
-    """D9: position max_model_len - 1 is never computed, because its token is the last one."""
+def test_a_request_ends_at_the_length_of_the_model():
     scheduler = make_scheduler(max_model_len=10)
     request = make_request("a", 8, max_tokens=50)
     scheduler.add_request(request)
@@ -318,6 +329,13 @@ def test_max_model_len_caps_what_a_running_request_may_compute():
         counts.append(run_step(scheduler).num_scheduled_tokens["a"])
     assert counts == [8, 1]
     assert (request.num_tokens, request.status) == (10, RequestStatus.FINISHED_LENGTH)
+
+
+def test_d9_a_running_request_never_computes_the_last_position_of_the_model():
+    """12 tokens, length 10: positions 0-4, 5-8, then nothing. The engine refuses such a prompt."""
+    scheduler = make_scheduler(max_model_len=10, max_num_batched_tokens=5)
+    scheduler.add_request(make_request("a", 12))
+    assert [run_step(scheduler).num_scheduled_tokens for _ in range(3)] == [{"a": 5}, {"a": 4}, {}]
 
 
 def test_the_priority_victim_is_the_least_urgent_and_among_equals_the_latest():
@@ -346,26 +364,21 @@ def test_d13_a_victim_already_scheduled_is_withdrawn_and_its_budget_refunded():
 
 
 def test_d13_the_refund_is_spent_in_the_same_step():
-    """Budget 3: a gets 1, b's block costs a its place, and c still receives the refunded token."""
-    scheduler = make_scheduler(
-        num_blocks=8, block_size=2, policy="priority", max_num_batched_tokens=3, max_num_seqs=3
-    )
-    requests = [
-        make_request("a", 1, max_tokens=20, priority=9),
-        make_request("b", 1, max_tokens=20, priority=0),
-        make_request("c", 1, max_tokens=20, priority=1),
-    ]
-    for request in requests:
-        scheduler.add_request(request)
-    withdrawn = None
-    for _ in range(12):
-        output = run_step(scheduler)
-        if output.preempted_req_ids:
-            withdrawn = output
-            break
-    assert withdrawn is not None
-    assert withdrawn.preempted_req_ids == ["a"]
-    assert withdrawn.num_scheduled_tokens == {"b": 1, "c": 1}
+    """Budget 3: a takes 2, b's refused block costs a its place, and c still gets a token.
+
+    Without the refund b's token would be the last; without the step back in `running` c would be
+    skipped.
+    """
+    kv = RefusesOnce(100, 4, False)
+    scheduler = Scheduler(kv, 3, 3, 1, policy="priority")
+    for name, length, priority in (("a", 20, 9), ("b", 1, 0), ("c", 1, 1)):
+        scheduler.add_request(make_request(name, length, max_tokens=20, priority=priority))
+        run_step(scheduler)
+    scheduler.long_prefill_token_threshold = 2
+    kv.refuses = "b"
+    output = scheduler.schedule()
+    assert output.preempted_req_ids == ["a"]
+    assert output.num_scheduled_tokens == {"b": 1, "c": 1}
 
 
 def test_abort_works_in_either_queue_and_an_unknown_id_is_a_no_op():
@@ -394,17 +407,9 @@ def test_a_request_aborted_while_its_step_runs_gets_no_token():
 
 def test_d5_hits_count_as_computed_only_once_the_blocks_are_there():
     """The admission gate makes a refusal here rare; a manager that refuses once forces it."""
-
-    class RefusesOnce(KVCacheManager):
-        refused = False
-
-        def allocate_slots(self, request, num_new_tokens, new_computed_blocks=None):
-            if request.request_id == "b" and not self.refused:
-                self.refused = True
-                return None
-            return super().allocate_slots(request, num_new_tokens, new_computed_blocks)
-
-    scheduler = Scheduler(RefusesOnce(100, 4))
+    kv = RefusesOnce(100, 4)
+    kv.refuses = "b"
+    scheduler = Scheduler(kv)
     first, second = make_request("a", 9), make_request("b", 9)
     second.all_token_ids[:] = first.all_token_ids
     scheduler.add_request(first)
