@@ -6,6 +6,7 @@ readable in a pipe. Mirrors nothing upstream.
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ ENDINGS = (
     "The running queue holds",
     "A request is preempted when",
 )
+SEEDS = (4, 2, 0)
+TEMPERATURE = 0.5
 MAX_TOKENS = 48
 BLOCK_SIZE = 16
 BUDGET = 64
@@ -82,7 +85,7 @@ class Timeline:
             lines.append(line)
         lines.append(Text(""))
         for request_id in self.prompts:
-            text = show.printable(self.texts.get(request_id, "")).replace("\n", " ")
+            text = re.sub(r"\s+", " ", show.printable(self.texts.get(request_id, "")))
             line = Text(f"  {request_id}  ")
             line.append(f"...{ENDINGS[ord(request_id) - ord('A')]}", "dim")
             line.append(text)
@@ -100,16 +103,22 @@ def run(console: Console, model: str) -> None:
     except (ValueError, OSError) as error:
         raise CourseError(f"The model {model!r} could not be loaded: {error}") from None
     prompts = {name_of(number): SHARED + ending for number, ending in enumerate(ENDINGS)}
+    outputs: dict[str, list[int]] = {}
     for request_id, prompt in prompts.items():
         engine.add_request(
             prompt,
-            SamplingParams(temperature=0.7, seed=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+            SamplingParams(
+                temperature=TEMPERATURE,
+                seed=SEEDS[len(outputs)],
+                max_tokens=MAX_TOKENS,
+                ignore_eos=True,
+            ),
             request_id=request_id,
         )
+        outputs[request_id] = []
     show.say(console, "Three prompts with the same beginning, in one batch:", "bold")
     show.say(console, f'  "{SHARED.strip()} ..."\n', "dim")
     timeline = Timeline(prompts)
-    outputs: dict[str, list[int]] = {request_id: [] for request_id in prompts}
     live = Live(console=console, refresh_per_second=20) if console.is_terminal else None
     with live or nullcontext():
         for record in traced_steps(engine):
