@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mini_vllm.batch import DecodeGroup, ForwardBatch
+from mini_vllm.batch import DecodeGroup, ForwardBatch, hidden_bias
 
 _QUERY_TILE = 256
 
@@ -93,10 +93,8 @@ def _attend_decodes(query: np.ndarray, layer_cache: np.ndarray, group: DecodeGro
     values = layer_cache[1, group.block_tables].reshape(num_reqs, -1, num_kv_heads, head_dim)
     grouped = query.reshape(num_reqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = grouped @ keys.transpose(0, 2, 3, 1)  # [group, kv_heads, heads per kv head, width]
-    if group.hidden is not None:
-        np.copyto(scores, -np.inf, where=group.hidden)
-    weights = _softmax_in_place(scores)
-    return (weights @ values.transpose(0, 2, 1, 3)).reshape(num_reqs, num_heads, head_dim)
+    out = _softmax_product(scores, values.transpose(0, 2, 1, 3), group.bias)
+    return out.reshape(num_reqs, num_heads, head_dim)
 
 
 def _attend_prefill(
@@ -121,24 +119,32 @@ def _attend_prefill(
         tile = grouped[:, :, start:stop].reshape(num_kv_heads, -1, head_dim)
         scores = tile @ keys[:, :, :num_visible]  # [kv_heads, group_size * tile, num_visible]
         positions = np.arange(first_position + start, num_visible)
-        future = np.arange(num_visible) > positions[:, None]  # [tile, num_visible]
+        bias = hidden_bias(np.arange(num_visible) > positions[:, None], scores.dtype)
         by_head = scores.reshape(num_kv_heads, group_size, stop - start, num_visible)
-        np.copyto(by_head, -np.inf, where=future)
-        attended = _softmax_in_place(scores) @ values[:, :num_visible]
+        attended = _softmax_product(by_head, values[:, None, :num_visible], bias)
         attended = attended.reshape(num_heads, stop - start, head_dim)
         out[start:stop] = attended.transpose(1, 0, 2)
     return out
 
 
-def _softmax_in_place(scores: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis, overwriting `scores`; every row has a finite entry.
+def _softmax_product(scores: np.ndarray, values: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """softmax(scores + bias) @ values, overwriting `scores`.
 
-    Weights below exp(-70) of the largest become exact zeros. They are far below the rounding of
-    either dtype, and in float32 they would be subnormal numbers, which slow the product with V
-    several times over.
+    The division by the sum comes after the product, where there are fewer numbers. Exponents stop
+    at -70: such weights are far below the rounding of either dtype, and smaller ones would be
+    subnormal numbers in float32, which slow the product several times over. What the bias hides
+    has a weight of exactly 0.
+
+    Args:
+        scores: [..., rows, width], every row with a visible entry.
+        values: [..., width, head_dim].
+        bias: 0 where visible and -inf elsewhere, broadcast to `scores`; None hides nothing.
     """
+    if bias is not None:
+        scores += bias
     scores -= scores.max(axis=-1, keepdims=True)
-    np.copyto(scores, -np.inf, where=scores < -70.0)
+    np.maximum(scores, -70.0, out=scores)
+    if bias is not None:
+        scores += bias
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
+    return (scores @ values) / scores.sum(axis=-1, keepdims=True)

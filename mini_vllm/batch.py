@@ -75,10 +75,11 @@ class ForwardBatch:
         lens = self.seq_lens[rows]
         width = num_blocks * self.block_size
         hidden = np.arange(width)[None, :] >= lens[:, None]  # [group, width]
+        dtype = np.dtype(np.float32) if self.kv_cache is None else self.kv_cache.dtype
         return DecodeGroup(
             token_rows=self.query_start_loc[rows],
             block_tables=np.ascontiguousarray(self.block_tables[rows, :num_blocks]),
-            hidden=hidden[:, None, None, :] if hidden.any() else None,
+            bias=hidden_bias(hidden, dtype)[:, None, None, :] if hidden.any() else None,
         )
 
     @cached_property
@@ -95,5 +96,10 @@ class DecodeGroup:
     """[group] index of each request's only query token"""
     block_tables: np.ndarray
     """[group, num_blocks]"""
-    hidden: np.ndarray | None
-    """[group, 1, 1, num_blocks * block_size], True beyond a sequence's end; None if no padding"""
+    bias: np.ndarray | None
+    """[group, 1, 1, num_blocks * block_size], -inf beyond a sequence's end; None if no padding"""
+
+
+def hidden_bias(hidden: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """What to add to attention scores: -inf where `hidden` is True, 0 elsewhere, same shape."""
+    return np.where(hidden, dtype.type(-np.inf), dtype.type(0))
