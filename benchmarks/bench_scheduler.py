@@ -164,7 +164,8 @@ def main() -> None:
                 print(" | ".join(rows[-1]), flush=True)
     header = ["workload", "running", "ours, µs", "real, µs", "ratio, median (min-max)", "target"]
     text = markdown_table(header, rows)
-    text += f"\n\nMicroseconds of CPU time per request-step, median of {args.repeats} pairs. {machine()}."
+    text += f"\n\nMicroseconds of CPU time per request-step, median of {args.repeats} pairs."
+    text += f" {machine()}."
     if args.write:
         write_section("scheduler", text)
 

@@ -46,6 +46,12 @@ def _is_objects(value: object) -> bool:
 # What each key must hold: a description for the message, and the test.
 _Shape = dict[str, tuple[str, Callable[[Any], bool]]]
 _INT = ("an integer", _is_int)
+
+
+def _at_least(bound: int) -> tuple[str, Callable[[Any], bool]]:
+    return f"an integer of at least {bound}", lambda value: _is_int(value) and value >= bound
+
+
 _BOOL = ("true or false", lambda value: isinstance(value, bool))
 _IDS = ("a list of request ids", _is_ids)
 
@@ -59,21 +65,26 @@ _RECORDING: _Shape = {
     "steps": ("a list of objects", _is_objects),
 }
 _CONFIG: _Shape = {
-    "num_blocks": _INT,
-    "block_size": _INT,
-    "max_num_seqs": _INT,
-    "max_num_batched_tokens": _INT,
-    "long_prefill_token_threshold": _INT,
+    "num_blocks": _at_least(2),
+    "block_size": _at_least(1),
+    "max_num_seqs": _at_least(1),
+    "max_num_batched_tokens": _at_least(1),
+    "long_prefill_token_threshold": _at_least(0),
     "enable_prefix_caching": _BOOL,
     "enable_chunked_prefill": _BOOL,
-    "max_model_len": _INT,
+    "max_model_len": _at_least(2),
     "policy": ("fcfs or priority", lambda value: value in ("fcfs", "priority")),
 }
-_EVENT: _Shape = {"step": _INT}
+_EVENT: _Shape = {
+    "step": _at_least(0),
+    "add": ("a list of objects", _is_objects),
+    "abort": _IDS,
+}
+_OPTIONAL = ("add", "abort")
 _ADD: _Shape = {
     "request_id": ("a request id", lambda value: isinstance(value, str)),
     "prompt_token_ids": ("token ids, at least one", lambda value: _is_ints(value) and value),
-    "max_tokens": _INT,
+    "max_tokens": _at_least(1),
     "priority": _INT,
     "arrival_time": ("a number", lambda value: _is_int(value) or isinstance(value, float)),
     "ignore_eos": _BOOL,
@@ -161,10 +172,8 @@ def _problem(recording: object) -> str:
     for index, event in enumerate(recording["events"] if not problem else ()):
         where = f"events[{index}]."
         problem = problem or _misshapen(event, _EVENT, where)
-        for position, add in enumerate(event.get("add", ())):
+        for position, add in enumerate(event.get("add", ()) if not problem else ()):
             problem = problem or _misshapen(add, _ADD, f"{where}add[{position}].")
-        if not problem and not _is_ids(event.get("abort", [])):
-            problem = f"{where}abort is not a list of request ids"
     for index, step in enumerate(recording["steps"] if not problem else ()):
         problem = problem or _misshapen(step, _STEP, f"steps[{index}].")
     if problem:
@@ -182,6 +191,8 @@ def _misshapen(value: object, shape: _Shape, where: str) -> str:
         return f"{where.rstrip('.')} is not an object"
     for key, (description, accepts) in shape.items():
         if key not in value:
+            if key in _OPTIONAL:
+                continue
             return f"{where}{key} is missing"
         if not accepts(value[key]):
             return f"{where}{key}={str(value[key])[:60]} is not {description}"

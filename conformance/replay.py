@@ -143,12 +143,13 @@ def replay(
     Returns:
         How many steps were compared, and the first difference or None.
     """
-    scheduler = build(entry["config"])
-    events = {event["step"]: event for event in entry["events"]}
+    events = _events_by_step(entry)
     requests: dict[str, Request] = {}
+    scheduler: Scheduler | None = None
     for index, expected in enumerate(entry["steps"]):
         event = events.get(index, {})
         try:
+            scheduler = scheduler or build(entry["config"])
             got = _step(scheduler, requests, event, entry, make_request)
         except Exception as error:  # whatever a learner's part raises is a difference, not a crash
             at = ("exception", "none", f"{type(error).__name__}: {error}")
@@ -221,7 +222,7 @@ def run(
         RuntimeError: it did not end within `max_steps`.
     """
     scheduler = build(workload["config"])
-    events = {event["step"]: event for event in workload["events"]}
+    events = _events_by_step(workload)
     requests: dict[str, Request] = {}
     steps: list[dict[str, Any]] = []
     while scheduler.has_unfinished_requests() or len(steps) <= max(events):
@@ -233,6 +234,16 @@ def run(
 
 
 # ---------------------------------------------------------------------- one step
+
+
+def _events_by_step(entry: Mapping[str, Any]) -> dict[int, dict[str, list[Any]]]:
+    """Arrivals and aborts of each step; a file may give several events for one."""
+    merged: dict[int, dict[str, list[Any]]] = {}
+    for event in entry["events"]:
+        both = merged.setdefault(event["step"], {"add": [], "abort": []})
+        both["add"] += event.get("add", ())
+        both["abort"] += event.get("abort", ())
+    return merged
 
 
 def _step(

@@ -11,6 +11,7 @@ import random
 
 import pytest
 
+from benchmarks import bench_scheduler
 from conformance import record, replay, workloads
 
 NUM_WORKLOADS = int(os.environ.get("CONFORMANCE_WORKLOADS", "720"))
@@ -42,3 +43,20 @@ def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
     for path in sorted(mutants.RECORDINGS.glob("*.jsonl.gz")):
         kept = next(recording.read(path))
         assert record.record(workloads.generate(kept["seed"])) == kept, path.name
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize(
+    ("kind", "caching", "request_steps"),
+    [
+        ("decode", False, 1024),
+        ("decode", True, 1024),
+        ("prefill", False, 176),
+        ("prefill", True, 122),
+    ],
+)
+def test_benchmark_workloads_are_decided_equally(
+    kind: str, caching: bool, request_steps: int
+) -> None:
+    timing, count = bench_scheduler.measure(*bench_scheduler.workload(kind, 16, caching), repeats=1)
+    assert (len(timing.ours), len(timing.theirs), count) == (1, 1, request_steps)

@@ -117,6 +117,25 @@ def test_an_exception_of_the_part_under_test_is_a_difference(entry: dict[str, An
     assert (difference.field, difference.got) == ("exception", "NotImplementedError: ")
 
 
+def test_a_scheduler_that_cannot_be_built_is_a_difference_at_step_0(entry: dict[str, Any]) -> None:
+    def build(config: Any) -> Scheduler:
+        raise NotImplementedError("yours")
+
+    difference = replay.replay(entry, build)[1]
+    assert difference is not None
+    assert (difference.step, difference.got) == (0, "NotImplementedError: yours")
+
+
+def test_several_events_of_one_step_are_all_applied(entry: dict[str, Any]) -> None:
+    events = [
+        {"step": event["step"], key: event[key]}
+        for event in entry["events"]
+        for key in ("add", "abort")
+    ]
+    events += [{"step": 0, "add": []}]
+    assert replay.replay({**entry, "events": events})[1] is None
+
+
 def test_fields_and_workloads_can_be_chosen(entry: dict[str, Any], tmp_path: Path) -> None:
     wrong = copy.deepcopy(entry)
     wrong["steps"][0]["free_blocks"] += 1
@@ -188,6 +207,14 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any], Path], None], str]] = {
     "no outputs": (without("outputs"), ":1: outputs is missing"),
     "outputs of another type": (changed("outputs", {"r0": "abc"}), ":1: outputs="),
     "an empty config": (changed("config", {}), ":1: config.num_blocks is missing"),
+    "a pool without a block": (
+        lambda entry, path: write({**entry, "config": {**entry["config"], "num_blocks": 1}}, path),
+        ":1: config.num_blocks=1 is not an integer of at least 2",
+    ),
+    "an abort that is no list": (
+        changed("events", [{"step": 0, "abort": "r0"}]),
+        ":1: events[0].abort=r0 is not a list of request ids",
+    ),
     "an event without a step": (changed("events", [{}]), ":1: events[0].step is missing"),
     "an arrival without a prompt": (
         changed("events", [{"step": 0, "add": [{"request_id": "r0", "prompt_token_ids": []}]}]),
@@ -195,7 +222,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any], Path], None], str]] = {
     ),
     "an arrival that is no object": (
         changed("events", [{"step": 0, "add": ["r0"]}]),
-        ":1: events[0].add[0] is not an object",
+        ":1: events[0].add=['r0'] is not a list of objects",
     ),
     "steps missing": (changed("steps", []), ":1: truncated: a request arrives at step 0 of 0"),
     "a step without a field": (
