@@ -2,7 +2,7 @@
 
 Promises: the same seed gives the same workload; times are wall-clock seconds of this process.
 TTFT counts from arrival, so queueing is in it; ITL is the gap between two outputs of one request.
-Metric definitions: `vllm/v1/metrics/stats.py:369`.
+Metric definitions: `vllm/v1/metrics/stats.py:353` `IterationStats.update_from_output`.
 """
 
 from __future__ import annotations
