@@ -16,7 +16,7 @@ from mini_vllm.testing import Arrival, Moment, Scenario, drive, for_all, scenari
 # ------------------------------------------------------------------ invariants
 
 
-@for_all(scenarios, max_examples=100)
+@for_all(scenarios, max_examples=60)
 def test_s1_an_unfinished_request_is_in_exactly_one_queue_and_a_finished_one_in_none(
     scenario: Scenario,
 ):
@@ -33,7 +33,7 @@ def test_s1_an_unfinished_request_is_in_exactly_one_queue_and_a_finished_one_in_
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=100)
+@for_all(scenarios, max_examples=60)
 def test_s2_a_step_never_schedules_more_tokens_than_the_budget(scenario: Scenario):
     def check(moment: Moment) -> None:
         assert moment.output.total_num_scheduled_tokens <= scenario.max_num_batched_tokens
@@ -41,7 +41,7 @@ def test_s2_a_step_never_schedules_more_tokens_than_the_budget(scenario: Scenari
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=100)
+@for_all(scenarios, max_examples=60)
 def test_s3_never_more_requests_run_than_there_are_slots(scenario: Scenario):
     def check(moment: Moment) -> None:
         assert len(moment.engine.scheduler.running) <= scenario.max_num_seqs
@@ -50,7 +50,7 @@ def test_s3_never_more_requests_run_than_there_are_slots(scenario: Scenario):
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=100)
+@for_all(scenarios, max_examples=60)
 def test_s4_a_token_is_emitted_exactly_when_the_request_caught_up(scenario: Scenario):
     def check(moment: Moment) -> None:
         if moment.phase != "stepped":
@@ -65,7 +65,7 @@ def test_s4_a_token_is_emitted_exactly_when_the_request_caught_up(scenario: Scen
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=150)
+@for_all(scenarios, max_examples=90)
 def test_s5_a_preempted_request_loses_its_blocks_and_keeps_its_outputs(scenario: Scenario):
     def check(moment: Moment) -> None:
         if moment.phase != "scheduled":
@@ -87,7 +87,7 @@ def test_s5_a_preempted_request_loses_its_blocks_and_keeps_its_outputs(scenario:
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=150)
+@for_all(scenarios, max_examples=90)
 def test_s6_a_step_that_preempts_admits_nobody(scenario: Scenario):
     def check(moment: Moment) -> None:
         output = moment.output
@@ -97,7 +97,7 @@ def test_s6_a_step_that_preempts_admits_nobody(scenario: Scenario):
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=150)
+@for_all(scenarios, max_examples=90)
 def test_s7_running_requests_come_first_and_admissions_take_the_head_of_the_queue(
     scenario: Scenario,
 ):
@@ -122,7 +122,7 @@ def test_s7_running_requests_come_first_and_admissions_take_the_head_of_the_queu
     drive(scenario, check)
 
 
-@for_all(lambda st: scenarios(st, policies=["priority"]), max_examples=100)
+@for_all(lambda st: scenarios(st, policies=["priority"]), max_examples=60)
 def test_s7_under_priority_the_waiting_queue_is_sorted_by_urgency_then_arrival(scenario: Scenario):
     def check(moment: Moment) -> None:
         waiting = moment.engine.scheduler.waiting
@@ -132,7 +132,7 @@ def test_s7_under_priority_the_waiting_queue_is_sorted_by_urgency_then_arrival(s
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=100)
+@for_all(scenarios, max_examples=60)
 def test_s8_a_chunk_is_at_least_one_token_and_at_most_the_threshold(scenario: Scenario):
     threshold = scenario.long_prefill_token_threshold
 
@@ -144,7 +144,7 @@ def test_s8_a_chunk_is_at_least_one_token_and_at_most_the_threshold(scenario: Sc
     drive(scenario, check)
 
 
-@for_all(lambda st: scenarios(st, caching=[False], aborts=False), max_examples=150)
+@for_all(lambda st: scenarios(st, caching=[False], aborts=False), max_examples=90)
 def test_s9_without_hits_and_preemption_every_token_but_the_last_is_computed_once(
     scenario: Scenario,
 ):
@@ -160,7 +160,7 @@ def test_s9_without_hits_and_preemption_every_token_but_the_last_is_computed_onc
             assert totals[request_id] == expected
 
 
-@for_all(scenarios, max_examples=100)
+@for_all(scenarios, max_examples=60)
 def test_s10_computed_tokens_fall_only_by_preemption_and_never_pass_the_tokens(scenario: Scenario):
     def check(moment: Moment) -> None:
         for request_id, request in moment.requests.items():
@@ -174,7 +174,7 @@ def test_s10_computed_tokens_fall_only_by_preemption_and_never_pass_the_tokens(s
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=100)
+@for_all(scenarios, max_examples=60)
 def test_s11_a_request_that_does_not_run_holds_nothing(scenario: Scenario):
     def check(moment: Moment) -> None:
         running = {r.request_id for r in moment.engine.scheduler.running}
@@ -185,7 +185,7 @@ def test_s11_a_request_that_does_not_run_holds_nothing(scenario: Scenario):
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=100)
+@for_all(scenarios, max_examples=60)
 def test_s12_a_drained_engine_holds_nothing(scenario: Scenario):
     engine = scenario.engine()
     requests = drive(scenario, None, engine)
