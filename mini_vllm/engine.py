@@ -246,18 +246,16 @@ class LLMEngine:
     def _sample(self, output: SchedulerOutput, logits: np.ndarray) -> dict[str, int]:
         """A token for every request that caught up; rows of partial prefills are dropped (S4)."""
         sampled = {}
+        needs_sample, sample = self.scheduler.needs_sample, self.sampler.sample
         for request, row in zip(output.scheduled_requests, logits, strict=True):
-            scheduled = output.num_scheduled_tokens[request.request_id]
-            if not self.scheduler.needs_sample(request, scheduled):
+            request_id, params = request.request_id, request.sampling_params
+            if not needs_sample(request, output.num_scheduled_tokens[request_id]):
                 continue
-            params = request.sampling_params
-            if request.num_output_tokens < params.min_tokens:
+            if params.min_tokens > request.num_output_tokens:
                 row = row.copy()
                 stops = (*self.eos_token_ids, *params.stop_token_ids)
                 row[[token for token in stops if token < len(row)]] = -np.inf
-            sampled[request.request_id] = self.sampler.sample(
-                row, params, self._generators.get(request.request_id)
-            )
+            sampled[request_id] = sample(row, params, self._generators.get(request_id))
         return sampled
 
     def generate(
