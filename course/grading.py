@@ -41,7 +41,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """One test on one variant. `outcome`: passed, failed, error (before the test), skipped."""
+    """One test on one variant. `outcome`: passed, failed, error (before the test), skipped.
+
+    `seconds` are those of the processor.
+    """
 
     __test__ = False
 

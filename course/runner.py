@@ -12,6 +12,7 @@ import json
 import linecache
 import os
 import sys
+import time
 import traceback
 from collections.abc import Generator
 from pathlib import Path
@@ -34,7 +35,7 @@ class Recorder:
         self.out = out
         self.variants = variants
         self.failure: dict[str, Any] | None = None
-        self.seconds = 0.0
+        self.began = 0.0
 
     def write(self, **event: Any) -> None:
         self.out.write(json.dumps(event) + "\n")
@@ -59,6 +60,7 @@ class Recorder:
             self.write(event="collect-error", message=str(report.longrepr)[-LONGEST_MESSAGE:])
 
     def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
+        self.began = _processor_seconds()
         self.write(event="start", test=nodeid)
 
     @pytest.hookimpl(wrapper=True)
@@ -67,8 +69,7 @@ class Recorder:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.when == "setup":
-            self.failure, self.seconds = None, 0.0
-        self.seconds += call.duration
+            self.failure = None
         if report.outcome != "passed" and self.failure is None:
             self.failure = {
                 "outcome": "skipped" if report.skipped else report.outcome,
@@ -84,7 +85,7 @@ class Recorder:
                 test=item.nodeid,
                 name=getattr(item, "originalname", item.name),
                 variant=variant,
-                seconds=self.seconds,
+                seconds=_processor_seconds() - self.began,
                 **(self.failure or {"outcome": "passed"}),
             )
         return report
@@ -114,6 +115,12 @@ def _describe(call: pytest.CallInfo[None], report: pytest.TestReport) -> dict[st
         "frames": frames[:1] + frames[-1:] if len(frames) > 1 else frames,
         "printed": report.capstdout[-LONGEST_MESSAGE:],
     }
+
+
+def _processor_seconds() -> float:
+    """Of this process and its ended children: what a test costs, however busy the machine is."""
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
 
 
 def _text_of(error: BaseException) -> str:

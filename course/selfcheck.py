@@ -20,7 +20,7 @@ from course import grading, manifest, mine, pristine
 from course.labs import CourseError, Lab, is_not_implemented, signatures, test_functions
 
 SLOWEST = 3.0
-"""Seconds the unmarked tests of one lab may take on its solution."""
+"""Processor seconds the unmarked tests of one lab may take on its solution."""
 
 
 @dataclass(slots=True)
