@@ -71,6 +71,7 @@ class LLMEngine:
         max_model_len: int | None = None,
         policy: str = "fcfs",
         enable_chunked_prefill: bool = True,
+        forget_withdrawn_blocks: bool = False,
         parts: EngineParts | None = None,
     ) -> None:
         """Load the model and build an idle engine.
@@ -78,7 +79,8 @@ class LLMEngine:
         Args:
             num_blocks, block_size: size of the KV cache; block 0 is reserved.
             max_num_seqs, max_num_batched_tokens, long_prefill_token_threshold, policy,
-                enable_chunked_prefill: see `Scheduler`.
+                enable_chunked_prefill, forget_withdrawn_blocks: see `Scheduler`. The last is off
+                as upstream; under the priority policy E1 holds only with it on.
             enable_caching: share full blocks between equal prefixes.
             seed: seeds requests that sample without a seed of their own, and `ToyModel`.
             model: "byte-llama" (shipped), a Hugging Face folder, a hub id, "toy", or an object
@@ -113,6 +115,7 @@ class LLMEngine:
             max_model_len=max_model_len,
             policy=policy,
             enable_chunked_prefill=enable_chunked_prefill,
+            forget_withdrawn_blocks=forget_withdrawn_blocks,
         )
         self.sampler = parts.sampler()
         self.runner = ModelRunner(
