@@ -5,6 +5,7 @@
 columns of X for the tokens of one step, so the flat part of the curve is decode and the slope is
 prefill. The prediction is lab 00-04's: a step takes as long as the slower of reading W and doing
 the arithmetic. The functions are pure and their inputs and outputs are JSON.
+`OPENBLAS_NUM_THREADS=1` in front measures one thread, which is steadier on a busy machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import statistics
 import sys
 import time
@@ -86,35 +88,32 @@ def measure(size: int, copies: int, repeats: int, columns: Sequence[int]) -> dic
     """
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal((size, size), dtype=np.float32) for _ in range(copies)]
-    points = []
-    for count in columns:
-        x = rng.standard_normal((size, count), dtype=np.float32)
-        out = np.empty((size, count), dtype=np.float32)
-        seconds = _best([functools.partial(np.matmul, w, x, out=out) for w in weights], repeats)
-        points.append({"columns": count, "seconds": seconds})
-    stream = _best([w.sum for w in weights], repeats)
-    wide = rng.standard_normal((size, 1024), dtype=np.float32)
-    peak = 2 * size**2 * 1024 / _best([lambda: weights[0] @ wide], repeats)
+    inputs = [rng.standard_normal((size, n), dtype=np.float32) for n in (*columns, 1024)]
+    outputs = [np.empty_like(x) for x in inputs]
+    best, stream = [float("inf")] * len(inputs), float("inf")
+    for _ in range(repeats):  # rounds outside: a busy second then spoils one round, not one point
+        for i, (x, out) in enumerate(zip(inputs, outputs, strict=True)):
+            for w in weights:  # never the same W twice in a row: it would come from a cache
+                best[i] = min(best[i], _seconds(functools.partial(np.matmul, w, x, out=out)))
+        stream = min(stream, *[_seconds(w.sum) for w in weights])
+    flops = [2 * size**2 * x.shape[1] for x in inputs]
     return {
         "machine": describe(),
+        "threads": int(os.environ.get("OPENBLAS_NUM_THREADS", describe()["cores"])),
         "numpy": np.__version__,
         "size": size,
         "copies": copies,
-        "mem_bw": max(FLOAT_BYTES * size**2 / stream, FLOAT_BYTES * size**2 / points[0]["seconds"]),
-        "peak_flops": max(peak, *(2 * size**2 * p["columns"] / p["seconds"] for p in points)),
-        "points": points,
+        "mem_bw": FLOAT_BYTES * size**2 / min(stream, best[0]),
+        "peak_flops": max(f / t for f, t in zip(flops, best, strict=True)),
+        "points": [{"columns": n, "seconds": t} for n, t in zip(columns, best[:-1], strict=True)],
     }
 
 
-def _best(calls: Sequence[Callable[[], object]], repeats: int) -> float:
-    """Shortest of all timings; each round goes through all calls."""
-    best = float("inf")
-    for _ in range(repeats):
-        for call in calls:
-            start = time.perf_counter()
-            call()
-            best = min(best, time.perf_counter() - start)
-    return best
+def _seconds(call: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def figure(measurement: dict[str, Any]) -> str:
@@ -160,7 +159,7 @@ def figure(measurement: dict[str, Any]) -> str:
     svg.text(
         70,
         24,
-        f"{machine['cpu']}, {machine['cores']} core(s), numpy {measurement['numpy']}",
+        f"{machine['cpu']}, {measurement['threads']} thread(s), numpy {measurement['numpy']}",
         size=12,
     )
     svg.text(
@@ -211,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = json.dumps(measurement, indent=1) + "\n"
     (args.out / "roofline.json").write_text(text, encoding="utf-8")
     (args.out / "roofline.svg").write_text(figure(measurement), encoding="utf-8")
-    print(f"{measurement['machine']['cpu']}, {measurement['machine']['cores']} core(s)")
+    print(f"{measurement['machine']['cpu']}, {measurement['threads']} thread(s)")
     print(table(measurement))
     print(f"wrote {args.out / 'roofline.json'} and roofline.svg")
 

@@ -54,6 +54,7 @@ def tiny_model(**parts: Any) -> Transformer:
 
 MEASUREMENT = {
     "machine": {"cpu": "a CPU", "cores": 2},
+    "threads": 2,
     "numpy": "2.0.0",
     "size": 1000,
     "copies": 1,
@@ -88,7 +89,7 @@ def test_summary_has_a_json_form():
 
 def test_roofline_figure_is_well_formed_and_names_the_machine():
     root = ElementTree.fromstring(roofline.figure(MEASUREMENT))
-    assert any("a CPU, 2 core(s)" in (node.text or "") for node in root.iter())
+    assert any("a CPU, 2 thread(s)" in (node.text or "") for node in root.iter())
 
 
 def test_roofline_measures_something_on_any_machine(tmp_path, capsys):
