@@ -1,0 +1,89 @@
+"""Lab 01-05: why a generation ends, and in which order the reasons are asked.
+
+`stop_status` is your own stop check, `run_until_stop` drives the engine's over a scripted stream,
+`finish_reason` says what the caller hears. The real check is
+`vllm/v1/core/sched/utils.py:94` `check_stop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mini_vllm import Request, RequestStatus, SamplingParams
+
+PROMPT = (7, 7)
+"""The prompt of `run_until_stop`; its length counts towards `max_model_len`."""
+
+
+def finish_reason(request: Request) -> str | None:
+    """What the API reports for a request: "stop", "length", "abort", or None while it lives.
+
+    Decide by `request.status` alone. Source: `vllm/v1/request.py:349` `_FINISHED_REASON_MAP`.
+
+    Raises:
+        ValueError: a status that this function does not know.
+    """
+    match request.status:
+        case RequestStatus.WAITING | RequestStatus.RUNNING | RequestStatus.PREEMPTED:
+            return None
+        case RequestStatus.FINISHED_STOPPED:
+            return "stop"
+        case RequestStatus.FINISHED_LENGTH:
+            return "length"
+        case RequestStatus.FINISHED_ABORTED:
+            return "abort"
+        case status:
+            raise ValueError(f"status={status!r}: need a member of RequestStatus")
+
+
+def run_until_stop(
+    token_stream: Iterable[int],
+    eos_token_id: int,
+    sampling_params: SamplingParams,
+    max_model_len: int | None = None,
+) -> Request:
+    """Feed scripted tokens to a running request until it finishes.
+
+    Make a `Request` with the prompt `PROMPT` that knows `eos_token_id`, and set its status to
+    RUNNING. For each token: append it, then ask `request.maybe_finish(max_model_len)`; stop at
+    once when it says True. Never take a token from the stream after the one that ended the
+    request: a stream is whatever can be iterated, and someone may want the rest of it.
+
+    Returns:
+        The request; unfinished, and RUNNING, if the stream ran dry first.
+    """
+    request = Request("stop-lab", PROMPT, sampling_params, eos_token_id=eos_token_id)
+    request.status = RequestStatus.RUNNING
+    for token in token_stream:
+        request.append_output_token(token)
+        if request.maybe_finish(max_model_len):
+            break
+    return request
+
+
+def stop_status(request: Request, max_model_len: int | None = None) -> RequestStatus | None:
+    """The status that the last output token gives the request, or None if it goes on.
+
+    Your own check; it changes nothing. In this order:
+
+    1. fewer output tokens than `min_tokens`, or none at all: None, whatever else holds;
+    2. the last token is EOS and `ignore_eos` is off: FINISHED_STOPPED;
+    3. the last token is one of `stop_token_ids`: FINISHED_STOPPED;
+    4. `num_tokens` has reached `max_model_len` (None is no bound), or the outputs have reached
+       `max_tokens`: FINISHED_LENGTH.
+
+    Source: `vllm/v1/core/sched/utils.py:94` `check_stop`, which sets the status itself.
+    """
+    params = request.sampling_params
+    if request.num_output_tokens == 0 or request.num_output_tokens < params.min_tokens:
+        return None
+    last = request.output_token_ids[-1]
+    if last == request.eos_token_id and not params.ignore_eos:
+        return RequestStatus.FINISHED_STOPPED
+    if last in params.stop_token_ids:
+        return RequestStatus.FINISHED_STOPPED
+    if max_model_len is not None and request.num_tokens >= max_model_len:
+        return RequestStatus.FINISHED_LENGTH
+    if request.num_output_tokens >= params.max_tokens:
+        return RequestStatus.FINISHED_LENGTH
+    return None
