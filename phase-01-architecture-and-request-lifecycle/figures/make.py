@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
@@ -37,7 +38,7 @@ def fixed_length(max_tokens: int) -> SamplingParams:
 
 
 def traced(
-    prompts: list[str], max_tokens: list[int], **engine_kwargs
+    prompts: list[str], max_tokens: list[int], **engine_kwargs: Any
 ) -> tuple[list[str], list[StepRecord]]:
     """Request ids in prompt order, and one record per step of the toy engine."""
     engine = LLMEngine(model="toy", **engine_kwargs)
@@ -235,7 +236,7 @@ def racing() -> str:
         prompts, [8, 8], num_blocks=7, block_size=4, max_num_batched_tokens=8, enable_caching=False
     )
     name, num_tokens, computed = ids[1], len(prompts[1]), 0
-    rows = []
+    rows: list[tuple[int, int, str]] = []
     for record in steps:
         if name in record.preempted:
             computed, state = 0, "PREEMPTED"
@@ -267,10 +268,11 @@ def racing() -> str:
             axes.x(i) + 4, top, axes.x(1) - axes.x(0) - 8, bottom - top, fill=ORANGE, opacity=0.18,
             tip=f"after step {i + 1}: {done} of {known} computed",
         )  # fmt: skip
-    for index, color in ((0, PURPLE), (1, BLUE)):
-        points = []
-        for i, row in enumerate(rows):
-            points += [(i, row[index]), (i + 1, row[index])]
+    known_line, done_line = [row[0] for row in rows], [row[1] for row in rows]
+    for values, color in ((known_line, PURPLE), (done_line, BLUE)):
+        points: list[tuple[float, float]] = []
+        for i, value in enumerate(values):
+            points += [(i, value), (i + 1, value)]
         axes.curve(points, color, width=2.5)
     axes.label(0.1, 10, "num_tokens", PURPLE, dy=-8)
     axes.label(6.1, 0, "num_computed_tokens", BLUE, dy=-8)
@@ -374,14 +376,16 @@ def slots() -> str:
             size=12,
         )
         for step, row in enumerate(grid):
-            for slot, who in enumerate(row):
+            for slot, holder in enumerate(row):
                 x, y = 20 + step * 23, top + 16 + slot * 30
-                if who is None:
+                if holder is None:
                     svg.rect(x, y, 21, 26, css="paper", radius=3)
                     continue
-                color = SERIES[who % 4] if who % 4 != 3 else (RED if who == 3 else PURPLE)
-                svg.rect(x, y, 21, 26, fill=color, opacity=0.55, radius=3, tip=f"request {who + 1}")
-                svg.text(x + 10.5, y + 17, str(who + 1), anchor="middle", size=11)
+                color = SERIES[holder % 4] if holder % 4 != 3 else (RED if holder == 3 else PURPLE)
+                svg.rect(
+                    x, y, 21, 26, fill=color, opacity=0.55, radius=3, tip=f"request {holder + 1}"
+                )
+                svg.text(x + 10.5, y + 17, str(holder + 1), anchor="middle", size=11)
     svg.text(20, 350, "one column is one step; the number is the request", css="soft", size=12)
     return svg.render()
 
