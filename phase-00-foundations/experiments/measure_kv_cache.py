@@ -168,7 +168,7 @@ def figure(measurement: dict[str, Any]) -> str:
             "tokens generated", label, {x: str(x) for x in range(0, n_new + 1, n_new // 4)}, ticks
         )
         for name, color, words, dy in (
-            ("without_cache", ORANGE, "no cache", 4),
+            ("without_cache", ORANGE, "no cache", -6),
             ("with_cache", BLUE, "with a cache", -8),
         ):
             values = measurement[name][key]

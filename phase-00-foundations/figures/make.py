@@ -354,7 +354,7 @@ def kv_term() -> str:
     axes.curve(
         [(b, lab.arithmetic_intensity(N_8B, b)) for b in batches if b <= 3000], GREY, dash="5 4"
     )
-    axes.label(1600, 1500, "weights only", GREY, dx=-4, dy=0, anchor="end")
+    axes.label(1600, 1500, "weights only", GREY, dx=-16, dy=0, anchor="end")
     for context, color in ((128, GREEN), (803, PURPLE), (2048, ORANGE), (8192, RED)):
         points = [
             (b, lab.decode_intensity_with_kv(N_8B, b, context, KV_8B, ATTENTION_8B))
@@ -390,7 +390,7 @@ def counters() -> str:
     last = len(rows) - 1
     axes = Axes(svg, (60, 40, 620, 250), (0, last), (0, 20))
     axes.frame(
-        "after step",
+        "steps done",
         "tokens",
         {step: str(step) for step in range(last + 1)},
         {value: str(value) for value in range(0, 21, 4)},
@@ -399,12 +399,14 @@ def counters() -> str:
         points = [(step, row[index]) for step, row in enumerate(rows)]
         axes.curve(points, color, width=2.5)
         axes.dots(points, color)
-        axes.label(*points[-1], f"{name}", color, dx=-8, dy=-12 if index == 0 else 34, anchor="end")
+        axes.label(*points[-1], f"{name}", color, dx=-8, dy=-12 if index == 0 else 46, anchor="end")
     for step, (known, computed) in enumerate(rows):
         svg.line(axes.x(step), axes.y(computed) - 5, axes.x(step), axes.y(known) + 5, dash="3 3")
         svg.text(
-            axes.x(step) + 6,
-            (axes.y(computed) + axes.y(known)) / 2 + 4,
+            axes.x(step) + (6 if known - computed > 1 else -3.5),
+            (axes.y(computed) + axes.y(known)) / 2 + 4
+            if known - computed > 1
+            else axes.y(computed) + 17,
             str(known - computed),
             size=11.5,
             css="soft",

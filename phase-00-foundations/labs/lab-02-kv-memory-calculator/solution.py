@@ -230,8 +230,10 @@ def read_geometry(config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> KV
       where the config has none (OPT); the head dimension is `head_dim` where given and not None,
       else `hidden_size // num_attention_heads`.
     * Bytes per number: `kv_cache_dtype` when it is not "auto", else the config's `torch_dtype`
-      (newer configs spell it `dtype`).
+      (newer configs spell it `dtype`), else float32, as in Hugging Face.
     * Sliding window: `sliding_window`, unless `use_sliding_window` is present and false.
+    * `kind`: "MLA" as above; otherwise "MHA" where KV heads equal query heads, "MQA" where there is
+      one for several, else "GQA".
 
     Raises:
         ValueError: a missing key (named), or a dtype not in `DTYPE_BYTES` (named, with the
@@ -300,7 +302,8 @@ def plan(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Given. The whole calculation as one JSON object in, one JSON object out.
 
     Inputs: `config` (contents of a config.json), `gpu_bytes`, `weight_bytes`, `seq_len`, and
-    optionally `kv_cache_dtype` ("auto") and `block_size` (16).
+    optionally `kv_cache_dtype` ("auto") and `block_size` (16). Every layer is taken to keep every
+    token: for a model with sliding windows the result is an upper limit of the memory.
     """
     geometry = read_geometry(inputs["config"], inputs.get("kv_cache_dtype", "auto"))
     block_size = inputs.get("block_size", 16)

@@ -81,8 +81,8 @@ def sample(
         A Python int.
 
     Raises:
-        ValueError: `temperature` below 0, `top_p` outside (0, 1], `top_k` below -1; the message
-            names the argument and its value.
+        ValueError: `temperature` below 0 or nan, `top_p` outside (0, 1], `top_k` below -1; the
+            message names the argument and its value. Greedy calls are checked too.
 
     Source: `vllm/v1/sample/sampler.py:238` `Sampler.sample`; the limits are those of
     `vllm/sampling_params.py:168` `SamplingParams`.

@@ -251,7 +251,9 @@ def test_validation(lab):
         try:
             got = lab.sample(logits, **knobs)
         except ValueError as error:
-            assert name in str(error), f"the message must name {name}; it says: {error}"
+            assert name in str(error), (
+                f"{knobs} must be refused by a message that names {name}; it says: {error}"
+            )
             continue
         pytest.fail(f"{knobs} must raise ValueError; it returned {got!r}", pytrace=False)
     for knobs in ({"top_k": -1}, {"top_p": 1.0}, {"temperature": 0.0}):

@@ -32,7 +32,8 @@ def ridge_point(peak_flops: float, mem_bw: float) -> float:
         mem_bw: memory bandwidth, bytes/s.
 
     Raises:
-        ValueError: an argument that is not a finite number above 0. So in every function here.
+        ValueError: an argument that is not a finite number above 0. So in every function of this
+            file, for every argument; `_require_positive` does it.
     """
     _require_positive(peak_flops=peak_flops, mem_bw=mem_bw)
     return peak_flops / mem_bw

@@ -195,7 +195,9 @@ def test_bad_input_is_refused(lab):
             try:
                 got = call(bad)
             except ValueError as error:
-                assert name in str(error), f"the message must name {name}; it says: {error}"
+                assert name in str(error), (
+                    f"{name}={bad} must be refused by a message that names {name}; it says: {error}"
+                )
                 continue
             pytest.fail(f"{name}={bad} must raise ValueError; it gave {got!r}", pytrace=False)
 
