@@ -30,10 +30,12 @@ app = typer.Typer(
 )
 cite_app = typer.Typer(help="Check that every citation is true at the pin.", rich_markup_mode=None)
 docs_app = typer.Typer(help="Check that every page runs and links.", rich_markup_mode=None)
+book_app = typer.Typer(help="The pages as a site.", rich_markup_mode=None)
 gpu_app = typer.Typer(help="Run a lab on a GPU and keep what came out.", rich_markup_mode=None)
 upstream_app = typer.Typer(help="The pinned vLLM tree in upstream/.", rich_markup_mode=None)
 app.add_typer(cite_app, name="cite")
 app.add_typer(docs_app, name="docs")
+app.add_typer(book_app, name="book")
 app.add_typer(gpu_app, name="gpu")
 app.add_typer(upstream_app, name="upstream")
 
@@ -303,6 +305,24 @@ def docs_check(
     raise typer.Exit(
         maintainer.docs_check(show.make_console(), _root(), paths or [], run_code, workers)
     )
+
+
+@book_app.command("build")
+def book_build() -> None:
+    """Make the site in build/book/html."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.book_build(show.make_console(), _root()))
+
+
+@book_app.command("serve")
+def book_serve(
+    port: Annotated[int, typer.Option(help="on 127.0.0.1; 0 takes a free one")] = 0,
+) -> None:
+    """Make the site, serve it to this machine, make it again on every save."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.book_serve(show.make_console(), _root(), port))
 
 
 @upstream_app.command("fetch")

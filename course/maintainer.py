@@ -1,4 +1,4 @@
-"""The maintainer's commands: selfcheck, cite, docs, upstream. Each returns an exit status.
+"""The maintainer's commands: selfcheck, cite, docs, book, upstream. Each returns an exit status.
 
 Mirrors nothing upstream.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import citations, pages, pristine, show, upstream
+from course import book, citations, pages, pristine, show, upstream
 from course.citations import Finding
 from course.files import write_atomically
 from course.labs import CourseError, Lab
@@ -137,6 +137,35 @@ def docs_check(
         "red" if findings else "green",
     )
     return 1 if findings else 0
+
+
+def book_build(console: Console, root: Path) -> int:
+    """Build the site; 1 when something is to mend, and the last one may then be stale."""
+    began = time.perf_counter()
+    status = upstream.verify(root)
+    if not status.ok:
+        raise CourseError(f"The book shows lines of the pinned tree: {status.detail}.")
+    findings = book.build(root, upstream.path(root))
+    _report(console, root, findings)
+    seconds = f"{time.perf_counter() - began:.1f} s"
+    if findings:
+        show.say(console, f"{len(findings)} to mend; {seconds}", "red")
+        return 1
+    count = len(book.contents(root).listed())
+    index = show.relative(book.site_folder(root) / "index.html", root)
+    show.say(console, f"{count} pages in {index}; {seconds}", "green")
+    return 0
+
+
+def book_serve(console: Console, root: Path, port: int) -> int:
+    """Build, then serve on this machine only and build again on every save, until Ctrl-C."""
+    if book_build(console, root):
+        return 1
+    with book.serving(root, port) as address:
+        show.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
+        for _ in book.changes(root):
+            book.rebuild(root)
+    return 0
 
 
 def upstream_fetch(console: Console, root: Path) -> int:
