@@ -353,6 +353,8 @@ def mathml(latex: str, block: bool = False) -> str:
         raise ValueError(
             f"latex is {latex!r}: not a formula ({type(error).__name__}: {error})"
         ) from error
+    if unknown := re.search(r">\s*(?:\\|&#x0*5C;)([A-Za-z]+)", made):  # left as it was
+        raise ValueError(f"latex is {latex!r}: not a formula (no command \\{unknown[1]})")
     # Between tags the text is still Markdown: what could mean something there becomes an entity.
     return re.sub(
         r"(?<=>)[^<]+",
