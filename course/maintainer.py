@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import book, citations, pages, pristine, show, upstream
+from course import book, book_site, citations, pages, pristine, show, upstream
 from course.citations import Finding
 from course.files import write_atomically
 from course.labs import CourseError, Lab
@@ -161,9 +161,9 @@ def book_serve(console: Console, root: Path, port: int) -> int:
     """Build, then serve on this machine only and build again on every save, until Ctrl-C."""
     if book_build(console, root):
         return 1
-    with book.serving(root, port) as address:
+    with book_site.serving(book.site_folder(root), port) as address:
         show.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
-        for _ in book.changes(root):
+        for _ in book_site.changes(root):
             book.rebuild(root)
     return 0
 

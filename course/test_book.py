@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from course import book, upstream
+from course import book, book_pages, book_site, upstream
 from course.conftest import REPOSITORY
 from course.labs import CourseError
 
@@ -54,7 +54,7 @@ def page_of_book(root, name: str = f"{PHASE}/00-guide.md") -> str:
 
 
 def test_the_commit_in_links_is_the_pinned_one():
-    assert book.COMMIT.startswith(upstream.COMMIT)
+    assert book_pages.COMMIT.startswith(upstream.COMMIT)
 
 
 def test_the_summary_has_front_matter_then_each_phase_in_reading_order(root):
@@ -173,7 +173,7 @@ def test_formulas_become_mathml_and_code_and_prices_stay(root):
 
 def test_a_formula_holds_nothing_that_markdown_would_read():
     pytest.importorskip("latex2mathml", reason="needs the book extra")
-    made = book.mathml(r"a * b * \text{max_num_seqs}")
+    made = book_pages.mathml(r"a * b * \text{max_num_seqs}")
     assert not re.search(r"[*_`\[\]|\n]", re.sub(r"<[^>]*>", "", made))
 
 
@@ -239,7 +239,7 @@ def test_a_script_from_the_network_and_a_dead_link_in_the_site_are_findings(root
     )
     guide(root, "# The guide\n\n[x](gone.md)\n")
     found = [
-        (f.page.relative_to(root).as_posix(), f.line, f.text) for f in book.check_site(root, site)
+        (f.page.relative_to(root).as_posix(), f.line, f.text) for f in book_site.check(root, site)
     ]
     assert found == [
         (f"{PHASE}/00-guide.md", 1, "https://cdn.example/x.js: is loaded from the network"),
