@@ -5,6 +5,7 @@ Mirrors nothing upstream.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -163,8 +164,9 @@ def book_serve(console: Console, root: Path, port: int) -> int:
         return 1
     with book_site.serving(book.site_folder(root), port) as address:
         show.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
-        for _ in book_site.changes(root):
-            book.rebuild(root)
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in book_site.changes(root):
+                book.rebuild(root)
     return 0
 
 
