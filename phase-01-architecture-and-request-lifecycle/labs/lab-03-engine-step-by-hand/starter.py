@@ -122,8 +122,8 @@ def plan_ahead(scheduler: Scheduler, plan: SchedulerOutput) -> None:
     placeholder `vllm/v1/core/sched/async_scheduler.py:18` `AsyncScheduler._update_after_schedule`.
 
     Raises:
-        RuntimeError: the plan preempted a request; this small loop cannot call back tokens that
-            are on their way.
+        RuntimeError: the plan preempted a request (`plan.preempted_req_ids`); this small loop
+            cannot call back tokens that are on their way. The message says "preempted".
     """
     raise NotImplementedError
 
@@ -137,7 +137,8 @@ def take_in(scheduler: Scheduler, plan: SchedulerOutput, sampled: dict[str, int]
     Then update. Then give back, to each that is still unfinished, the placeholders of tokens
     still on their way: one fewer than before where this plan brought a token.
 
-    A request that finished while this plan was in flight is left alone: its token is dropped.
+    A request that finished while this plan was in flight is left alone, by you and by the update:
+    its token is dropped.
     """
     raise NotImplementedError
 
