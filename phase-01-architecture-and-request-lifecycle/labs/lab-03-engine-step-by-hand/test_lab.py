@@ -15,7 +15,10 @@ from mini_vllm.checkpoint import load_checkpoint
 from mini_vllm.transformer import Transformer
 
 MAX_STEPS = 400
-STEP_CAP = f"still unfinished after {MAX_STEPS} steps: is every caught-up request given a token?"
+STEP_CAP = (
+    f"still unfinished after {MAX_STEPS} steps: is every caught-up request given a token, and does "
+    "its counter move once by what was planned?"
+)
 
 
 def greedy(max_tokens: int = 4, **more) -> SamplingParams:
@@ -317,8 +320,12 @@ def test_eos_wastes_one_token(lab):
         f"expected ('stop', [7, 7, 2])\ncame     {came}"
     )
     assert scheduled == 6 + 3, (
-        "P + k = 6 + 3: one more than the 6 + 3 - 1 of the plain loop. When EOS was sampled the "
+        "P + n = 6 + 3: one more than the 6 + 3 - 1 of the plain loop. When EOS was sampled the "
         f"next step was already planned; came {scheduled}"
+    )
+    assert request.num_computed_tokens == 6 + 3, (
+        "a request that finished while a plan was in flight is left alone when that plan comes in: "
+        f"its counter keeps the wasted token, 6 + 3; came {request.num_computed_tokens}"
     )
 
 

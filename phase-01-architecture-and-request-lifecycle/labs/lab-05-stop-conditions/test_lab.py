@@ -82,6 +82,11 @@ def test_unfinished_request_has_no_reason(lab):
     assert request.status is RequestStatus.RUNNING, (
         f"a request that is being generated is RUNNING; came {request.status!r}"
     )
+    got = lab.stop_status(ended_with([], SamplingParams(max_tokens=5)), 2)
+    assert got is None, (
+        "no output yet, and the prompt of 2 fills max_model_len=2: there is no last token to look "
+        f"at, so nothing ends here; expected None, came {got!r}"
+    )
 
 
 def test_nothing_is_pulled_past_the_end(lab):
