@@ -102,7 +102,8 @@ class LLMEngine:
         longest = loaded.max_model_len
         if max_model_len is not None and longest is not None and max_model_len > longest:
             raise ValueError(f"max_model_len={max_model_len}: the model supports {longest}")
-        max_model_len = max_model_len or longest
+        if max_model_len is None:
+            max_model_len = longest
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
         self.chat_template = loaded.chat_template

@@ -93,6 +93,8 @@ class LLM:
         Raises:
             ValueError: any prompt is refused (none is run).
         """
+        if not isinstance(prompts, Sequence):
+            raise ValueError(f"prompts={prompts!r}: need a text, texts, or lists of token ids")
         many: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else [*prompts]
         results = self.llm_engine.generate(many, sampling_params)
         encode = self.llm_engine.tokenizer.encode

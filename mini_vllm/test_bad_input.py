@@ -217,3 +217,15 @@ def test_numpy_token_ids_are_accepted():
     engine = LLMEngine(model="toy")
     (result,) = engine.generate([np.array([1, 2, 3])])
     assert result.prompt == [1, 2, 3]
+
+
+@pytest.mark.parametrize("max_model_len", [0, 1, -3])
+def test_a_max_model_len_without_room_for_prompt_and_output_is_refused(max_model_len: int):
+    with pytest.raises(ValueError, match=f"max_model_len={max_model_len}"):
+        LLMEngine(max_model_len=max_model_len)
+
+
+@pytest.mark.parametrize("prompts", [None, 5])
+def test_prompts_that_are_no_sequence_are_refused_by_name(prompts: object):
+    with pytest.raises(ValueError, match="prompts="):
+        LLM(model="toy").generate(prompts)  # type: ignore[arg-type]
