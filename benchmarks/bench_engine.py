@@ -18,6 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import numpy as np
+import threadpoolctl
 import torch
 import transformers
 
@@ -89,6 +90,13 @@ def agreement(a: list[list[int]], b: list[list[int]]) -> float:
     return sum(x == y for x, y in zip(a, b, strict=True)) / len(a)
 
 
+def blas_kernel() -> str:
+    """The kernels numpy's OpenBLAS chose for this processor, or was told to use."""
+    libraries = threadpoolctl.threadpool_info()
+    names = {i["architecture"] for i in libraries if i["internal_api"] == "openblas"}
+    return f"OpenBLAS kernels {', '.join(sorted(names)) or 'none'}"
+
+
 def main() -> None:
     """Measure every row, print the table, and write it into the README if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -141,7 +149,7 @@ def main() -> None:
               "ratio, median (min-max)", "target", "equal outputs"]  # fmt: skip
     text = markdown_table(header, rows)
     modules = (np, torch, transformers)
-    versions = ", ".join(f"{m.__name__} {m.__version__}" for m in modules)
+    versions = ", ".join(f"{m.__name__} {m.__version__}" for m in modules) + f"; {blas_kernel()}"
     text += f"\n\n{machine()}; {versions}; 2 threads each, float32, {args.repeats} pairs."
     if args.write:
         write_section("engine", text)
