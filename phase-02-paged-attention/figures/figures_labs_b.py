@@ -1,0 +1,125 @@
+"""The figures of labs 02-03, 02-04 and 02-06; `make.py` takes them in with its own.
+
+What shows block tables, slots, splits or block counts is computed by the labs' reference solutions,
+not typed. No upstream counterpart.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from course.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg  # noqa: E402
+
+LABS = Path(__file__).resolve().parents[1] / "labs"
+
+
+def solution(folder: str) -> ModuleType:
+    """The reference solution of a lab as a module of its own."""
+    name = "_figure_" + folder.replace("-", "_")
+    spec = importlib.util.spec_from_file_location(name, LABS / folder / "solution.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# ------------------------------------------------------------------ lab 06
+
+
+def write_and_read() -> str:
+    """One sequence of 36 tokens over blocks 4, 1, 7: one slot written, 36 slots read."""
+    lab = solution("lab-06-paged-attention-numpy")
+    table, block_size, num_tokens, num_blocks = [4, 1, 7], 16, 36, 9
+    slots = lab.build_slot_mapping(table, block_size, 0, num_tokens).tolist()
+    position_of = {slot: position for position, slot in enumerate(slots)}
+    svg = Svg(
+        780,
+        452,
+        "The write map and the read map of one sequence",
+        "Positions 0 to 35 of a sequence in three logical blocks; the block table 4, 1, 7; nine "
+        "physical blocks of 16 slots. The new token at position 35 is written to slot "
+        f"{slots[35]}. Its attention reads the {num_tokens} slots that hold positions 0 to 35, "
+        "in blocks 4, 1 and 7, and none of the 12 unused slots of block 7.",
+    )
+    colors = (BLUE, GREEN, ORANGE)
+    cell, left = 13.5, 112.0
+
+    svg.text(16, 30, "positions", bold=True)
+    for position in range(num_tokens):
+        block = position // block_size
+        x = left + position * cell + block * 10
+        new = position == num_tokens - 1
+        svg.rect(x, 16, cell - 2, 20, fill=RED if new else colors[block], opacity=0.85, radius=2)
+    for block in range(3):
+        x = left + block * (block_size * cell + 10)
+        svg.text(x, 52, f"{block * block_size} ...", size=11, css="soft")
+    svg.text(left + 35 * cell + 20 + cell + 4, 31, "35, new", size=12, fill=RED)
+
+    svg.text(16, 92, "block table", bold=True)
+    for block, physical in enumerate(table):
+        x = left + block * (block_size * cell + 10)
+        svg.rect(x, 74, 40, 28, fill=colors[block], opacity=0.25, stroke=colors[block], radius=4)
+        svg.text(x + 20, 93, str(physical), anchor="middle", bold=True)
+        svg.text(x + 48, 93, f"positions {block * 16}-{block * 16 + 15}", size=11, css="soft")
+
+    svg.text(16, 140, "physical blocks: 16 slots each", bold=True)
+    top, pitch = 154.0, 27.0
+    for block in range(num_blocks):
+        y = top + block * pitch
+        used = block in table
+        label = "0, null" if block == 0 else str(block)
+        svg.text(left - 8, y + 15, label, size=12, anchor="end", css="ink" if used else "soft")
+        for offset in range(block_size):
+            slot = block * block_size + offset
+            position = position_of.get(slot)
+            x = left + offset * cell * 1.35
+            if position is None:
+                edge = ORANGE if block == table[-1] else None
+                svg.rect(x, y, cell * 1.35 - 2, 20, css="paper", stroke=edge, radius=2)
+                continue
+            color = RED if position == num_tokens - 1 else colors[position // block_size]
+            tip = f"slot {slot}: position {position}"
+            svg.rect(x, y, cell * 1.35 - 2, 20, fill=color, opacity=0.85, radius=2, tip=tip)
+        svg.text(
+            left + block_size * cell * 1.35 + 6,
+            y + 15,
+            f"slots {block * block_size}-{block * block_size + block_size - 1}",
+            size=11,
+            css="soft",
+        )
+    x, y = 524.0, 172.0
+    svg.box(x, y, 244, 84, ["write one row", "position 35: table entry 2, offset 3"], fill=RED)
+    svg.text(x + 122, y + 74, f"7 x 16 + 3 = slot {slots[35]}", size=12, anchor="middle")
+    y = 282.0
+    svg.box(x, y, 244, 84, ["read 36 rows", "the same formula for 0, 1, ... 35"], fill=GREY)
+    first, middle = slots[0], slots[16]
+    svg.text(x + 122, y + 74, f"slots {first}-79, {middle}-31, 112-115", size=12, anchor="middle")
+    svg.text(
+        16,
+        430,
+        "The 12 empty slots of block 7 belong to the sequence and hold what the block's last owner "
+        "left there.",
+        size=12,
+        css="soft",
+    )
+    return svg.render()
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "lab-06-write-and-read.svg": write_and_read,
+}
+
+
+if __name__ == "__main__":
+    from course.figures import write_or_check
+
+    sys.exit(write_or_check(FIGURES, Path(__file__).parent))

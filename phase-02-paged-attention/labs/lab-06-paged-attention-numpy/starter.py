@@ -1,0 +1,112 @@
+"""Lab 02-06: attention over a paged KV cache in numpy: one formula to write and to read by.
+
+`build_slot_mapping`, `write_kv`, `attend_one` and `paged_attention` are the lab. The last one has
+the signature of `mini_vllm/attention.py`, so the engine can run on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mini_vllm.batch import ForwardBatch
+
+
+def build_slot_mapping(
+    block_table: Sequence[int] | np.ndarray, block_size: int, start: int, num_tokens: int
+) -> np.ndarray:
+    """Where the tokens at positions `start` to `start + num_tokens - 1` live in the flat cache.
+
+    The cache is a long row of slots, `block_size` of them per physical block. Entry j of
+    `block_table` is the physical block of the sequence's j-th block of positions.
+
+    Args:
+        block_table: physical block ids of one sequence, in order of position.
+        block_size: tokens per block.
+        start: position of the first token.
+        num_tokens: how many tokens; 0 gives an empty mapping.
+
+    Returns:
+        int64 [num_tokens].
+
+    Raises:
+        ValueError: `start` or `num_tokens` below 0.
+        IndexError: a position beyond the last block of the table.
+
+    Source: `vllm/v1/worker/block_table.py:326` `_compute_slot_mapping_kernel`.
+    """
+    raise NotImplementedError
+
+
+def write_kv(
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    new_k: np.ndarray,
+    new_v: np.ndarray,
+    slot_mapping: np.ndarray,
+) -> None:
+    """Store one K row and one V row per token, in place.
+
+    Args:
+        k_cache: [num_blocks * block_size, num_kv_heads, head_dim]; `v_cache` the same.
+        new_k: [num_tokens, num_kv_heads, head_dim]; `new_v` the same.
+        slot_mapping: int64 [num_tokens]. A negative slot is padding: its token is not stored.
+
+    Source: `csrc/cache_kernels.cu:304` `reshape_and_cache_flash_kernel`.
+    """
+    raise NotImplementedError
+
+
+def attend_one(
+    q: np.ndarray,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    block_table: Sequence[int] | np.ndarray,
+    seq_len: int,
+    block_size: int,
+    scale: float | None = None,
+) -> np.ndarray:
+    """One query token attends to the first `seq_len` positions of its sequence.
+
+    Reads exactly `seq_len` rows of each cache, whatever else lies in the sequence's last block.
+
+    Args:
+        q: [num_heads, head_dim].
+        k_cache: [num_blocks * block_size, num_kv_heads, head_dim]; `v_cache` the same. Query heads
+            share KV heads in equal groups: with 4 and 2, heads 0 and 1 read KV head 0.
+        block_table: physical block ids in order of position; may be longer than needed.
+        seq_len: positions to attend to, at least 1.
+        block_size: tokens per block.
+        scale: factor on the scores; None means head_dim ** -0.5.
+
+    Returns:
+        [num_heads, head_dim], dtype of `q`.
+    """
+    raise NotImplementedError
+
+
+def paged_attention(
+    query: np.ndarray, layer_cache: np.ndarray, batch: ForwardBatch, scale: float
+) -> np.ndarray:
+    """Every query token of a step attends to its own past: what the engine calls in each layer.
+
+    This step's K and V are already in the cache. The token at position p sees positions 0 to p.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], the tokens of all requests end to end.
+        layer_cache: [2, num_blocks, block_size, num_kv_heads, head_dim], K at 0 and V at 1.
+        batch: `block_tables` [num_reqs, max_blocks], `query_start_loc` [num_reqs + 1] (request i
+            owns query tokens query_start_loc[i] to query_start_loc[i + 1]), `positions`
+            [num_tokens], `block_size`, `num_reqs`.
+        scale: factor on the scores.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], dtype of `query`.
+
+    Source: `vllm/model_executor/layers/attention/attention.py:734`
+    `unified_attention_with_output`.
+    """
+    raise NotImplementedError
