@@ -243,7 +243,7 @@ def pool_film(block_pool: Callable[[int, bool], BlockPool] = BlockPool) -> Film:
         hits,
         lambda ids: (
             f"It takes {_ids(ids)} from the front: two never used, then A's tail, whose "
-            "cached block is evicted now and not earlier."
+            "cached block is evicted only now."
         ),
     )
     hits = camera.look_up(
