@@ -267,7 +267,7 @@ def draw(
     """
     num_steps, requests = data["steps"], data["requests"]
     left, top, row_height = 150, 58, 30
-    width = min(60.0, (780 - left - 12) / max(num_steps, 1))
+    width = min(90.0, (780 - left - 12) / max(num_steps, 1))
     height = top + row_height * len(requests) + 20 * len(totals) + 52
     svg = Svg(780, height, data["title"], description or describe(data))
     svg.text(12, 22, data["title"], bold=True)

@@ -1,0 +1,613 @@
+"""What lab 03-01 pins: two phases, three limits, and every decision of the recorded scheduler."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mini_vllm
+from conformance import recording, replay
+from mini_vllm import EngineParts, KVCacheManager, LLMEngine, Request, SamplingParams
+from mini_vllm.checkpoint import load_checkpoint
+from mini_vllm.transformer import Transformer
+
+RECORDINGS = Path(__file__).resolve().parents[3] / "conformance" / "recordings"
+WORKLOADS = 150
+"""Recorded workloads per file: enough for every rule to decide something."""
+
+# --- Part A: two phases, three limits ------------------------------------------------------------
+
+
+def prompts(*lengths: int) -> list[tuple[str, int]]:
+    return list(zip("abcdefghijklmnop", lengths, strict=False))
+
+
+def step(
+    lab,
+    waiting: list[tuple],
+    running: list[tuple] = (),  # type: ignore[assignment]
+    *,
+    slots: int = 1000,
+    budget: int = 2048,
+    seqs: int = 128,
+    threshold: int = 0,
+) -> tuple[dict[str, int], list[str], list[str], int]:
+    """One call of the learner's step: the plan, both queues by id, and the free slots after it."""
+    queue = deque(lab.Req(*request) for request in waiting)
+    live = [lab.Req(*request) for request in running]
+    kv = lab.FakeKV(slots)
+    plan = lab.schedule_step(queue, live, kv, budget, seqs, threshold)
+    return plan, [r.rid for r in queue], [r.rid for r in live], kv.free_slots
+
+
+def test_clamp_chunks_and_budgets(lab):
+    for args, expected, why in (
+        ((100, 2048, 0), 100, "nothing binds"),
+        ((100, 30, 0), 30, "the budget binds"),
+        ((100, 2048, 16), 16, "the threshold binds"),
+        ((100, 10, 16), 10, "the budget is below the threshold"),
+        ((16, 2048, 16), 16, "exactly the threshold is not above it"),
+        ((17, 2048, 16), 16, "one above the threshold"),
+        ((3, 2048, 16), 3, "a request gets no more than it lacks"),
+        ((5, 0, 0), 0, "no budget"),
+        ((-3, 10, 4), 0, "never below 0"),
+        ((100, 2048, -1), 100, "a threshold of 0 or less is no bound"),
+    ):
+        came = lab.clamp(*args)
+        assert came == expected, (
+            f"clamp(num_new, budget, threshold) of {args}: {why}; expected {expected}, came {came}"
+        )
+
+
+def test_budget_caps_total_tokens(lab):
+    plan, waiting, running, _ = step(lab, prompts(8, 8, 8), budget=10)
+    assert plan == {"a": 8, "b": 2}, (
+        "three prompts of 8 tokens, budget 10 for all together: a gets 8, b the 2 that are left, c "
+        f"nothing.\nexpected {{'a': 8, 'b': 2}}\ncame     {plan}"
+    )
+    assert (waiting, running) == (["c"], ["a", "b"]), (
+        "whoever got tokens runs, in order of admission; c still waits.\n"
+        f"expected waiting ['c'], running ['a', 'b']\ncame     waiting {waiting}, running {running}"
+    )
+
+
+def test_max_num_seqs_caps_running(lab):
+    plan, waiting, running, _ = step(lab, prompts(*[2] * 10), seqs=4)
+    assert list(plan) == list("abcd"), (
+        f"ten tiny prompts, four slots: four are admitted.\nexpected a, b, c, d\ncame     {plan}"
+    )
+    assert (len(waiting), len(running)) == (6, 4), (
+        f"expected 6 waiting and 4 running, came {len(waiting)} and {len(running)}"
+    )
+
+
+def test_running_requests_fill_slots_too(lab):
+    plan, waiting, _, _ = step(lab, [("x", 5)], [("r", 9, 8), ("s", 9, 8)], seqs=2)
+    assert plan == {"r": 1, "s": 1} and waiting == ["x"], (
+        "two slots, and two requests run already: x is not admitted. max_num_seqs bounds the "
+        "length of running, not the admissions of one step.\n"
+        f"expected {{'r': 1, 's': 1}}, waiting ['x']\ncame     {plan}, waiting {waiting}"
+    )
+    plan, waiting, _, _ = step(lab, prompts(5, 5), [("r", 9, 8), ("s", 9, 8)], seqs=3)
+    assert plan == {"r": 1, "s": 1, "a": 5} and waiting == ["b"], (
+        "three slots, two of them taken: one admission.\n"
+        f"expected {{'r': 1, 's': 1, 'a': 5}}, waiting ['b']\ncame     {plan}, waiting {waiting}"
+    )
+
+
+def test_chunked_prefill_caps_per_request(lab):
+    plan, _, _, _ = step(lab, prompts(100), threshold=16)
+    assert plan == {"a": 16}, (
+        f"100 prompt tokens, threshold 16: a chunk of 16.\nexpected {{'a': 16}}\ncame     {plan}"
+    )
+    plan, _, _, _ = step(lab, prompts(100, 100), [("r", 100, 40)], threshold=16)
+    assert plan == {"r": 16, "a": 16, "b": 16}, (
+        "the threshold bounds each request, a running one too, not the sum of them.\n"
+        f"expected {{'r': 16, 'a': 16, 'b': 16}}\ncame     {plan}"
+    )
+
+
+def test_running_scheduled_before_waiting_admitted(lab):
+    plan, _, running, _ = step(lab, [("new", 20)], [("old", 9, 8)], budget=10)
+    assert list(plan.items()) == [("old", 1), ("new", 9)], (
+        "a decode of 1 token comes first, the newcomer gets the other 9 of a budget of 10; the "
+        "order of the plan counts too.\n"
+        f"expected old: 1, then new: 9\ncame     {plan}"
+    )
+    assert running == ["old", "new"], f"a newcomer goes to the end of running; came {running}"
+
+
+def test_admission_stops_when_memory_exhausted(lab):
+    plan, waiting, running, free = step(lab, prompts(8, 8), slots=10)
+    assert plan == {"a": 8} and waiting == ["b"] and running == ["a"], (
+        "10 slots of memory: a takes 8, b does not fit and waits. No error, and b is still at the "
+        "front.\nexpected {'a': 8}, waiting ['b'], running ['a']\n"
+        f"came     {plan}, waiting {waiting}, running {running}"
+    )
+    assert free == 2, f"a refused request holds nothing: expected 2 free slots, came {free}"
+
+
+def test_nobody_overtakes_a_blocked_head(lab):
+    plan, waiting, _, _ = step(lab, [("big", 50), ("small", 2)], slots=10)
+    assert plan == {} and waiting == ["big", "small"], (
+        "big does not fit, small would; nobody is admitted. A queue that lets small ones pass "
+        "starves big ones.\nexpected {}, waiting ['big', 'small']\n"
+        f"came     {plan}, waiting {waiting}"
+    )
+
+
+def test_a_waiter_gets_only_the_remainder(lab):
+    plan, _, _, _ = step(lab, [("hit", 100, 96)])
+    assert plan == {"hit": 4}, (
+        "96 of 100 tokens are computed already (a prefix hit, say): 4 are lacking.\n"
+        f"expected {{'hit': 4}}\ncame     {plan}"
+    )
+
+
+def test_no_zero_entries_and_no_counter_moved(lab):
+    caught_up, decoding = lab.Req("done", 9, 9), lab.Req("next", 9, 8)
+    plan = lab.schedule_step(deque(), [caught_up, decoding], lab.FakeKV(100), 4, 8)
+    assert plan == {"next": 1}, (
+        "a running request that lacks nothing is passed over, not entered with 0, and does not end "
+        f"the phase for those behind it.\nexpected {{'next': 1}}\ncame     {plan}"
+    )
+    plan, _, _, _ = step(lab, prompts(3), [("r", 20, 4), ("s", 9, 8)], budget=6)
+    assert plan == {"r": 6}, (
+        f"r spends the whole budget: no entries of 0 for s and a.\ncame     {plan}"
+    )
+    assert (caught_up.num_computed, decoding.num_computed) == (9, 8), (
+        "the plan is not the computation: num_computed moves when the step has run; came "
+        f"{caught_up.num_computed} and {decoding.num_computed}, expected 9 and 8"
+    )
+
+
+def test_random_steps_keep_the_invariants(lab):
+    rng = random.Random(3)
+    for case in range(60):
+        budget, seqs = rng.choice((3, 8, 40)), rng.choice((1, 3, 6))
+        threshold = rng.choice((0, 0, 2, 5))
+        requests = [lab.Req(f"r{i}", rng.randint(1, 25)) for i in range(8)]
+        waiting, running = deque(requests), []
+        kv = lab.FakeKV(rng.choice((20, 60, 500)))
+        says = f"case {case}: budget {budget}, {seqs} slots, threshold {threshold}"
+        for _ in range(12):
+            before, first = {r.rid: r.num_computed for r in requests}, len(running)
+            lacking = sum(min(r.num_tokens - r.num_computed, threshold or 99) for r in running)
+            kv.free_slots += lacking if kv.free_slots < lacking else 0  # running never refused
+            plan = lab.schedule_step(waiting, running, kv, budget, seqs, threshold)
+            assert sum(plan.values()) <= budget, f"{says}: the plan {plan} exceeds the budget"
+            assert min(plan.values(), default=1) > 0, f"{says}: an entry below 1 in {plan}"
+            assert len(running) <= max(seqs, first), f"{says}: {len(running)} requests run"
+            assert [r.rid for r in [*running, *waiting]] == [r.rid for r in requests], (
+                f"{says}: each request stands in exactly one queue, first come first served"
+            )
+            assert before == {r.rid: r.num_computed for r in requests}, f"{says}: a counter moved"
+            for request in running:
+                request.num_computed += plan.get(request.rid, 0)
+
+
+# --- Part B: what the recordings say, and by which rule ------------------------------------------
+
+RULES = {
+    "preempted": "only a refused allocate_slots preempts: one victim after the other, until the "
+    "request fits or is itself the victim",
+    "num_scheduled_tokens": "the smallest of tokens lacking, threshold (if set) and budget left; "
+    "running requests in order, then waiting ones from the front",
+    "new": "only the front of waiting is admitted, while budget and a slot are left, in a step "
+    "that preempted nobody",
+    "resumed": "a preempted request comes back through waiting like any other; resumed is told "
+    "from new by its status PREEMPTED",
+    "finished_before": "a plan carries the ids that ended since the last one: self._new_output()",
+    "running": "admitted requests go to the end of running; victims and finished ones leave it",
+    "waiting": "who is not admitted stays where it is; a victim goes to the front, or by priority",
+    "block_ids": "tables grow by allocate_slots, go back by kv.free (victims) and _release (ends)",
+    "num_computed_tokens": "the counter is set to the hits at admission, moved on by the scheduled "
+    "tokens in update_from_output, and 0 after a preemption or a refused admission",
+    "free_blocks": "blocks go by allocate_slots, and come back by kv.free (victims) and _release",
+    "finished": "a request ends when maybe_finish says so, right after its token was appended",
+    "finish_reasons": "maybe_finish(self.max_model_len) sets the reason, asked once per token",
+    "exception": "the workload is one that the real scheduler serves",
+}
+"""Per compared field, the rule that decides it."""
+
+
+class NarratedKV(KVCacheManager):
+    """The engine's own manager; says what it was asked, and what it answered."""
+
+    teller: Narrator
+
+    def get_computed_blocks(self, request):
+        blocks, num_cached = super().get_computed_blocks(request)
+        self.teller.tell(
+            request, f"{request.request_id} is in front of waiting; {num_cached} tokens cached"
+        )
+        return blocks, num_cached
+
+    def full_sequence_fits(self, request, new_computed_blocks):
+        fits = super().full_sequence_fits(request, new_computed_blocks)
+        if not fits:
+            free = self.block_pool.get_num_free_blocks()
+            self.teller.tell(
+                request,
+                f"its whole sequence of {request.num_tokens} tokens does not fit into {free} free "
+                "blocks: no more admissions",
+            )
+        return fits
+
+    def allocate_slots(self, request, num_new_tokens, new_computed_blocks=None):
+        free = self.block_pool.get_num_free_blocks()
+        lacks = request.num_tokens - request.num_computed_tokens
+        new = super().allocate_slots(request, num_new_tokens, new_computed_blocks)
+        bounds = [f"lacks {lacks}"]
+        if self.teller.long_prefill_token_threshold:
+            bounds.append(f"threshold {self.teller.long_prefill_token_threshold}")
+        bounds.append(f"budget left {self.teller.left}")
+        who = "runs" if new_computed_blocks is None else "is admitted"
+        granted = f"{len(new or ())} of {free} free blocks"
+        if new is None:
+            who = "runs" if new_computed_blocks is None else "could be admitted"
+            granted = f"{free} free blocks are too few: refused"
+        amount = f"{', '.join(bounds)} -> {num_new_tokens}"
+        self.teller.tell(request, f"{request.request_id} {who}: {amount}; {granted}")
+        self.teller.left -= 0 if new is None else num_new_tokens
+        return new
+
+
+class Narrator(mini_vllm.Scheduler):
+    """The engine's own scheduler, which decides as recorded, telling why."""
+
+    def __init__(self, kv, *args, **kwargs):
+        super().__init__(kv, *args, **kwargs)
+        kv.teller = self
+        self.left = 0
+        self.stories: list[list[tuple[str, str]]] = []
+
+    def tell(self, request: Request | None, words: str) -> None:
+        self.stories[-1].append(("" if request is None else request.request_id, words))
+
+    def schedule(self):
+        self.left = self.max_num_batched_tokens
+        self.stories.append([])
+        bounds = f"budget {self.left}, {len(self.running)} of {self.max_num_seqs} slots taken"
+        self.tell(None, f"{bounds}, {self.kv.block_pool.get_num_free_blocks()} free blocks")
+        for name, queue in (("running", self.running), ("waiting", self.waiting)):
+            states = [f"{r.request_id} {r.num_computed_tokens}/{r.num_tokens}" for r in queue]
+            self.tell(None, f"{name} (computed/known): {', '.join(states) or 'nobody'}")
+        output = super().schedule()
+        if output.preempted_req_ids and self.waiting:
+            self.tell(None, "somebody was preempted in this step: nobody is admitted")
+        return output
+
+    def _schedule_waiting(self, output, budget):
+        super()._schedule_waiting(output, budget)
+        told = self.stories[-1][-1][1]
+        if not self.waiting:
+            self.tell(None, "nobody waits any more")
+        elif self.left == 0:
+            self.tell(self.waiting[0], "the budget is spent: no more admissions")
+        elif len(self.running) >= self.max_num_seqs:
+            self.tell(self.waiting[0], "every slot is taken: no more admissions")
+        elif "in front of waiting" in told:
+            self.tell(
+                self.waiting[0],
+                "chunked prefill is off and the budget would cut its chunk: no more admissions",
+            )
+
+    def _pop_victim(self):
+        victim = super()._pop_victim()
+        by = "the last of running"
+        if self.policy == "priority":
+            by = f"the largest (priority, arrival): ({victim.priority}, {victim.arrival_time:g})"
+        self.tell(victim, f"{victim.request_id} makes room, as {by}: its counter goes to 0")
+        return victim
+
+    def _withdraw(self, victim, output):
+        refund = super()._withdraw(victim, output)
+        self.left += refund
+        self.tell(
+            victim,
+            f"{victim.request_id} was in this step's plan: its {refund} tokens go back to the "
+            "budget",
+        )
+        return refund
+
+    def update_from_output(self, output, sampled):
+        finished = super().update_from_output(output, sampled)
+        for request in finished:
+            self.tell(request, f"{request.request_id} ends after the step: {request.finish_reason}")
+        return finished
+
+
+def build_narrator(config) -> Narrator:
+    return replay.mini_scheduler(config, Narrator, NarratedKV)  # type: ignore[return-value]
+
+
+def story_of(entry: dict[str, Any], index: int) -> list[tuple[str, str]]:
+    """What the rules do in one step of a recording, line by line: (request id, words)."""
+    narrators: list[Narrator] = []
+
+    def build(config):
+        narrators.append(build_narrator(config))
+        return narrators[0]
+
+    replay.replay({**entry, "steps": entry["steps"][: index + 1]}, build)
+    return narrators[0].stories[index]
+
+
+def first_parted(expected: Any, got: Any) -> str:
+    """The first request id about which two values of one field disagree, "" if it is about none."""
+    if isinstance(expected, dict) and isinstance(got, dict):
+        pairs = itertools.zip_longest(expected.items(), got.items())
+        return next(((want or have)[0] for want, have in pairs if want != have), "")
+    if isinstance(expected, list) and isinstance(got, list):
+        in_one = [name for name in [*expected, *got] if (name in expected) != (name in got)]
+        pairs = itertools.zip_longest(expected, got)
+        return next(iter(in_one), "") or next((a for a, b in pairs if a != b), "")
+    return ""
+
+
+def explained(entry: dict[str, Any], difference: replay.Difference, file: str) -> str:
+    """A difference, with both decisions, the rule that decides and the step told by the rules."""
+    story = story_of(entry, difference.step)
+    about = first_parted(difference.expected, difference.got)
+    lines = [
+        f"  {'>' if about and who == about else ' '} {words}" for who, words in story
+    ]  # what the rules do
+    return "\n".join(
+        [
+            f"{file}, seed {difference.seed}, step {difference.step}: {difference.field} is not "
+            f"what v0.22.1 decided.",
+            f"expected {difference.expected}",
+            f"came     {difference.got}",
+            f"rule     {RULES[difference.field]}",
+            f"the step by the rules{', > where yours parts from it' if about else ''}:",
+            *lines,
+        ]
+    )
+
+
+def check_recorded(
+    lab, files: tuple[str, ...], select: Callable[[dict[str, Any]], bool] = lambda entry: True
+) -> None:
+    """Replay the first workloads of some files; fail with the smallest that differs."""
+    build = partial(replay.mini_scheduler, scheduler=lab.Scheduler)
+    found: list[tuple[tuple[int, int], dict[str, Any], replay.Difference, str]] = []
+    num_workloads = 0
+    for file in files:
+        entries = recording.read(RECORDINGS / f"{file}.jsonl.gz")
+        for entry in itertools.islice(filter(select, entries), WORKLOADS):
+            num_workloads += 1
+            _, difference = replay.replay(entry, build)
+            if difference is not None:
+                size = (len(entry["outputs"]), difference.step)
+                found.append((size, entry, difference, file))
+    assert num_workloads >= 40, f"only {num_workloads} workloads of {files} were selected"
+    if found:
+        _, entry, difference, file = min(found, key=lambda item: item[0])
+        pytest.fail(
+            f"{len(found)} of {num_workloads} recorded workloads differ; the smallest:\n"
+            + explained(entry, difference, file),
+            pytrace=False,
+        )
+
+
+def preempts(entry: dict[str, Any]) -> bool:
+    return any(step["preempted"] for step in entry["steps"])
+
+
+# --- Part B: the tests ---------------------------------------------------------------------------
+
+
+def scheduler_with(lab, *lengths: int, num_blocks=64, caching=False, max_tokens=4, **config):
+    """The learner's scheduler over blocks of 4, with requests "a", "b", ... of these lengths."""
+    scheduler = lab.Scheduler(KVCacheManager(num_blocks, 4, caching), **config)
+    requests = [
+        Request(name, [ord(name)] * n, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+        for name, n in prompts(*lengths)
+    ]
+    for request in requests:
+        scheduler.add_request(request)
+    return scheduler, requests
+
+
+def run_step(scheduler) -> dict[str, int]:
+    """One step with token 7 for whoever catches up; the plan."""
+    output = scheduler.schedule()
+    assert output is not None, "schedule() returns the plan; it returned None"
+    sampled = {
+        r.request_id: 7
+        for r in output.scheduled_requests
+        if scheduler.needs_sample(r, output.num_scheduled_tokens[r.request_id])
+    }
+    scheduler.update_from_output(output, sampled)
+    return dict(output.num_scheduled_tokens)
+
+
+def test_three_prompts_under_a_budget(lab):
+    scheduler, _ = scheduler_with(lab, 8, 8, 8, max_num_batched_tokens=10, max_tokens=2)
+    plans = []
+    while scheduler.has_unfinished_requests() and len(plans) < 9:
+        plans.append(run_step(scheduler))
+    expected = [{"a": 8, "b": 2}, {"a": 1, "b": 6, "c": 3}, {"b": 1, "c": 5}, {"c": 1}]
+    assert plans == expected, (
+        "the README's example: three prompts of 8 tokens, budget 10, two outputs each. If a row "
+        "repeats, no counter moved; if requests stay on, nobody retired them.\n"
+        f"expected {expected}\ncame     {plans}"
+    )
+    free = scheduler.kv.block_pool.get_num_free_blocks()
+    assert free == 63, f"finished requests give their blocks back: 63 free, came {free}"
+
+
+def test_update_returns_what_finished(lab):
+    scheduler, (a, b, c) = scheduler_with(lab, 4, 4, 8, max_num_batched_tokens=12, max_tokens=1)
+    output = scheduler.schedule()
+    finished = scheduler.update_from_output(output, {"a": 7, "b": 7})
+    assert finished == [a, b], (
+        "a and b have their only output token: finished, in scheduled order.\n"
+        f"expected [a, b]\ncame     {finished}"
+    )
+    assert scheduler.running == [c] and list(scheduler.requests) == ["c"], (
+        "finished requests leave running and are released; c is in the middle of its prompt.\n"
+        f"came running {scheduler.running}, live {list(scheduler.requests)}"
+    )
+    came = (c.num_computed_tokens, c.output_token_ids, a.num_computed_tokens)
+    assert came == (4, [], 4), (
+        "c computed a chunk of 4 and said nothing: its counter moves all the same. a computed its "
+        "4 prompt tokens; the sampled one is not computed.\n"
+        f"expected (4, [], 4)\ncame     {came}"
+    )
+
+
+def test_an_aborted_request_is_passed_over(lab):
+    scheduler, (a, b) = scheduler_with(lab, 4, 4)
+    output = scheduler.schedule()
+    scheduler.abort_request("a")
+    scheduler.update_from_output(output, {"a": 7, "b": 7})
+    assert a.output_token_ids == [] and a.num_computed_tokens == 0, (
+        "a was aborted while its step ran: its token is dropped and its counter left alone; came "
+        f"{a!r} with outputs {a.output_token_ids}"
+    )
+    assert b.output_token_ids == [7], f"b is not touched by that; came {b.output_token_ids}"
+
+
+def test_recorded_budgets_slots_and_thresholds(lab):
+    check_recorded(lab, ("basic",), lambda entry: not preempts(entry))
+
+
+def test_a_victim_keeps_its_tokens_and_loses_the_rest(lab):
+    scheduler, (a, b) = scheduler_with(lab, 8, 8, num_blocks=5, max_tokens=8)
+    run_step(scheduler)
+    output = scheduler.schedule()
+    assert output.preempted_req_ids == ["b"] and list(output.num_scheduled_tokens) == ["a"], (
+        "4 blocks of 4, all taken by two prompts of 8; the ninth token of a needs a third block. "
+        "b, the last admitted, makes room; a goes on.\nexpected preempted ['b'], plan ['a']\n"
+        f"came     preempted {output.preempted_req_ids}, plan {list(output.num_scheduled_tokens)}"
+    )
+    came = (b.status.name, b.num_computed_tokens, b.num_preemptions, b.output_token_ids)
+    assert came == ("PREEMPTED", 0, 1, [7]), (
+        "nothing of b is in the cache any more, but what it said was said.\n"
+        f"expected ('PREEMPTED', 0, 1, [7])\ncame     {came}"
+    )
+    held = scheduler.kv.get_block_ids("b")
+    assert held == [] and list(scheduler.waiting) == [b] and scheduler.running == [a], (
+        f"b waits and holds no block; came blocks {held}, waiting {list(scheduler.waiting)}, "
+        f"running {scheduler.running}"
+    )
+
+
+def test_recorded_preemptions(lab):
+    check_recorded(lab, ("pressure",))
+
+
+def test_recorded_whole_prompts(lab):
+    check_recorded(lab, ("whole-prompts",))
+
+
+def test_recorded_prefix_hits(lab):
+    check_recorded(lab, ("prefix",))
+
+
+def test_a_refused_admission_leaves_no_trace(lab):
+    class NoGate(KVCacheManager):
+        """As with `scheduler_reserve_full_isl=False`: only the first chunk must fit."""
+
+        def full_sequence_fits(self, request, new_computed_blocks):
+            return True
+
+    kv = NoGate(6, 4, True)
+    scheduler = lab.Scheduler(kv)
+    first, second = (
+        Request(name, [5] * n, SamplingParams(max_tokens=4, ignore_eos=True))
+        for name, n in (("first", 12), ("second", 30))
+    )
+    scheduler.add_request(first)
+    run_step(scheduler)
+    scheduler.add_request(second)
+    run_step(scheduler)
+    came = (second.num_computed_tokens, second.status.name, scheduler.kv.get_block_ids("second"))
+    assert came == (0, "WAITING", []), (
+        "second has hits (12 tokens) but the rest of it does not fit: it stays in front of waiting "
+        "as if it had never been looked at. A counter left at 12 would skip tokens later, when "
+        f"those blocks are gone.\nexpected (0, 'WAITING', [])\ncame     {came}"
+    )
+    assert list(scheduler.waiting) == [second], f"it still waits; came {list(scheduler.waiting)}"
+
+
+def test_recorded_ends_and_aborts(lab):
+    check_recorded(lab, ("limits", "aborts"), lambda entry: entry["config"]["policy"] == "fcfs")
+
+
+def test_a_preempting_step_admits_nobody(lab):
+    scheduler = lab.Scheduler(KVCacheManager(5, 4, False), policy="priority")
+    urgent, patient, late = (
+        Request(name, [5] * n, SamplingParams(max_tokens=8), arrival_time=at, priority=priority)
+        for name, n, at, priority in (
+            ("urgent", 8, 0.0, 0), ("patient", 8, 1.0, 5), ("late", 1, 2.0, 1),
+        )
+    )  # fmt: skip
+    scheduler.add_request(urgent)
+    scheduler.add_request(patient)
+    run_step(scheduler)
+    scheduler.add_request(late)
+    output = scheduler.schedule()
+    assert output.preempted_req_ids == ["patient"], (
+        "urgent needs a third block and none is free: patient, the least urgent, makes room.\n"
+        f"expected ['patient']\ncame     {output.preempted_req_ids}"
+    )
+    came = ([r.request_id for r in scheduler.waiting], output.scheduled_new_req_ids)
+    assert came == (["late", "patient"], []), (
+        "late is in front now, a block and a slot are free, and it would fit. But somebody has "
+        "just lost its work for want of memory: a step that preempts admits nobody.\n"
+        f"expected waiting ['late', 'patient'], new []\ncame     waiting {came[0]}, new {came[1]}"
+    )
+
+
+def test_recorded_priorities(lab):
+    check_recorded(lab, ("priority", "withdrawal"))
+
+
+def test_recorded_mixtures(lab):
+    check_recorded(lab, ("mixed",))
+
+
+@cache
+def shipped_model() -> Transformer:
+    checkpoint = load_checkpoint("byte-llama")
+    return Transformer(checkpoint.config, checkpoint.weights, "float64")
+
+
+def test_it_serves_the_shipped_model(lab):
+    texts = ["The KV cache is divided into", "The KV cache is read by", "A request"]
+    settings: dict[str, Any] = {
+        "model": shipped_model(), "num_blocks": 14, "block_size": 4, "max_num_seqs": 3,
+        "max_num_batched_tokens": 16, "long_prefill_token_threshold": 7,
+    }  # fmt: skip
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    expected = [result.text for result in LLMEngine(model=shipped_model()).generate(texts, params)]
+    engine = LLMEngine(parts=EngineParts(scheduler=lab.Scheduler), **settings)
+    events = {"preempted": 0, "cached": 0, "chunks": 0}
+
+    def count(output):
+        events["preempted"] += len(output.preempted_req_ids)
+        events["cached"] += sum(output.num_cached_tokens.values())
+        for r in output.scheduled_requests:
+            n = output.num_scheduled_tokens[r.request_id]
+            events["chunks"] += not engine.scheduler.needs_sample(r, n)
+
+    engine.on_schedule = count
+    came = [result.text for result in engine.generate(texts, params)]
+    assert came == expected, (
+        "your scheduler on the shipped model, 13 blocks of 4, chunks of 7, against a roomy engine: "
+        "when it computes what may change, what is said may not.\n"
+        f"expected {expected}\ncame     {came}"
+    )
+    assert min(events.values()) > 0, (
+        f"this run is here for its preemptions, hits and chunks; came {events}"
+    )
