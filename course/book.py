@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from course import book_pages, book_site, citations, pages
+from course import book_extras, book_pages, book_site, citations, pages
 from course.citations import Finding
 from course.labs import CourseError
 
@@ -74,20 +74,26 @@ def contents(root: Path) -> Contents:
 
 
 def _phase(phase: Path, findings: list[Finding]) -> Iterator[Chapter]:
-    def required(page: Path, depth: int) -> Iterator[Chapter]:
-        if page.is_file():
-            yield _chapter(page, depth)
+    def required(name: str) -> Iterator[Chapter]:
+        if (phase / name).is_file():
+            yield _phase_chapter(phase, name)
         else:
-            findings.append(Finding(page, 1, "the book needs this page"))
+            findings.append(Finding(phase / name, 1, "the book needs this page"))
 
+    if not (phase / CHAPTERS[0]).is_file():  # a phase begins with its guide; this one is planned
+        return
     for name in CHAPTERS:
-        yield from required(phase / name, 0)
-    overview = phase / "labs" / "README.md"
-    yield _chapter(overview) if overview.is_file() else Chapter(None, 0, "Labs")
+        yield from required(name)
+    overview = "labs/README.md"
+    has_overview = (phase / overview).is_file()
+    yield _phase_chapter(phase, overview) if has_overview else Chapter(None, 0, "Labs")
     for lab in sorted((phase / "labs").glob("lab-[0-9][0-9]-*")):
-        yield from required(lab / "README.md", 1)
+        if (lab / "README.md").is_file():
+            yield _chapter(lab / "README.md", 1)
+        else:
+            findings.append(Finding(lab / "README.md", 1, "the book needs this page"))
     for name in CLOSING:
-        yield from required(phase / name, 0)
+        yield from required(name)
 
 
 def _add_linked(root: Path, found: Contents) -> None:
@@ -120,7 +126,14 @@ def _place(root: Path, found: Contents, page: Path) -> None:
 
 def _chapter(page: Path, depth: int = 0) -> Chapter:
     match = re.search(r"^# +(.+?)\s*#*$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return Chapter(page, depth, match[1].replace("`", "") if match else page.stem)
+    title = match[1].replace("`", "") if match else page.stem
+    return Chapter(page, depth, re.sub(r" \[[A-Z]+-[A-Z]+\]$", "", title))
+
+
+def _phase_chapter(phase: Path, name: str) -> Chapter:
+    """A page that every phase has, by its short name: the part of the list names the phase."""
+    number = phase.name.split("-")[1]
+    return Chapter(phase / name, 0, f"{number} {book_extras.SHORT[name]}")
 
 
 def _phase_title(phase: Path) -> str:
@@ -174,17 +187,20 @@ def stage(root: Path, tree: Path, target: Path) -> list[Finding]:
         shutil.rmtree(target)
     target.mkdir(parents=True)
     (target / "SUMMARY.md").write_text(summary(root, found), encoding="utf-8")
-    listed = frozenset(found.listed())
-    for page in found.listed():
+    order = found.listed()
+    listed = frozenset(order)
+    for page in order:
         out = target / staged(page.relative_to(root))
         out.parent.mkdir(parents=True, exist_ok=True)
         text, files, wrong = book_pages.render(root, tree, page, listed)
-        out.write_text(text, encoding="utf-8")
+        out.write_text(book_extras.frame(root, page, text, order), encoding="utf-8")
         findings += wrong
         for path in files:
             copy = target / path.relative_to(root)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
+    if (root / "book" / "widgets").is_dir():
+        shutil.copytree(root / "book" / "widgets", target / "book" / "widgets")
     return findings
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from course import citations
+from course import book_extras, citations
 from course.citations import Citation, Finding
 from course.labs import CourseError
 
@@ -61,6 +61,10 @@ def render(
             piece = hold(f"[{row[citation.column : end]}]({source_link(citation)})")
         rows[citation.line - 1] = row[: citation.column] + piece + row[end:]
     text = _hold_code("\n".join(rows), hold)
+    depth = len(page.relative_to(root).parts) - 1
+    text = book_extras.embed_widgets(page, text, depth, hold, findings)
+    if page.name != "GLOSSARY.md":
+        text = book_extras.define_terms(root, text)
     text = _convert_math(page, text, hold, findings)
     files: list[Path] = []
     text = _convert_links(root, page, text, set(listed), files)

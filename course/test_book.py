@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
 import pytest
 
-from course import book, book_pages, book_site, upstream
+from course import book, book_pages, book_site, upstream, widgets
 from course.conftest import REPOSITORY
 from course.labs import CourseError
 
@@ -64,15 +65,77 @@ def test_the_summary_has_front_matter_then_each_phase_in_reading_order(root):
         "- [The course](index.md)\n"
         "- [Glossary](GLOSSARY.md)\n\n"
         "# 00 First steps\n\n"
-        f"- [The guide]({PHASE}/00-guide.md)\n"
-        f"- [The deep dive]({PHASE}/01-deep-dive.md)\n"
-        f"- [The mini-build]({PHASE}/02-mini-build.md)\n"
-        f"- [The labs]({PHASE}/labs/index.md)\n"
-        f"  - [Lab 00-01: Count \\[CPU-OK\\]]({PHASE}/labs/lab-01-count/index.md)\n"
-        f"- [Exercises]({PHASE}/EXERCISES.md)\n"
-        f"- [Interview]({PHASE}/INTERVIEW.md)\n"
-        f"- [Cheat sheet]({PHASE}/CHEATSHEET.md)\n"
+        f"- [00 Guide]({PHASE}/00-guide.md)\n"
+        f"- [00 Deep dive]({PHASE}/01-deep-dive.md)\n"
+        f"- [00 Mini-build]({PHASE}/02-mini-build.md)\n"
+        f"- [00 Labs]({PHASE}/labs/index.md)\n"
+        f"  - [Lab 00-01: Count]({PHASE}/labs/lab-01-count/index.md)\n"
+        f"- [00 Exercises]({PHASE}/EXERCISES.md)\n"
+        f"- [00 Interview]({PHASE}/INTERVIEW.md)\n"
+        f"- [00 Cheat sheet]({PHASE}/CHEATSHEET.md)\n"
     )
+
+
+def test_a_phase_whose_guide_is_not_written_yet_is_left_out(root):
+    (root / PHASE / "00-guide.md").unlink()
+    (root / "README.md").write_text("# The course\n", encoding="utf-8")
+    assert "First steps" not in book.summary(root, book.contents(root))
+
+
+def test_a_page_of_a_phase_shows_where_it_stands_and_what_it_takes(root):
+    guide(root, "# The guide\n\n" + "word " * 1000)
+    assert staged(root) == []
+    text = page_of_book(root)
+    assert text.startswith('# The guide\n\n<nav class="phase-strip" aria-label="Phase 00, first ')
+    assert '<a href="00-guide.html" aria-current="page">Guide</a>' in text
+    assert '<a href="labs/index.html">Labs</a>' in text
+    assert '<p class="page-facts">5 min to read</p>' in text
+    assert '<a class="next-page" href="01-deep-dive.html"><small>Next</small>Deep dive</a>' in text
+    assert "previous-page" not in text
+    lab = page_of_book(root, f"{PHASE}/labs/lab-01-count/index.md")
+    assert '<a href="../index.html" class="phase-inside">Labs</a>' in lab
+    assert '<a class="previous-page" href="../index.html"><small>Previous</small>Labs</a>' in lab
+    assert "phase-strip" not in page_of_book(root, "GLOSSARY.md")
+
+
+def test_a_lab_shows_its_command(root):
+    lab = root / PHASE / "labs" / "lab-01-count"
+    (lab / "lab.yaml").write_text(
+        'id: "00-01"\ntitle: Count\ntag: CPU-OK\nminutes: 30\nhints: {}\nmisconceptions: []\n',
+        encoding="utf-8",
+    )
+    assert staged(root) == []
+    text = page_of_book(root, f"{PHASE}/labs/lab-01-count/index.md")
+    assert "about 30 min to do · <code>course check 00-01</code>" in text
+
+
+def test_a_widget_holds_its_document_and_its_figure(root):
+    (root / PHASE / "a.svg").write_text("<svg/>", encoding="utf-8")
+    guide(root, "# The guide\n\n<!-- widget: roofline -->\n\n![A roofline](a.svg)\n\nEnd.\n")
+    assert staged(root) == []
+    text = page_of_book(root)
+    host = re.search(
+        r'<div class="widget" data-widget="roofline">\n'
+        r'<script type="application/json">(.*?)</script>\n\n'
+        r"!\[A roofline\]\(a.svg\)\n\n</div>",
+        text,
+    )
+    assert host and json.loads(host[1]) == widgets.roofline()
+    assert '<script defer src="../book/widgets/roofline.js"></script>' in text
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("rooflin", "no widget is called rooflin"), ("roofline", "needs a figure")],
+)
+def test_a_widget_that_does_not_exist_or_has_no_figure_is_refused_by_page_and_line(
+    root, name, problem
+):
+    (root / PHASE / "a.svg").write_text("<svg/>", encoding="utf-8")
+    figure = "![x](a.svg)" if name == "rooflin" else "text"
+    guide(root, f"# The guide\n\n<!-- widget: {name} -->\n\n{figure}\n")
+    (only,) = staged(root)
+    assert only[:2] == (f"{PHASE}/00-guide.md", 3) and problem in only[2]
 
 
 def test_a_phase_without_a_page_on_its_labs_has_a_title_there(root):
@@ -147,7 +210,7 @@ def test_an_include_that_is_only_talked_about_stays(root):
 def test_citations_link_to_their_lines_at_the_pinned_commit(root):
     guide(root, "See `vllm/pool.py:2` `Pool.take`, `vllm/pool.py:2-4` `Pool.take`.\n")
     assert staged(root) == []
-    assert page_of_book(root) == (
+    assert page_of_book(root).startswith(
         f"See [`vllm/pool.py:2`]({SOURCE}/vllm/pool.py#L2) `Pool.take`, "
         f"[`vllm/pool.py:2-4`]({SOURCE}/vllm/pool.py#L2-L4) `Pool.take`.\n"
     )
@@ -196,8 +259,9 @@ def test_links_lead_to_pages_figures_and_files_and_folders_become_text(root):
     )
     (root / PHASE / "labs" / "lab-01-count" / "README.md").write_text("# L\n\n## X\n", "utf-8")
     assert staged(root) == []
-    assert page_of_book(root) == (
-        "[l](labs/lab-01-count/index.md#x), [g](../GLOSSARY.md#kv-cache), `t`, "
+    assert page_of_book(root).startswith(
+        "[l](labs/lab-01-count/index.md#x), "
+        '[g](../GLOSSARY.md#kv-cache "Kept keys and values."), `t`, '
         "[p](../tools/tool.py), ![two\nlines](a.svg)\n"
     )
     assert page_of_book(root, f"{PHASE}/a.svg") == "<svg/>"
@@ -225,7 +289,7 @@ def test_the_site_is_whole_and_loads_nothing_from_the_network(root):
     )
     assert book.build(root, root / "upstream") == []
     made = (book.site_folder(root) / PHASE / "00-guide.html").read_text(encoding="utf-8")
-    assert '<a href="../GLOSSARY.html#kv-cache">g</a>' in made
+    assert '<a href="../GLOSSARY.html#kv-cache" title="Kept keys and values.">g</a>' in made
     assert "<em>Yes</em>" in made and "<mi>x</mi>" in made
 
 

@@ -1,0 +1,365 @@
+"""The site in a real browser: every page whole, the widgets true, nothing from outside.
+
+Needs playwright, the book extra and a Chromium on the PATH; skips with a reason where one lacks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from course import book, book_site, widgets
+from course.labs import CourseError
+
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).resolve().parents[1]
+CHROMIUM = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
+FIRST_PAGE_LIMIT = 200_000
+PAGE_LIMIT = 1_500_000
+
+
+@pytest.fixture(scope="session")
+def site():
+    """The folder of the finished site, built now."""
+    pytest.importorskip("latex2mathml", reason="needs the book extra")
+    try:
+        book.find_mdbook()
+    except CourseError:
+        pytest.skip("needs mdbook, from the book extra")
+    tree = ROOT / "upstream"
+    if not tree.is_dir():
+        pytest.skip("needs the pinned tree: course upstream fetch")
+    assert book.build(ROOT, tree) == []
+    return book.site_folder(ROOT)
+
+
+@pytest.fixture(scope="session")
+def url(site):
+    """The site's address, below a path of its own, as on a shared host."""
+    with book_site.serving(site.parent, 0) as address:
+        yield f"{address}{site.name}/"
+
+
+@pytest.fixture(scope="session")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs chromium on the PATH")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser, url):
+    """Open a page of the site; what the browser complained about is in `page.complaints`."""
+    contexts = []
+
+    def open_(path: str = "", *, width: int = 1280, theme: str = "light", javascript: bool = True):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, java_script_enabled=javascript
+        )
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.complaints = []
+        page.on("console", lambda m: m.type == "error" and page.complaints.append(m.text))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on(
+            "request",
+            lambda r: r.url.startswith((url, "data:")) or page.complaints.append(f"left: {r.url}"),
+        )
+        if javascript:
+            page.add_init_script(f"localStorage.setItem('mdbook-theme', '{theme}')")
+        page.goto(url + path)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+
+
+def pages_of(site: Path) -> list[str]:
+    """Every page of the book by its path in the site."""
+    skipped = {"toc.html", "print.html", "404.html"}
+    return sorted(
+        path.relative_to(site).as_posix()
+        for path in site.rglob("*.html")
+        if path.name not in skipped
+    )
+
+
+def page_with(site: Path, widget: str) -> str:
+    """The first page that holds a widget."""
+    for path in pages_of(site):
+        if f'data-widget="{widget}"' in (site / path).read_text(encoding="utf-8"):
+            return path
+    pytest.fail(f"no page shows the widget {widget}")
+
+
+def shown(host, selector: str, attribute: str) -> list[str]:
+    """An attribute of every element below `host` that the selector finds."""
+    return host.locator(selector).evaluate_all(
+        "(nodes, name) => nodes.map((node) => node.getAttribute(name))", attribute
+    )
+
+
+# ------------------------------------------------------------------ pages
+
+
+@pytest.mark.parametrize(("width", "theme"), [(390, "navy"), (1280, "light")])
+def test_every_page_loads_in_silence_fits_its_screen_and_asks_nobody_else(
+    site, url, open_page, width, theme
+):
+    page = open_page(width=width, theme=theme)
+    wrong = []
+    for path in pages_of(site):
+        page.goto(url + path)
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        if wide > 0:
+            wrong.append(f"{path}: {wide} pixels too wide at {width}")
+        wrong += [f"{path}: {text}" for text in page.complaints]
+        page.complaints.clear()
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_first_page_is_light(open_page, url):
+    page = open_page()
+    page.wait_for_load_state("networkidle")
+    weights = {}
+    page.on("response", lambda r: weights.update({r.url: len(gzip.compress(r.body()))}))
+    page.reload()
+    page.wait_for_load_state("networkidle")
+    assert len(weights) > 5, weights
+    assert sum(weights.values()) < FIRST_PAGE_LIMIT, weights
+
+
+def test_no_page_is_heavy_with_its_figures(site, open_page, url):
+    page = open_page()
+    weights: dict[str, int] = {}
+    page.on("response", lambda r: weights.update({r.url: len(r.body())}))
+    heavy = {}
+    for path in pages_of(site):
+        weights.clear()
+        page.goto(url + path, wait_until="load")
+        if sum(weights.values()) > PAGE_LIMIT:
+            heavy[path] = sum(weights.values())
+    assert not heavy
+
+
+def test_search_finds_preemption(open_page):
+    page = open_page()
+    page.wait_for_load_state("networkidle")
+    page.keyboard.press("s")  # opens the search bar and fetches the index
+    page.locator("#mdbook-searchbar").press_sequentially("preemption")
+    results = page.locator("#mdbook-searchresults li")
+    results.first.wait_for()
+    assert "preempt" in " ".join(results.all_inner_texts()).lower()
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize(("theme", "scheme"), [("light", "light"), ("navy", "dark")])
+def test_figures_follow_the_theme_that_the_reader_chose(open_page, theme, scheme):
+    """An SVG in an <img> takes its `prefers-color-scheme` from the page's `color-scheme`."""
+    page = open_page("phase-00-foundations/00-guide.html", theme=theme)
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == scheme
+
+
+@pytest.mark.parametrize("theme", ["light", "navy"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "index.html",
+        "GLOSSARY.html",
+        "phase-00-foundations/00-guide.html",
+        "phase-01-architecture-and-request-lifecycle/01-deep-dive.html",
+        "phase-01-architecture-and-request-lifecycle/labs/lab-03-engine-step-by-hand/index.html",
+    ],
+)
+def test_pages_have_no_serious_barrier(open_page, path, theme):
+    assert barriers(open_page(path, theme=theme)) == []
+
+
+def barriers(page) -> list[str]:
+    """What axe finds serious or critical: the rule, and the first place."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
+    found = axe.Axe().run(page).response["violations"]
+    return [
+        f"{v['id']} x{len(v['nodes'])}: {v['nodes'][0]['html'][:200]}"
+        for v in found
+        if v["impact"] in ("serious", "critical")
+    ]
+
+
+# ------------------------------------------------------------------ widgets
+
+
+@pytest.fixture
+def widget(site, open_page):
+    """A widget on its page, drawn."""
+
+    def find(name: str, **settings):
+        page = open_page(page_with(site, name), **settings)
+        host = page.locator(f'[data-widget="{name}"]').first
+        page.locator(f'[data-widget="{name}"][data-ready]').first.wait_for(state="attached")
+        assert page.complaints == []
+        return host
+
+    return find
+
+
+@pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
+def test_without_javascript_a_widget_is_a_figure_with_a_text(site, open_page, name):
+    page = open_page(page_with(site, name), javascript=False)
+    figure = page.locator(f'[data-widget="{name}"] img').first
+    assert figure.is_visible()
+    assert figure.get_attribute("alt")
+
+
+@pytest.mark.parametrize("theme", ["light", "navy"])
+@pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
+def test_a_widget_has_no_serious_barrier_and_fits_a_phone(widget, name, theme):
+    host = widget(name, width=390, theme=theme)
+    page = host.page
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+    assert barriers(page) == []
+
+
+def test_the_film_shows_each_frame_forward_and_back(widget):
+    film = widgets.WIDGETS["pool-film"]()
+    host = widget("pool-film")
+
+    def check(place: int) -> None:
+        frame = film["frames"][place]
+        assert shown(host, ".film-pool > li", "data-ref") == [
+            str(b["ref_cnt"]) for b in frame["blocks"]
+        ]
+        assert shown(host, ".film-pool > li", "data-hash") == [b["hash"] for b in frame["blocks"]]
+        free = [i for i in shown(host, ".film-queue > li", "data-id") if i]
+        assert free == [str(i) for i in frame["free_queue"]]
+        assert [h for h in shown(host, ".film-index > li", "data-hash") if h] == list(
+            frame["index"]
+        )
+        for request, table in frame["tables"].items():
+            row = host.locator(f'.film-tables > li[data-request="{request}"]')
+            assert row.inner_text() == f"{request}: {json.dumps(table)}"
+        assert frame["say"] in host.inner_text()
+
+    last = len(film["frames"]) - 1
+    check(0)
+    for place in range(1, last + 1):
+        host.get_by_role("button", name="Next frame").click()
+        check(place)
+    assert host.get_by_role("button", name="Next frame").is_disabled()
+    for place in range(last - 1, -1, -1):
+        host.get_by_role("button", name="Previous frame").click()
+        check(place)
+
+
+def test_the_timeline_shows_each_step_forward_and_back(widget):
+    run = widgets.WIDGETS["engine-timeline"]()
+    host = widget("engine-timeline")
+
+    def check(step: int) -> None:
+        total = run["totals"][step]
+        facts = {
+            "tokens": f"{total['scheduled']} / {total['budget']}",
+            "running": str(total["running"]),
+            "waiting": str(total["waiting"]),
+            "free blocks": str(total["free_blocks"]),
+            "hit tokens": str(total["hits"]),
+        }
+        texts = host.locator("dd[data-fact]").evaluate_all(
+            "(nodes) => nodes.map((node) => [node.dataset.fact, node.textContent])"
+        )
+        assert dict(texts) == facts
+        for request in run["requests"]:
+            cells = {cell["step"]: cell for cell in request["cells"]}
+            row = host.locator(f'tr[data-request="{request["id"]}"] td')
+            now = row.nth(step)
+            cell = cells.get(step, {"tokens": 0, "kind": "absent"})
+            assert now.get_attribute("data-tokens") == str(cell["tokens"])
+            assert now.get_attribute("data-kind") == cell["kind"]
+
+    last = len(run["totals"]) - 1
+    check(0)
+    for step in range(1, last + 1):
+        host.get_by_role("button", name="Next step").click()
+        check(step)
+    for step in range(last - 1, last - 4, -1):
+        host.get_by_role("button", name="Previous step").click()
+        check(step)
+
+
+@pytest.mark.parametrize("name", ["pool-film", "engine-timeline"])
+def test_the_arrow_keys_move_the_widget_and_not_the_book(widget, name):
+    host = widget(name)
+    box, page = host.locator(".widget-box"), host.page
+    address = page.url
+    host.get_by_role("button", name="Play every").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    assert box.get_attribute("data-place") == "1"
+    assert page.url == address
+
+
+def test_the_calculator_gives_the_numbers_of_its_document(widget):
+    host = widget("kv-calculator")
+    for example in widgets.kv_calculator()["examples"]:
+        for name in ("gib", "utilization", "other_gib", "max_model_len"):
+            host.locator(f'[data-input="{name}"]').fill(str(example[name]))
+        host.locator('[data-input="model"]').select_option(example["model"])
+        host.locator('[data-input="block_size"]').select_option(str(example["block_size"]))
+        values = host.locator("dd[data-result]").evaluate_all(
+            "(nodes) => nodes.map((node) => [node.dataset.result, Number(node.dataset.value)])"
+        )
+        found = dict(values)
+        for key in ("bytes_per_block", "num_blocks", "tokens", "max_concurrency"):
+            assert found[key] == example[key], (key, example)
+
+
+def test_the_calculator_names_a_field_it_cannot_use(widget):
+    host = widget("kv-calculator")
+    host.locator('[data-input="utilization"]').fill("1.5")
+    assert host.get_by_role("alert").inner_text() == "Share for the engine: need 0.05 to 1"
+
+
+def test_the_roofline_formula_is_that_of_its_document(widget):
+    document = widgets.roofline()
+    host = widget("roofline")
+    for example in document["examples"]:
+        shape, gpu = document["models"][example["model"]], document["gpus"][example["gpu"]]
+        found = host.page.evaluate(
+            "([s, g, b, c]) => CourseWidgets.formulas.decodeStep(s, g, b, c)",
+            [shape, gpu, example["batch"], example["context"]],
+        )
+        for key, value in found.items():
+            assert value == pytest.approx(example[key], rel=1e-12), (key, example)
+
+
+def test_the_roofline_shows_what_its_sliders_say(widget):
+    host = widget("roofline")
+    host.locator('[data-input="context"]').focus()
+    host.page.keyboard.press("End")
+    document = widgets.roofline()
+    expected = widgets.decode_step(
+        document["models"]["Llama 3 8B"], document["gpus"]["A100 80 GB"], 64, 131072
+    )
+    for key in ("intensity", "kv_bytes", "tokens_per_s"):
+        value = float(host.locator(f'dd[data-result="{key}"]').get_attribute("data-value"))
+        assert value == pytest.approx(expected[key], rel=1e-12)
+    assert "131,072 tokens each" in host.inner_text()

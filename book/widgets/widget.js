@@ -1,0 +1,119 @@
+/* What all widgets share: building elements, mounting, and a stepper.
+ *
+ * A page holds <div class="widget" data-widget="NAME"> with a figure inside and, after it, a
+ * <script type="application/json"> with the document of course/widgets.py. Without JavaScript the
+ * figure stays. No network, no storage, nothing global but `CourseWidgets`.
+ */
+"use strict";
+
+const CourseWidgets = (() => {
+    const SVG = "http://www.w3.org/2000/svg";
+    const formulas = {};
+
+    /** An HTML element with attributes and children; null children are left out. */
+    function el(tag, attributes = {}, ...children) {
+        return fill(document.createElement(tag), attributes, children);
+    }
+
+    /** The same for SVG. */
+    function svg(tag, attributes = {}, ...children) {
+        return fill(document.createElementNS(SVG, tag), attributes, children);
+    }
+
+    function fill(node, attributes, children) {
+        for (const [name, value] of Object.entries(attributes)) {
+            if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+            else if (value !== null && value !== undefined) node.setAttribute(name, value);
+        }
+        node.append(...children.flat(Infinity).filter((child) => child !== null));
+        return node;
+    }
+
+    /** A whole number with thousands separated, the same in every language. */
+    const count = (value) => Math.round(value).toLocaleString("en-US");
+
+    /** Replace the figure of every widget called `name` by what `draw(document)` returns. */
+    function mount(name, draw) {
+        const start = () => {
+            for (const host of document.querySelectorAll(`[data-widget="${name}"]`)) {
+                const data = host.querySelector('script[type="application/json"]');
+                const drawn = draw(JSON.parse(data.textContent));
+                for (const child of host.children) child.hidden = true;
+                host.append(drawn);
+                host.dataset.ready = "yes";
+            }
+        };
+        if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+        else start();
+    }
+
+    /** Buttons, a slider and the arrow keys over `length` places; calls `show(place)` on a move.
+     *
+     * `box` is what the keys work in. Returns the row of controls and a function to go somewhere.
+     */
+    function stepper(box, length, noun, show) {
+        let place = 0;
+        let timer = null;
+        const button = (label, title, action) =>
+            el("button", { type: "button", title, "aria-label": title, onclick: action }, label);
+        const slider = el("input", {
+            type: "range", min: 0, max: length - 1, value: 0, "aria-label": noun,
+            oninput: () => go(Number(slider.value)),
+        });
+        const where = el("output", { class: "widget-place" });
+        const first = button("|◀", `First ${noun}`, () => go(0));
+        const back = button("◀", `Previous ${noun}`, () => go(place - 1));
+        const play = button("Play", `Play every ${noun}`, () => (timer ? stop() : run()));
+        const next = button("▶", `Next ${noun}`, () => go(place + 1));
+        const last = button("▶|", `Last ${noun}`, () => go(length - 1));
+
+        function go(target) {
+            place = Math.max(0, Math.min(length - 1, target));
+            slider.value = place;
+            slider.setAttribute("aria-valuetext", `${noun} ${place + 1} of ${length}`);
+            where.textContent = `${noun} ${place + 1} of ${length}`;
+            box.dataset.place = place;
+            first.disabled = back.disabled = place === 0;
+            next.disabled = last.disabled = place === length - 1;
+            if (place === length - 1) stop();
+            show(place);
+        }
+        function run() {
+            if (place === length - 1) go(0);
+            play.textContent = "Pause";
+            timer = setInterval(() => go(place + 1), 1200);
+        }
+        function stop() {
+            clearInterval(timer);
+            timer = null;
+            play.textContent = "Play";
+        }
+        box.addEventListener("keydown", (event) => {
+            // mdBook turns pages with the arrow keys; inside a widget they move the widget.
+            const moves = { ArrowLeft: -1, ArrowRight: 1 };
+            if (event.key in moves) {
+                event.preventDefault();
+                event.stopPropagation();
+                stop();
+                go(place + moves[event.key]);
+            }
+        });
+        const row = el("div", { class: "widget-controls", role: "group", "aria-label": "Controls" },
+            first, back, play, next, last, slider, where);
+        return [row, go];
+    }
+
+    /** A labelled field; `field` is an input or a select. */
+    function labelled(text, field, unit = "") {
+        return el("label", { class: "widget-field" }, el("span", {}, text), field,
+            unit ? el("span", { class: "widget-unit" }, unit) : null);
+    }
+
+    /** A select over names. */
+    function choice(names, chosen, changed) {
+        return el("select", { onchange: changed },
+            names.map((name) => el("option", name === chosen ? { selected: "" } : {}, name)));
+    }
+
+    return { el, svg, count, mount, stepper, labelled, choice, formulas };
+})();

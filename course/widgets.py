@@ -1,0 +1,148 @@
+"""What the book's widgets show: one JSON document each, computed when the book is made.
+
+Promises: a widget draws no number that is not in its document or derived from it by a formula that
+a browser test holds against this module's own. Mirrors nothing upstream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from course import film, gantt
+from mini_vllm.checkpoint import expected_shapes, parse_config, read_json, resolve
+from mini_vllm.transformer import ModelConfig
+
+
+def _llama(
+    vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, context: int
+) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=False,
+    )
+
+
+def models() -> dict[str, ModelConfig]:
+    """Shapes to choose from: the shipped model, and three of the Llama family as published."""
+    path = resolve("byte-llama") / "config.json"
+    return {
+        "Llama 3 8B": _llama(128256, 4096, 14336, 32, 32, 8, 8192),
+        "Llama 3 70B": _llama(128256, 8192, 28672, 80, 64, 8, 8192),
+        "Llama 2 7B, no GQA": _llama(32000, 4096, 11008, 32, 32, 32, 4096),
+        "byte-llama, shipped here": parse_config(read_json(path), path),
+    }
+
+
+GPUS: dict[str, dict[str, float]] = {
+    "L4": {"gib": 24, "peak_flops": 121e12, "mem_bw": 300e9},
+    "A100 80 GB": {"gib": 80, "peak_flops": 312e12, "mem_bw": 2.0e12},
+    "H100 SXM": {"gib": 80, "peak_flops": 989e12, "mem_bw": 3.35e12},
+    "H200 SXM": {"gib": 141, "peak_flops": 989e12, "mem_bw": 4.8e12},
+}
+"""The vendor's data sheets, rounded: nominal memory, dense bf16 FLOP/s, bytes/s."""
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Weights of a checkpoint of this shape."""
+    return sum(math.prod(shape) for shape in expected_shapes(config).values())
+
+
+def capacity(
+    available_bytes: int, bytes_per_token: int, block_size: int, max_model_len: int
+) -> dict[str, float]:
+    """Blocks in `available_bytes`, the tokens in them, and full-length requests at once.
+
+    Mirrors `vllm/v1/core/kv_cache_utils.py:935` `get_num_blocks` for one full-attention group.
+    """
+    bytes_per_block = bytes_per_token * block_size
+    num_blocks = max(0, available_bytes // bytes_per_block)
+    concurrency = num_blocks / -(-max_model_len // block_size)
+    return {
+        "bytes_per_block": bytes_per_block,
+        "num_blocks": num_blocks,
+        "tokens": num_blocks * block_size,
+        "max_concurrency": concurrency,
+    }
+
+
+def decode_step(
+    shape: dict[str, Any], gpu: dict[str, float], batch: int, context: int
+) -> dict[str, float]:
+    """FLOP, bytes, intensity and the shortest possible time of one decode step.
+
+    Every weight is read once and used once per request; every request reads its own context.
+    Weights and cache take 2 bytes per number.
+    """
+    weights, kv = 2 * shape["parameters"], shape["kv_bytes_per_token"]
+    flops = batch * (2 * shape["parameters"] + shape["attention_flops"] * context)
+    kv_bytes = batch * context * kv
+    seconds = max(flops / gpu["peak_flops"], (weights + kv_bytes) / gpu["mem_bw"])
+    return {
+        "flops": flops,
+        "weight_bytes": weights,
+        "kv_bytes": kv_bytes,
+        "intensity": flops / (weights + kv_bytes),
+        "ridge": gpu["peak_flops"] / gpu["mem_bw"],
+        "seconds": seconds,
+        "tokens_per_s": batch / seconds,
+    }
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    heads = config.num_attention_heads
+    return {
+        "layers": config.num_hidden_layers,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "context": config.max_position_embeddings,
+        "parameters": num_parameters(config),
+        "kv_bytes_per_token": config.kv_bytes_per_token(2),
+        # 2 per multiplication and addition, for the score and for the weighted value
+        "attention_flops": 4 * config.num_hidden_layers * heads * config.head_dim,
+    }
+
+
+def kv_calculator() -> dict[str, Any]:
+    """Model shapes, GPUs, defaults of vLLM, and worked examples of `capacity`."""
+    shapes = {name: _shape(config) for name, config in models().items()}
+    examples = []
+    for name, shape in shapes.items():
+        for gib, utilization, block_size, length in ((24, 0.92, 16, 2048), (80, 0.9, 32, 8192)):
+            weights = 2 * shape["parameters"]
+            available = math.ceil(gib * 2**30 * utilization) - weights - 2**30
+            worked = capacity(available, shape["kv_bytes_per_token"], block_size, length)
+            settings = {"gib": gib, "utilization": utilization, "other_gib": 1}
+            settings |= {"block_size": block_size, "max_model_len": length, "kv_dtype_bytes": 2}
+            examples.append({"model": name, **settings, "available": available, **worked})
+    return {"models": shapes, "gpus": GPUS, "examples": examples}
+
+
+def roofline() -> dict[str, Any]:
+    """Model shapes, GPUs, and worked examples of `decode_step`."""
+    shapes = {name: _shape(config) for name, config in models().items()}
+    examples = [
+        {"model": name, "gpu": gpu, "batch": batch, "context": context}
+        | decode_step(shapes[name], GPUS[gpu], batch, context)
+        for name in shapes
+        for gpu in GPUS
+        for batch, context in ((1, 128), (64, 2048), (256, 1024))
+    ]
+    return {"models": shapes, "gpus": GPUS, "examples": examples}
+
+
+WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
+    "engine-timeline": gantt.engine_timeline,
+    "pool-film": lambda: dict(film.pool_film()),
+    "kv-calculator": kv_calculator,
+    "roofline": roofline,
+}
+"""By the name that a page writes in `<!-- widget: NAME -->`."""
