@@ -1,0 +1,199 @@
+"""Lab 02-01: a paged block allocator: blocks, the free queue, hashes, and the pool.
+
+Everything here is bookkeeping about blocks; no key and no value is touched. Given are the block and
+both constructors. Names follow `vllm/v1/core/block_pool.py:130` `BlockPool` and
+`vllm/v1/core/kv_cache_utils.py:164` `FreeKVCacheBlockQueue`. The invariants of the phase:
+
+- I1: a block is in the free queue exactly when its `ref_cnt` is 0 and it is not the null block.
+- I2: a block id in a request's table never changes, so equal blocks are never merged.
+- I3: only full blocks have a hash and stand in the index.
+- I4: cached is not the same as in use: a free block may still be a hit, and `touch` revives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+ROOT_HASH = 0
+"""Parent of a sequence's first block."""
+
+
+@dataclass(slots=True, eq=False)
+class KVCacheBlock:
+    """One physical block (given). `eq=False`: two blocks are equal only if they are the same.
+
+    Attributes:
+        block_id: place in the KV cache; never changes.
+        ref_cnt: how many tables hold the block now.
+        block_hash: hash of its content and of everything before it, or None.
+        is_null: block 0, which stands in for "no block" and is never handed out.
+        prev_free, next_free: neighbours in the free queue, both None while the block is not
+            queued. Only `FreeKVCacheBlockQueue` writes them.
+    """
+
+    block_id: int
+    ref_cnt: int = 0
+    block_hash: int | None = None
+    is_null: bool = False
+    prev_free: KVCacheBlock | None = field(default=None, repr=False)
+    next_free: KVCacheBlock | None = field(default=None, repr=False)
+
+    def reset_hash(self) -> None:
+        """Forget the content."""
+        self.block_hash = None
+
+
+class FreeKVCacheBlockQueue:
+    """Free blocks as a doubly linked list whose links are the blocks' own fields.
+
+    `_head` and `_tail` are sentinels with block id -1. They stand before the first block and after
+    the last one, so every queued block has two neighbours and no operation needs a special case
+    for an end. They never leave the queue, and no caller ever sees them.
+    """
+
+    def __init__(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Queue `blocks` in the given order (given)."""
+        self._head = KVCacheBlock(-1)
+        self._tail = KVCacheBlock(-1)
+        self.num_free_blocks = len(blocks)
+        previous = self._head
+        for block in blocks:
+            previous.next_free, block.prev_free = block, previous
+            previous = block
+        previous.next_free, self._tail.prev_free = self._tail, previous
+
+    def popleft(self) -> KVCacheBlock:
+        """Take the front block out and return it.
+
+        Raises:
+            ValueError: the queue is empty.
+        """
+        raise NotImplementedError
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """Take `block` out, wherever it stands, in O(1): look at its two neighbours only.
+
+        Afterwards both of its links are None, its neighbours are linked to each other, and
+        `num_free_blocks` is one less.
+
+        Raises:
+            RuntimeError: the block is not queued (a link is None); nothing has changed.
+        """
+        raise NotImplementedError
+
+    def append(self, block: KVCacheBlock) -> None:
+        """Put `block` at the back, which is handed out last; `num_free_blocks` is one more."""
+        raise NotImplementedError
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """Every queued block, front first, without the sentinels. O(n): for tests and traces."""
+        raise NotImplementedError
+
+
+def hash_block_tokens(parent_hash: int, token_ids: Sequence[int]) -> int:
+    """Hash of one full block: Python's `hash` of the pair (parent hash, tuple of the tokens).
+
+    Equal prefixes give equal hashes in any process, since ints and tuples of ints hash alike
+    everywhere. Source: `vllm/v1/core/kv_cache_utils.py:541` `hash_block_tokens`.
+
+    Args:
+        parent_hash: hash of the block before it, `ROOT_HASH` for the first.
+        token_ids: the block's tokens.
+    """
+    raise NotImplementedError
+
+
+class BlockPool:
+    """Owner of all blocks: hands them out, counts references, remembers cached contents.
+
+    Attributes:
+        blocks: all of them; `blocks[i].block_id == i`.
+        free_queue: those that nobody references.
+        null_block: `blocks[0]`.
+        cached_block_hash_to_block: hash -> {block id: block}. Several blocks may hold the same
+            content (I2). A hash without blocks has no entry.
+    """
+
+    def __init__(self, num_blocks: int, enable_caching: bool = True) -> None:
+        """All blocks free, in the order of their ids; block 0 becomes the null block (given)."""
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks={num_blocks}: need at least 2 (block 0 is reserved)")
+        self.num_blocks = num_blocks
+        self.enable_caching = enable_caching
+        self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
+        self.null_block = self.blocks[0]
+        self.null_block.is_null = True
+        self.free_queue = FreeKVCacheBlockQueue(self.blocks[1:])
+        self.cached_block_hash_to_block: dict[int, dict[int, KVCacheBlock]] = {}
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take `num_blocks` from the front of the queue, in queue order; 0 gives `[]`.
+
+        Each block taken loses the content it may still have had (`_maybe_evict`), since its new
+        owner will overwrite it, and then has `ref_cnt` 1.
+
+        Raises:
+            ValueError: more are asked for than are free; the pool is as it was.
+        """
+        raise NotImplementedError
+
+    def _maybe_evict(self, block: KVCacheBlock) -> bool:
+        """Take `block` out of the index and forget its hash.
+
+        Other blocks with the same hash stay in the index; a hash that no block holds any more
+        leaves it.
+
+        Returns:
+            True if the block had a hash, False if there was nothing to do.
+        """
+        raise NotImplementedError
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Add one reference to each block; one that nobody referenced leaves the queue first.
+
+        The null block is never in the queue, whatever its count.
+        """
+        raise NotImplementedError
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        """Take one reference from each block; those at 0 go to the back of the queue, in order.
+
+        The order is the caller's: what comes first is evicted first. Hashes stay: a free block is
+        a cache entry until it is handed out again. The null block is never queued.
+
+        Raises:
+            AssertionError: a block (other than the null block) has no reference left to take:
+                somebody frees it twice.
+        """
+        raise NotImplementedError
+
+    def cache_full_blocks(self, blocks: Sequence[KVCacheBlock], hashes: Sequence[int]) -> None:
+        """Note that `blocks[i]` is full and holds the content `hashes[i]`.
+
+        Sets the block's hash and enters it into the index. Null blocks, and blocks that have a
+        hash already, are passed over.
+
+        Raises:
+            ValueError: the two lengths differ: a block that is not full has no hash (I3). The pool
+                is as it was.
+        """
+        raise NotImplementedError
+
+    def get_cached_block(self, block_hash: int) -> KVCacheBlock | None:
+        """A block that holds this content, or None; of several, the one cached first.
+
+        Free or in use does not matter (I4). Changes nothing.
+        """
+        raise NotImplementedError
+
+    def get_num_free_blocks(self) -> int:
+        """How many blocks can be handed out now, those with a cached content included."""
+        raise NotImplementedError
+
+    def get_usage(self) -> float:
+        """Share of the blocks that could be handed out and are in use: 0.0 idle, 1.0 full.
+
+        The null block counts neither way.
+        """
+        raise NotImplementedError
