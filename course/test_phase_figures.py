@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = sorted(ROOT.glob("phase-*/figures/make.py"))
+SCRIPTS = sorted((*ROOT.glob("phase-*/figures/make.py"), ROOT / "book" / "figures" / "make.py"))
 
 
 @functools.cache
