@@ -114,7 +114,81 @@ def write_and_read() -> str:
     return svg.render()
 
 
+# ------------------------------------------------------------------ lab 04
+
+
+def split_and_merge() -> str:
+    """One KV head of one request, 4,096 keys: what version one and version two do with it."""
+    lab = solution("lab-04-triton-paged-attn")
+    context, num_seqs, kv_heads, group, sms = 4096, 64, 8, 4, 132
+    plan = lab.plan_splits(num_seqs, kv_heads, context, sms)
+    starts = list(range(0, context, plan.keys_per_split))
+    sizes = [min(plan.keys_per_split, context - start) for start in starts]
+    first_version, second_version = (
+        num_seqs * kv_heads * group,
+        num_seqs * kv_heads * plan.num_splits,
+    )
+    svg = Svg(
+        780,
+        436,
+        "Two ways to share out the keys of one KV head",
+        f"A KV head of one request with {context:,} keys and {group} query heads. Version one: "
+        f"{group} programs, one for each query head, and each walks over all keys. Version two: "
+        f"{plan.num_splits} programs, each for all {group} heads over "
+        f"{' or '.join(str(n) for n in sorted(set(sizes), reverse=True))} keys, then a merge of "
+        f"{plan.num_splits} partial results for each head.",
+    )
+    left, width = 150.0, 610.0
+
+    svg.text(16, 26, "Version one: a program for each query head", bold=True)
+    for head in range(group):
+        y = 40 + head * 28
+        svg.text(left - 10, y + 15, f"query head {head}", size=12, anchor="end")
+        svg.rect(left, y, width, 20, fill=BLUE, opacity=0.75, radius=3)
+        for entry in range(1, 32):
+            x = left + width * entry / 32
+            svg.line(x, y, x, y + 20, css="grid-line")
+    svg.text(
+        left,
+        166,
+        f"the same {context:,} keys and values asked for {group} times, one block of 16 at a time; "
+        f"{first_version:,} programs at batch {num_seqs}",
+        size=12,
+        css="soft",
+    )
+
+    svg.text(16, 206, "Version two: a program for each KV head and split", bold=True)
+    svg.text(left - 10, 246, f"query heads 0-{group - 1}", size=12, anchor="end")
+    colors = (GREEN, ORANGE, BLUE, RED, GREY)
+    for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        x = left + width * start / context
+        length = width * size / context - 3
+        color = colors[index % len(colors)]
+        svg.rect(x, 222, length, 40, fill=color, opacity=0.75, radius=3)
+        for turn in range(1, -(-size // lab.TILE)):
+            at = x + length * turn * lab.TILE / size
+            svg.line(at, 222, at, 262, css="grid-line")
+        svg.text(x + length / 2, 280, f"{size} keys", size=12, anchor="middle")
+        svg.line(x + length / 2, 286, x + length / 2, 302, width=1.4, arrow=True)
+        svg.box(x + 6, 306, length - 12, 40, ["partial", "result, lse"], fill=color, size=12)
+        svg.line(x + length / 2, 348, left + width / 2, 372, width=1.2)
+    svg.box(left + width / 2 - 120, 374, 240, 36, ["merge: weights 2 ** lse"], fill=GREY)
+    svg.text(left - 10, 330, "in fp32", size=12, anchor="end", css="soft")
+    svg.text(
+        16,
+        428,
+        f"each key loaded once for {group} heads, {lab.TILE} at a time; "
+        f"{second_version:,} programs at batch {num_seqs}, "
+        f"{kv_heads * lab.plan_splits(1, kv_heads, context, sms).num_splits} at batch 1 where "
+        f"version one has {kv_heads * group}",
+        size=12,
+        css="soft",
+    )
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "lab-04-split-and-merge.svg": split_and_merge,
     "lab-06-write-and-read.svg": write_and_read,
 }
 
