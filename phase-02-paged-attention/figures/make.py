@@ -85,7 +85,7 @@ def film_frame(number: int) -> str:
     svg.text(16, 204, "free queue", size=12, css="soft")
     for place, block_id in enumerate(frame["free_queue"]):
         x, state = 100 + place * 52, frame["blocks"][block_id]
-        svg.rect(x, 186, 36, 28, fill=GREEN if state["hash"] else GREY, opacity=0.3, radius=4)
+        svg.rect(x, 186, 36, 28, fill=color_of(state), opacity=0.3, radius=4)
         svg.text(x + 18, 205, str(block_id), anchor="middle", bold=True)
         if place:
             svg.line(x - 14, 200, x - 3, 200)
@@ -94,16 +94,17 @@ def film_frame(number: int) -> str:
     svg.text(16, 262, "index", size=12, css="soft")
     for place, (name, ids) in enumerate(frame["index"].items()):
         words = f"{name}: {', '.join(map(str, ids))}"
-        svg.rect(100 + place * 78, 246, 66, 24, fill=GREEN, opacity=0.18, radius=4)
+        svg.rect(100 + place * 78, 246, 66, 24, fill=GREY, opacity=0.18, radius=4)
         svg.text(133 + place * 78, 263, words, anchor="middle", size=12, css="ink mono")
     if not frame["index"]:
         svg.text(100, 263, "empty", size=12, css="soft")
     svg.text(16, 304, "tables", size=12, css="soft")
     for row, (name, ids) in enumerate(frame["tables"].items()):
         y = 288 + row * 32
-        svg.text(100, y + 16, name, bold=True, fill=OWNERS[name])
+        svg.text(100, y + 16, name, bold=True)
         for place, block_id in enumerate(ids):
-            svg.rect(124 + place * 42, y, 36, 24, fill=OWNERS[name], opacity=0.3, radius=4)
+            color = color_of(frame["blocks"][block_id])
+            svg.rect(124 + place * 42, y, 36, 24, fill=color, opacity=0.3, radius=4)
             svg.text(142 + place * 42, y + 17, str(block_id), anchor="middle")
     if not frame["tables"]:
         svg.text(100, 304, "none", size=12, css="soft")
@@ -113,22 +114,31 @@ def film_frame(number: int) -> str:
 
 def legend(frame: Frame) -> str:
     """What the outlines of this frame mean."""
-    told = "blue in use, green free and cached, grey free and empty"
+    told = "blue: in use, green: shared, purple: free and cached, grey: free and empty"
     if frame["changed"]:
         return told + "; red outline: changed by this call"
-    return told + ("; purple outline: hit" if frame["hits"] else "; nothing changed")
+    return told + ("; orange outline: hit" if frame["hits"] else "; nothing changed")
+
+
+def color_of(block: BlockState) -> str:
+    """A block's colour by its state, the same as in the book's film."""
+    if block["ref_cnt"] > 1:
+        return GREEN
+    if block["ref_cnt"] == 1:
+        return BLUE
+    return PURPLE if block["hash"] else GREY
 
 
 def draw_block(svg: Svg, x: float, y: float, block: BlockState, frame: Frame) -> None:
     """One block of the pool, 70 wide."""
     free = block["id"] in frame["free_queue"]
-    color = GREY if block["is_null"] or (free and not block["hash"]) else GREEN if free else BLUE
-    opacity = 0.12 if color == GREY else min(0.5, 0.2 + 0.12 * block["ref_cnt"])
+    color = color_of(block)
+    opacity = 0.12 if color == GREY else 0.22 if free else 0.32
     outline = None
     if block["id"] in frame["changed"]:
         outline = RED
     elif block["id"] in frame["hits"]:
-        outline = PURPLE
+        outline = ORANGE
     svg.rect(x, y, 70, 88, fill=color, opacity=opacity, radius=6)
     if outline:
         svg.rect(x, y, 70, 88, stroke=outline, radius=6)
@@ -480,8 +490,8 @@ def states() -> str:
     svg.box(24, 60, 170, 66, ["free, empty", "ref 0, no hash", "in the queue"], fill=GREY, size=13)
     svg.box(310, 60, 170, 66, ["in use, filling", "ref 1, no hash", "in one table"], fill=BLUE)
     svg.box(590, 60, 170, 66, ["in use, full", "ref 1, hash", "in table and index"], fill=BLUE)
-    svg.box(590, 220, 170, 66, ["shared", "ref 2 or more, hash", "in several tables"], fill=PURPLE)
-    svg.box(190, 220, 190, 66, ["free, cached", "ref 0, hash", "in queue and index"], fill=GREEN)
+    svg.box(590, 220, 170, 66, ["shared", "ref 2 or more, hash", "in several tables"], fill=GREEN)
+    svg.box(190, 220, 190, 66, ["free, cached", "ref 0, hash", "in queue and index"], fill=PURPLE)
     svg.line(196, 82, 307, 82, width=1.6, arrow=True)
     svg.text(252, 74, "get_new_blocks", anchor="middle", size=11.5)
     svg.line(307, 108, 197, 108, width=1.4, arrow=True)
