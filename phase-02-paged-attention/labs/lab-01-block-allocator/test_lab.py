@@ -28,28 +28,6 @@ def queue_of(lab, count: int):
     return lab.FreeKVCacheBlockQueue(blocks), blocks
 
 
-def test_worked_example(lab):
-    pool = lab.BlockPool(6)
-    blocks = pool.get_new_blocks(3)
-    same(ids(blocks), [1, 2, 3], "new(3): the front of the queue, block 0 being reserved")
-    same(queued(pool), [4, 5], "two blocks are left")
-    pool.cache_full_blocks(blocks[:2], [111, 222])
-    pool.free_blocks(reversed(blocks))
-    same(queued(pool), [4, 5, 3, 2, 1], "freed in the order given, at the back")
-    found = pool.get_cached_block(222)
-    assert found is blocks[1], f"block 2 is free and still cached: a hit; came {found!r}"
-    pool.touch([found])
-    same(queued(pool), [4, 5, 3, 1], "the hit leaves the middle of the queue")
-    same((found.ref_cnt, found.block_hash), (1, 222), "block 2: (ref_cnt, block_hash)")
-    same(ids(pool.get_new_blocks(4)), [4, 5, 3, 1], "new(4): all that is left, front first")
-    same(
-        (pool.get_cached_block(111), pool.get_cached_block(222)),
-        (None, found),
-        "block 1 was handed out, so 111 is evicted; block 2 is in use, so 222 stays",
-    )
-    same(pool.get_num_free_blocks(), 0, "free blocks at the end")
-
-
 def test_free_queue_fifo_and_count(lab):
     queue, blocks = queue_of(lab, 4)
     same(ids(queue.get_all_free_blocks()), [0, 1, 2, 3], "a new queue holds its blocks in order")
@@ -123,6 +101,40 @@ def test_sentinels_never_leak(lab):
     with pytest.raises(ValueError) as refused:
         empty.popleft()
     assert "-1" not in str(refused.value), "an empty queue has no block -1 to speak of"
+
+
+def test_prefix_hash_is_chained(lab):
+    hashed, root = lab.hash_block_tokens, lab.ROOT_HASH
+    same(hashed(root, [1, 2]), hash((root, (1, 2))), "Python's hash of (parent, tuple of tokens)")
+    same(hashed(root, (1, 2)), hashed(root, [1, 2]), "a list and a tuple of the same tokens")
+    first, other = hashed(root, [1, 2]), hashed(root, [7, 7])
+    assert hashed(first, [3, 4]) != hashed(other, [3, 4]), (
+        "tokens 3, 4 after 1, 2 and after 7, 7: the keys and values of a position depend on all "
+        "tokens before it, so equal tokens after different ones are not the same content"
+    )
+    assert hashed(root, [1, 2]) != hashed(root, [2, 1]), "the order of the tokens counts"
+
+
+def test_worked_example(lab):
+    pool = lab.BlockPool(6)
+    blocks = pool.get_new_blocks(3)
+    same(ids(blocks), [1, 2, 3], "new(3): the front of the queue, block 0 being reserved")
+    same(queued(pool), [4, 5], "two blocks are left")
+    pool.cache_full_blocks(blocks[:2], [111, 222])
+    pool.free_blocks(reversed(blocks))
+    same(queued(pool), [4, 5, 3, 2, 1], "freed in the order given, at the back")
+    found = pool.get_cached_block(222)
+    assert found is blocks[1], f"block 2 is free and still cached: a hit; came {found!r}"
+    pool.touch([found])
+    same(queued(pool), [4, 5, 3, 1], "the hit leaves the middle of the queue")
+    same((found.ref_cnt, found.block_hash), (1, 222), "block 2: (ref_cnt, block_hash)")
+    same(ids(pool.get_new_blocks(4)), [4, 5, 3, 1], "new(4): all that is left, front first")
+    same(
+        (pool.get_cached_block(111), pool.get_cached_block(222)),
+        (None, found),
+        "block 1 was handed out, so 111 is evicted; block 2 is in use, so 222 stays",
+    )
+    same(pool.get_num_free_blocks(), 0, "free blocks at the end")
 
 
 def test_null_block_reserved(lab):
@@ -337,18 +349,6 @@ def test_an_evicted_duplicate_can_be_cached_again(lab):
         f"expected block 2\ncame     {pool.get_cached_block(20)!r}"
     )
     assert pool.get_cached_block(10) is one, "and block 1 keeps its own"
-
-
-def test_prefix_hash_is_chained(lab):
-    hashed, root = lab.hash_block_tokens, lab.ROOT_HASH
-    same(hashed(root, [1, 2]), hash((root, (1, 2))), "Python's hash of (parent, tuple of tokens)")
-    same(hashed(root, (1, 2)), hashed(root, [1, 2]), "a list and a tuple of the same tokens")
-    first, other = hashed(root, [1, 2]), hashed(root, [7, 7])
-    assert hashed(first, [3, 4]) != hashed(other, [3, 4]), (
-        "tokens 3, 4 after 1, 2 and after 7, 7: the keys and values of a position depend on all "
-        "tokens before it, so equal tokens after different ones are not the same content"
-    )
-    assert hashed(root, [1, 2]) != hashed(root, [2, 1]), "the order of the tokens counts"
 
 
 def test_shared_block_freed_only_at_zero(lab):

@@ -1,0 +1,138 @@
+"""Labs 02-01 and 02-05 as parts of the engine: same tables, same tokens, over the shipped model."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course import cli, mine, pristine
+from course.labs import find_labs
+from mini_vllm import BlockPool, EngineParts, LLMEngine, SamplingParams
+
+PHASE = Path(__file__).parent
+ALLOCATOR = PHASE / "labs" / "lab-01-block-allocator" / "solution.py"
+MANAGER = PHASE / "labs" / "lab-05-share-and-evict" / "solution.py"
+PROMPTS = [
+    "A block that nobody uses is free",
+    "A block that nobody uses is cached",
+    "The queue keeps the oldest block in front",
+] * 2
+SUPPLIED = {
+    "pool": (ALLOCATOR, None),
+    "manager": (None, MANAGER),
+    "pool and manager": (ALLOCATOR, MANAGER),
+}
+
+
+def parts_from(pool: Path | None, manager: Path | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if pool is not None:
+        found["block_pool"] = mine.load(pool).BlockPool
+    if manager is not None:
+        found["kv_cache_manager"] = mine.load(manager).KVCacheManager
+    return found
+
+
+class Watch:
+    """Counts what a pool class evicts and revives, without changing what it does."""
+
+    def __init__(self) -> None:
+        self.evicted = self.revived = 0
+
+    def around(self, pool_class: type) -> type:
+        watch = self
+
+        class Watched(pool_class):
+            def _maybe_evict(self, block: Any) -> bool:
+                evicted = super()._maybe_evict(block)
+                watch.evicted += evicted
+                return evicted
+
+            def touch(self, blocks: Any) -> None:
+                blocks = list(blocks)
+                watch.revived += sum(block.ref_cnt == 0 for block in blocks)
+                super().touch(blocks)
+
+        return Watched
+
+
+def run(supplied: dict[str, Any], watch: Watch, **engine_kwargs: Any) -> tuple[list, list]:
+    """Block tables of every step and tokens of every request, one group after the other."""
+    pool = watch.around(supplied.get("block_pool", BlockPool))
+    engine = LLMEngine(
+        dtype="float64", parts=EngineParts(**supplied | {"block_pool": pool}), **engine_kwargs
+    )
+    steps = []
+
+    def note(plan: Any) -> None:
+        kv = engine.scheduler.kv
+        steps.append([kv.get_block_ids(r.request_id) for r in plan.scheduled_requests])
+        steps.append([b.block_id for b in kv.block_pool.free_queue.get_all_free_blocks()])
+
+    engine.on_schedule = note
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    tokens = []
+    for start in range(0, len(PROMPTS), 2):
+        results = engine.generate(PROMPTS[start : start + 2], params)
+        tokens += [result.token_ids for result in results]
+    return steps, tokens
+
+
+@pytest.mark.parametrize("supplied", SUPPLIED)
+@pytest.mark.parametrize("caching", [True, False], ids=["caching", "no caching"])
+def test_the_engine_decides_and_says_the_same_with_the_labs_parts(supplied, caching):
+    settings = {"num_blocks": 10, "block_size": 8, "enable_caching": caching}
+    expected, watched = run({}, Watch(), **settings), Watch()
+    got = run(parts_from(*SUPPLIED[supplied]), watched, **settings)
+    assert got[0] == expected[0], "block tables or free queue of a step"
+    assert got[1] == expected[1], "tokens"
+    if caching:
+        assert watched.evicted >= 5, "the run evicts cached blocks"
+        assert watched.revived >= 5, "the run revives free cached blocks"
+
+
+def test_the_manifests_supply_these_two_parts():
+    labs = find_labs(PHASE.parent)
+    parts, owners = mine.parts_of(
+        [lab for lab in labs if lab.id in ("02-01", "02-05")],
+        lambda lab: True,
+        lambda lab: lab.solution,
+    )
+    assert {part: lab.id for part, lab in owners.items()} == {
+        "block_pool": "02-01",
+        "kv_cache_manager": "02-05",
+    }
+    assert [part.__name__ for part in parts.values()] == ["BlockPool", "KVCacheManager"]
+
+
+def test_course_run_mine_serves_from_the_learners_passed_labs(tmp_path, monkeypatch, capsys):
+    """A course of these two labs, both solved: `course run --mine` grades and uses them."""
+    root = tmp_path / "course"
+    root.mkdir()
+    shutil.copy(PHASE.parent / "conftest.py", root)
+    shutil.copy(PHASE.parent / "pyproject.toml", root)
+    for solution in (ALLOCATOR, MANAGER):
+        folder = root / PHASE.name / "labs" / solution.parent.name
+        shutil.copytree(solution.parent, folder)
+        shutil.copy(solution, folder / "starter.py")
+    pristine.write(root, {"02-01": "", "02-05": ""})
+    monkeypatch.chdir(root)
+    monkeypatch.delenv("COURSE_ROOT", raising=False)
+
+    def said(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["course", *arguments])
+        with pytest.raises(SystemExit):
+            cli.main()
+        return capsys.readouterr().out
+
+    prompt, count = "The block pool hands", ["--max-tokens", "16"]
+    plain, mine_said = said("run", *count, prompt), said("run", "--mine", *count, prompt)
+    assert "block_pool         yours, from lab 02-01" in mine_said
+    assert "kv_cache_manager   yours, from lab 02-05" in mine_said
+    text = plain.partition("\n\n")[0]
+    assert text.startswith(prompt) and len(text) > len(prompt)
+    assert text in mine_said, "the learner's parts say the same as the course's"
