@@ -103,8 +103,8 @@ def film_frame(number: int) -> str:
         y = 288 + row * 32
         svg.text(100, y + 16, name, bold=True)
         for place, block_id in enumerate(ids):
-            color = color_of(frame["blocks"][block_id])
-            svg.rect(124 + place * 42, y, 36, 24, fill=color, opacity=0.3, radius=4)
+            opacity = 0.28 if frame["blocks"][block_id]["ref_cnt"] == 1 else 0.6
+            svg.rect(124 + place * 42, y, 36, 24, fill=BLUE, opacity=opacity, radius=4)
             svg.text(142 + place * 42, y + 17, str(block_id), anchor="middle")
     if not frame["tables"]:
         svg.text(100, 304, "none", size=12, css="soft")
@@ -114,31 +114,29 @@ def film_frame(number: int) -> str:
 
 def legend(frame: Frame) -> str:
     """What the outlines of this frame mean."""
-    told = "blue: in use, green: shared, purple: free and cached, grey: free and empty"
+    told = "blue: in use, strong: shared, green: free and cached, grey: free and empty"
     if frame["changed"]:
         return told + "; red outline: changed by this call"
-    return told + ("; orange outline: hit" if frame["hits"] else "; nothing changed")
+    return told + ("; purple outline: hit" if frame["hits"] else "; nothing changed")
 
 
 def color_of(block: BlockState) -> str:
     """A block's colour by its state, the same as in the book's film."""
-    if block["ref_cnt"] > 1:
-        return GREEN
-    if block["ref_cnt"] == 1:
+    if block["ref_cnt"]:
         return BLUE
-    return PURPLE if block["hash"] else GREY
+    return GREEN if block["hash"] else GREY
 
 
 def draw_block(svg: Svg, x: float, y: float, block: BlockState, frame: Frame) -> None:
     """One block of the pool, 70 wide."""
     free = block["id"] in frame["free_queue"]
     color = color_of(block)
-    opacity = 0.12 if color == GREY else 0.22 if free else 0.32
+    opacity = 0.12 if color == GREY else 0.22 if free else 0.28 if block["ref_cnt"] == 1 else 0.6
     outline = None
     if block["id"] in frame["changed"]:
         outline = RED
     elif block["id"] in frame["hits"]:
-        outline = ORANGE
+        outline = PURPLE
     svg.rect(x, y, 70, 88, fill=color, opacity=opacity, radius=6)
     if outline:
         svg.rect(x, y, 70, 88, stroke=outline, radius=6)
@@ -490,8 +488,8 @@ def states() -> str:
     svg.box(24, 60, 170, 66, ["free, empty", "ref 0, no hash", "in the queue"], fill=GREY, size=13)
     svg.box(310, 60, 170, 66, ["in use, filling", "ref 1, no hash", "in one table"], fill=BLUE)
     svg.box(590, 60, 170, 66, ["in use, full", "ref 1, hash", "in table and index"], fill=BLUE)
-    svg.box(590, 220, 170, 66, ["shared", "ref 2 or more, hash", "in several tables"], fill=GREEN)
-    svg.box(190, 220, 190, 66, ["free, cached", "ref 0, hash", "in queue and index"], fill=PURPLE)
+    svg.box(590, 220, 170, 66, ["shared", "ref 2 or more, hash", "in several tables"], fill=BLUE)
+    svg.box(190, 220, 190, 66, ["free, cached", "ref 0, hash", "in queue and index"], fill=GREEN)
     svg.line(196, 82, 307, 82, width=1.6, arrow=True)
     svg.text(252, 74, "get_new_blocks", anchor="middle", size=11.5)
     svg.line(307, 108, 197, 108, width=1.4, arrow=True)
