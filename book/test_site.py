@@ -363,3 +363,15 @@ def test_the_roofline_shows_what_its_sliders_say(widget):
         value = float(host.locator(f'dd[data-result="{key}"]').get_attribute("data-value"))
         assert value == pytest.approx(expected[key], rel=1e-12)
     assert "131,072 tokens each" in host.inner_text()
+
+
+def test_the_graph_timeline_follows_the_recurrence_of_its_document(widget):
+    document = widgets.cuda_graphs()
+    host = widget("cuda-graphs")
+    for example in document["examples"]:
+        for name in ("layers", "launch_us", "kernel_us"):
+            host.locator(f'[data-input="{name}"]').fill(str(example[name]))
+        row = host.locator(f'tr[data-mode="{example["mode"]}"]')
+        for key in ("launches", "step_us", "gpu_busy"):
+            value = float(row.locator(f'[data-result="{key}"]').get_attribute("data-value"))
+            assert value == pytest.approx(example[key], rel=1e-12), (key, example)

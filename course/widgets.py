@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from course import film, gantt
+from mini_vllm import launches
 from mini_vllm.checkpoint import expected_shapes, parse_config, read_json, resolve
 from mini_vllm.transformer import ModelConfig
 
@@ -139,10 +140,29 @@ def roofline() -> dict[str, Any]:
     return {"models": shapes, "gpus": GPUS, "examples": examples}
 
 
+def cuda_graphs() -> dict[str, Any]:
+    """The kernels of a layer, defaults, and worked examples of `mini_vllm.launches.simulate`."""
+    examples = []
+    for layers, launch_us, kernel_us in ((1, 5, 2), (4, 5, 2), (4, 5, 10), (6, 2.5, 2.5)):
+        for mode in launches.MODES:
+            line = launches.simulate(launches.LAYER * layers, mode, launch_us, kernel_us)
+            settings = {"layers": layers, "launch_us": launch_us, "kernel_us": kernel_us}
+            result = {"launches": len(line.launches), "step_us": line.step_us}
+            examples.append({"mode": mode, **settings, **result, "gpu_busy": line.gpu_busy})
+    defaults = {"layers": 3, "launch_us": 5, "kernel_us": 2}
+    return {
+        "layer": list(launches.LAYER),
+        "modes": list(launches.MODES),
+        "defaults": defaults,
+        "examples": examples,
+    }
+
+
 WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "engine-timeline": gantt.engine_timeline,
     "pool-film": lambda: dict(film.pool_film()),
     "kv-calculator": kv_calculator,
     "roofline": roofline,
+    "cuda-graphs": cuda_graphs,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""

@@ -14,7 +14,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from course import gantt  # noqa: E402
-from course.figures import write_or_check  # noqa: E402
+from course.figures import BLUE, GREEN, ORANGE, Svg, write_or_check  # noqa: E402
+from mini_vllm.launches import LAYER, MODES, simulate  # noqa: E402
 
 
 def engine_timeline() -> str:
@@ -22,7 +23,40 @@ def engine_timeline() -> str:
     return gantt.draw(gantt.engine_timeline())
 
 
-FIGURES = {"engine-timeline.svg": engine_timeline}
+def cuda_graphs() -> str:
+    """Three layers of short kernels in the three modes, both lanes, on one scale."""
+    launch_us, kernel_us, layers = 5, 2, 3
+    lines = {m: simulate(LAYER * layers, m, launch_us, kernel_us) for m in MODES}
+    longest = max(line.step_us for line in lines.values())
+    left, right, row, gap = 90, 12, 22, 34
+    width, height = 760, len(MODES) * (2 * row + gap) + 30
+    svg = Svg(
+        width,
+        height,
+        "Launches and kernels of one step in three modes",
+        f"{layers} layers of {len(LAYER)} kernels of {kernel_us} microseconds, {launch_us} for a "
+        "launch. Eager: the GPU waits for every launch. Piecewise: graphs between the attentions. "
+        "Full: one launch, then kernel after kernel.",
+    )
+    scale = (width - left - right) / longest
+    for number, (mode, line) in enumerate(lines.items()):
+        top = 24 + number * (2 * row + gap)
+        summary = f"{line.step_us:g} µs with {len(line.launches)} of 5 µs to launch; GPU busy {line.gpu_busy:.0%}"
+        svg.text(0, top - 7, mode, bold=True)
+        svg.text(left, top - 7, summary, css="soft", size=12)
+        for lane, (name, spans) in enumerate((("host", line.launches), ("GPU", line.kernels))):
+            y = top + lane * row
+            svg.text(left - 8, y + 14, name, anchor="end", size=12)
+            for span in spans:
+                color = ORANGE if lane == 0 else GREEN if span.name == "attention" else BLUE
+                length = max(0.6, (span.end - span.start) * scale - 0.6)
+                svg.rect(left + span.start * scale, y + 2, length, row - 5, fill=color)
+    svg.text(left, height - 6, "orange: a launch; blue: a kernel; green: attention", css="soft")
+    svg.text(width - right, height - 6, f"{longest:g} µs", anchor="end", css="soft")
+    return svg.render()
+
+
+FIGURES = {"engine-timeline.svg": engine_timeline, "cuda-graphs.svg": cuda_graphs}
 
 if __name__ == "__main__":
     raise SystemExit(write_or_check(FIGURES, Path(__file__).parent))
