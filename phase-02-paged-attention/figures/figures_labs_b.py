@@ -114,6 +114,76 @@ def write_and_read() -> str:
     return svg.render()
 
 
+# ------------------------------------------------------------------ lab 03
+
+
+def memory_to_blocks() -> str:
+    """A card of 24 GiB at two settings: what is fixed, what becomes blocks, what the log says."""
+    lab = solution("lab-03-real-vllm-blocks")
+    total_gib, fixed_gib = 24, 1
+    size = lab.bytes_per_block(12, 12, 64, 2, 16)
+    utils = (0.5, 0.9)
+    plans = [lab.plan(total_gib * 2**30, u, fixed_gib * 2**30, size, 16, 2048) for u in utils]
+    ratio = plans[1].num_blocks / plans[0].num_blocks
+    svg = Svg(
+        780,
+        330,
+        "From a memory budget to blocks",
+        f"A card of {total_gib} GiB with {fixed_gib} GiB of fixed cost and blocks of {size:,} "
+        f"bytes. At 0.5 the cache has {plans[0].num_blocks:,} blocks, at 0.9 "
+        f"{plans[1].num_blocks:,}: {ratio:.2f} times as many, more than 0.9 / 0.5.",
+    )
+    left, width = 60.0, 690.0
+    pixels = width / total_gib
+    svg.text(16, 28, f"A device of {total_gib} GiB (invented), OPT-125m, blocks of 16", bold=True)
+    for row, (util, planned) in enumerate(zip(utils, plans, strict=True)):
+        y = 62.0 + row * 110
+        allowed = util * total_gib
+        svg.text(left - 12, y + 26, f"{util}", anchor="end", bold=True)
+        svg.rect(left, y, width, 40, css="paper", radius=4)
+        svg.rect(left, y, fixed_gib * pixels, 40, fill=ORANGE, opacity=0.85, radius=2)
+        start = left + fixed_gib * pixels
+        svg.rect(start, y, (allowed - fixed_gib) * pixels, 40, fill=BLUE, opacity=0.7, radius=2)
+        middle = start + (allowed - fixed_gib) * pixels / 2
+        svg.text(
+            middle,
+            y + 25,
+            f"{planned.num_blocks:,} blocks of 576 KiB",
+            anchor="middle",
+            bold=True,
+        )
+        svg.line(left + allowed * pixels, y - 8, left + allowed * pixels, y + 48, width=2)
+        svg.text(
+            left + allowed * pixels,
+            y - 12,
+            f"ceil({util} x {total_gib} GiB)",
+            size=12,
+            anchor="middle",
+        )
+        svg.text(
+            left,
+            y + 62,
+            f"the log: {planned.printed_tokens:,} tokens, {planned.max_concurrency:.2f}x at 2,048 "
+            "tokens per request",
+            size=12,
+            css="ink mono",
+        )
+    svg.rect(left, 276, 14, 14, fill=ORANGE, opacity=0.85)
+    svg.text(
+        left + 20, 288, "fixed: weights, activations, CUDA graphs, context (here 1 GiB)", size=12
+    )
+    svg.rect(left + 400, 276, 14, 14, css="paper")
+    svg.text(left + 420, 288, "not the engine's", size=12)
+    svg.text(
+        left,
+        314,
+        f"0.9 / 0.5 is 1.8, the blocks grow {ratio:.3f} times: the fixed part comes off both.",
+        size=12,
+        css="soft",
+    )
+    return svg.render()
+
+
 # ------------------------------------------------------------------ lab 04
 
 
@@ -188,6 +258,7 @@ def split_and_merge() -> str:
 
 
 FIGURES: dict[str, Callable[[], str]] = {
+    "lab-03-memory-to-blocks.svg": memory_to_blocks,
     "lab-04-split-and-merge.svg": split_and_merge,
     "lab-06-write-and-read.svg": write_and_read,
 }
