@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ def test_a_step_is_never_shorter_than_either_lane_and_never_longer_than_both(
     assert line.step_us >= max(host, gpu)
     assert line.step_us <= host + gpu + 1e-9 * (host + gpu)
     assert [kernel.name for kernel in line.kernels] == list(kernels)
-    for before, after in zip(line.kernels, line.kernels[1:]):
+    for before, after in pairwise(line.kernels):
         assert after.start >= before.end
     assert 0 < line.gpu_busy <= 1 + 1e-12
 

@@ -41,7 +41,8 @@ def cuda_graphs() -> str:
     scale = (width - left - right) / longest
     for number, (mode, line) in enumerate(lines.items()):
         top = 24 + number * (2 * row + gap)
-        summary = f"{line.step_us:g} µs with {len(line.launches)} of 5 µs to launch; GPU busy {line.gpu_busy:.0%}"
+        issued = "1 launch" if len(line.launches) == 1 else f"{len(line.launches)} launches"
+        summary = f"{issued}, {line.step_us:g} µs, GPU busy {line.gpu_busy:.0%}"
         svg.text(0, top - 7, mode, bold=True)
         svg.text(left, top - 7, summary, css="soft", size=12)
         for lane, (name, spans) in enumerate((("host", line.launches), ("GPU", line.kernels))):
