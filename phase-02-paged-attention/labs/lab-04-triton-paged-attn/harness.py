@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,6 +54,20 @@ class Case:
     keys_per_split: int | None = None
     options: dict[str, int] = field(default_factory=dict)
     """Further keyword arguments of version two."""
+
+    def __str__(self) -> str:
+        """The fields that are not the usual ones, and the shape."""
+        always = ("seq_lens", "num_heads", "num_kv_heads", "head_dim", "block_size", "dtype")
+        shown = [
+            f"{item.name}={getattr(self, item.name)!r}"
+            for item in fields(self)
+            if item.name in always or repr(getattr(self, item.name)) != repr(_usual(item))
+        ]
+        return f"case: {', '.join(shown)}"
+
+
+def _usual(item: Field[Any]) -> Any:
+    return item.default_factory() if callable(item.default_factory) else item.default
 
 
 def make_tensors(case: Case, device: str = "cpu") -> dict[str, Any]:
@@ -262,6 +276,8 @@ def explain(error: BaseException, file: str) -> str:
         inner = inner.__cause__
     frames = [f for f in traceback.extract_tb(inner.__traceback__) if f.filename == file]
     where = f"{Path(file).name}, line {frames[-1].lineno}: " if frames else ""
+    if isinstance(inner, NotImplementedError) and frames:
+        return f"{where}{frames[-1].name} is not written yet"
     text = re.sub(r"\n\s*\n+", "\n", str(inner)).strip()
     return f"{where}{type(inner).__name__}: {text}"[:1500]
 
