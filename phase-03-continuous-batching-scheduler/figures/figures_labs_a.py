@@ -5,14 +5,18 @@ What shows engine behaviour is drawn from runs of mini_vllm. No upstream counter
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from conformance import hazard, replay
 from course import gantt
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.gantt import Arrival
+from mini_vllm.block_pool import KVCacheBlock
 from mini_vllm.engine import EngineParts, LLMEngine
 from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.scheduler import Scheduler
+from mini_vllm.request import Request
+from mini_vllm.scheduler import Scheduler, SchedulerOutput
 
 # ------------------------------------------------------------------ lab 03-01
 
@@ -84,18 +88,20 @@ def eviction() -> str:
 class OldestFirst(Scheduler):
     """Evicts the request that has run longest; the engine's refund takes care of the plan."""
 
-    def _pop_victim(self):
+    def _pop_victim(self) -> Request:
         return self.running.pop(0)
 
 
 class ReservingKV(KVCacheManager):
     """Admits only what can run to its cap beside all caps admitted before it: never preempts."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reserved: dict[str, int] = {}
 
-    def full_sequence_fits(self, request, new_computed_blocks):
+    def full_sequence_fits(
+        self, request: Request, new_computed_blocks: Sequence[KVCacheBlock]
+    ) -> bool:
         longest = request.num_prompt_tokens + request.sampling_params.max_tokens - 1
         needed = -(-longest // self.block_size)
         fits = sum(self.reserved.values()) + needed <= len(self.block_pool.blocks) - 1
@@ -103,7 +109,7 @@ class ReservingKV(KVCacheManager):
             self.reserved[request.request_id] = needed
         return fits
 
-    def free(self, request):
+    def free(self, request: Request) -> None:
         super().free(request)
         self.reserved.pop(request.request_id, None)
 
@@ -138,7 +144,7 @@ def pool_sweep() -> str:
             for name, line in curves.items()
         ),
     )
-    ticks = {value: str(value) for value in (8, 12, 16, 22, 29, 34)}
+    ticks: dict[float, str] = {value: str(value) for value in (8, 12, 16, 22, 29, 34)}
     for left, column, label, top, marks in (
         (50, 1, "steps until all are done", 90, (0, 20, 40, 60, 80)),
         (440, 2, "tokens computed again", 90, (0, 20, 40, 60, 80)),
@@ -175,7 +181,7 @@ def shared_prefix(threshold: int) -> str:
 class HeadFirst(KVCacheManager):
     """Frees a table from its head, so that a prefix is evicted before what extends it."""
 
-    def free(self, request):
+    def free(self, request: Request) -> None:
         table = self.req_to_blocks.pop(request.request_id, None)
         self._num_cached.pop(request.request_id, None)
         if table:
@@ -228,6 +234,90 @@ def eviction_cliff() -> str:
     return svg.render()
 
 
+# ------------------------------------------------------------------ the priority hazard
+
+
+def hazard_steps(fixed: bool) -> list[dict[str, Any]]:
+    """The recorded workload on the mini engine: per step, plan, tables and the state of blocks.
+
+    `indexed` holds the blocks with a hash after `schedule()`, `written` those of which a slot was
+    written in this step or before.
+    """
+    indexed: list[set[int]] = []
+
+    class Watched(Scheduler):
+        def schedule(self) -> SchedulerOutput:
+            plan = super().schedule()
+            blocks = self.kv.block_pool.blocks
+            indexed.append({block.block_id for block in blocks if block.block_hash is not None})
+            return plan
+
+    def build(config: Any) -> Scheduler:
+        scheduler = replay.mini_scheduler(config, Watched)
+        scheduler.forget_withdrawn_blocks = fixed
+        return scheduler
+
+    steps: list[dict[str, Any]] = []
+    written: set[int] = set()
+    for number, step in enumerate(replay.run(hazard.WORKLOAD, build)["steps"]):
+        for name, count in step["num_scheduled_tokens"].items():
+            end, table = step["num_computed_tokens"][name], step["block_ids"][name]
+            written |= {table[position // 4] for position in range(end - count, end)}
+        steps.append({**step, "indexed": indexed[number], "written": set(written)})
+    return steps
+
+
+def hazard_blocks() -> str:
+    """Seven blocks over the steps of the hazard, and step 3 again with the fix."""
+    svg = Svg(
+        780,
+        412,
+        "Which block holds what while the hazard happens",
+        "In step 2 low is withdrawn; its blocks 6 and 7 were indexed for a chunk that is never "
+        "computed. high takes 7, block 6 stays indexed and unwritten. In step 3 low adopts block 6 "
+        "for positions 16 to 19. With the fix block 6 has left the index, and low computes it.",
+    )
+    rows = [(f"step {n}", step) for n, step in enumerate(hazard_steps(False)[:4])]
+    rows.append(("step 3, fixed", hazard_steps(True)[3]))
+    left, width, height = 190, 82, 52
+    for block in range(1, 8):
+        x = left + (block - 0.5) * width
+        svg.text(x, 26, f"block {block}", anchor="middle", size=12, css="soft")
+    for row, (label, step) in enumerate(rows):
+        y = 36 + row * (height + 12) + (14 if label.endswith("fixed") else 0)
+        svg.text(12, y + 20, label, bold=True)
+        plan = ", ".join(f"{name} {count}" for name, count in step["num_scheduled_tokens"].items())
+        svg.text(12, y + 38, plan, size=12, css="soft")
+        if step["preempted"]:
+            svg.text(94, y + 20, "low withdrawn", size=12, fill=RED)
+        for block in range(1, 8):
+            x = left + (block - 1) * width
+            holders = [
+                (name, table.index(block))
+                for name, table in step["block_ids"].items()
+                if block in table
+            ]
+            stale = block in step["indexed"] and block not in step["written"]
+            color = GREY
+            words = ["free", "cached" if block in step["indexed"] else ""]
+            if holders:
+                (name, place), *_ = holders
+                color = BLUE if name == "low" else ORANGE
+                words = [name, f"{place * 4} to {place * 4 + 3}"]
+            if stale:
+                words = [name, "never written"] if holders else ["free, cached", "never written"]
+            svg.rect(
+                x + 3, y, width - 6, height, fill=color, opacity=0.3 if holders else 0.08,
+                stroke=RED if stale else color, radius=5,
+            )  # fmt: skip
+            if stale:
+                svg.rect(x + 5, y + 2, width - 10, height - 4, stroke=RED, radius=4)
+            svg.text(x + width / 2, y + 22, words[0], anchor="middle", size=12, bold=bool(holders))
+            svg.text(x + width / 2, y + 39, words[1], anchor="middle", size=10.5, css="soft")
+    svg.text(12, 398, "blue: low, orange: high; red: in the index, but nobody wrote it", size=12)
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-01-two-phases.svg": two_phases,
     "lab-01-three-prompts.svg": three_prompts,
@@ -236,4 +326,5 @@ FIGURES: dict[str, Callable[[], str]] = {
     "lab-06-shared-prefix.svg": lambda: shared_prefix(0),
     "lab-06-chunks.svg": lambda: shared_prefix(16),
     "lab-06-eviction-cliff.svg": eviction_cliff,
+    "hazard-blocks.svg": hazard_blocks,
 }

@@ -1,0 +1,131 @@
+"""Lab 03-07: the priority hazard. See a request read memory that nobody wrote, and prevent it.
+
+`stale_reads` is shadow KV: it follows a recording and checks every read. `my_numbers` are those of
+a workload of yours that shows the hazard; `FixedScheduler` has none. The decisions in question are
+`vllm/v1/core/sched/scheduler.py:329` `Scheduler.schedule`, lines 456 to 479.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import mini_vllm
+from mini_vllm import Request, SchedulerOutput
+
+# --- given ---------------------------------------------------------------------------------------
+
+
+class Stale(NamedTuple):
+    """Given. A position that a request reads although its slot does not hold that prefix."""
+
+    step: int
+    request_id: str
+    position: int
+    block_id: int
+
+
+def fingerprints(token_ids: list[int]) -> list[int]:
+    """Given. One value per position, which stands for all tokens up to there."""
+    values, value = [], 0
+    for token in token_ids:
+        value = hash((value, token))
+        values.append(value)
+    return values
+
+
+class Numbers(NamedTuple):
+    """Given. What varies in a workload of one patient and one urgent request, blocks of 4."""
+
+    num_blocks: int
+    threshold: int
+    low_prompt: int
+    high_prompt: int
+    high_outputs: int
+
+
+def workload(numbers: Numbers) -> dict[str, Any]:
+    """Given. `low` (priority 5, 2 outputs) arrives in step 0, `high` (priority 0) in step 1.
+
+    For `conformance.replay.run`. Budget 16, two slots, prefix caching on; every token of a prompt
+    is different.
+    """
+
+    def add(name: str, first: int, prompt: int, outputs: int, priority: int) -> dict[str, Any]:
+        return {
+            "request_id": name,
+            "prompt_token_ids": list(range(first, first + prompt)),
+            "max_tokens": outputs,
+            "priority": priority,
+            "arrival_time": 5.0 - priority,
+            "ignore_eos": True,
+        }
+
+    low = add("low", 100, numbers.low_prompt, 2, 5)
+    high = add("high", 500, numbers.high_prompt, numbers.high_outputs, 0)
+    return {
+        "seed": -1,
+        "eos_token_id": 2,
+        "config": {
+            "num_blocks": numbers.num_blocks,
+            "block_size": 4,
+            "max_num_seqs": 2,
+            "max_num_batched_tokens": 16,
+            "long_prefill_token_threshold": numbers.threshold,
+            "enable_prefix_caching": True,
+            "enable_chunked_prefill": True,
+            "max_model_len": 256,
+            "policy": "priority",
+        },
+        "events": [{"step": 0, "add": [low]}, {"step": 1, "add": [high]}],
+        "outputs": {"low": [7, 7], "high": [8] * numbers.high_outputs},
+    }
+
+
+# --- yours ---------------------------------------------------------------------------------------
+
+
+def stale_reads(entry: dict[str, Any]) -> list[Stale]:
+    """Every stale read of a recorded workload, in order of step, request and position.
+
+    Keep a shadow of the cache: for each slot, a pair (block id, offset), the fingerprint last
+    written to it. Walk the steps. Within a step, for each scheduled request:
+
+    - `num_computed_tokens[request_id]` of the recording *includes* this step's tokens, so those are
+      the last `num_scheduled_tokens[request_id]` positions below it. They are written, each to
+      slot `position % block_size` of block `block_ids[request_id][position // block_size]`;
+    - all earlier positions are read. A slot that does not hold the fingerprint of its position,
+      or that was never written, is a stale read.
+
+    All requests of a step write before any of them reads. A request that has caught up with its
+    tokens gets the next one from the script, `outputs[request_id]`, while there is one.
+
+    Args:
+        entry: a recording, as `conformance.recording.read` and `conformance.replay.run` give it:
+            "config", "events" (arrivals under "add"), "outputs" and "steps".
+    """
+    raise NotImplementedError
+
+
+def my_numbers() -> Numbers:
+    """Numbers for which `workload` shows the hazard; others than those of the recorded one.
+
+    The recorded workload has 8 blocks, a threshold of 8, prompts of 24 and 4 tokens, 2 outputs.
+    Both requests must fit the pool alone: see lab 03-04.
+    """
+    raise NotImplementedError
+
+
+class FixedScheduler(mini_vllm.Scheduler):
+    """The engine's scheduler without the hazard. Everything else stays as it is."""
+
+    def _withdraw(self, victim: Request, output: SchedulerOutput) -> int:
+        """Unschedule a victim that this step had planned; returns the refunded budget.
+
+        Called by the running phase before the victim's blocks are freed and before its counter is
+        set to 0. The engine's own (`super()`) takes the victim out of the plan.
+
+        What the step would have computed will not be computed. Blocks that entered the index for
+        it must leave it; blocks that are computed must stay. `self.kv.get_blocks(request_id)` is
+        the table, `self.kv.block_pool._maybe_evict(block)` un-indexes a block if it is indexed.
+        """
+        raise NotImplementedError

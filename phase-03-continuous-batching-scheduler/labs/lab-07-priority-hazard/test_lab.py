@@ -1,0 +1,227 @@
+"""What lab 03-07 pins: shadow KV sees the hazard, the fix removes it, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mini_vllm
+from conformance import recording, replay, workloads
+from mini_vllm import EngineParts, LLMEngine, SamplingParams
+from mini_vllm.checkpoint import load_checkpoint
+from mini_vllm.transformer import Transformer
+
+RECORDINGS = Path(__file__).resolve().parents[3] / "conformance" / "recordings"
+HAZARD = RECORDINGS / "hazard" / "priority.jsonl.gz"
+SEEDS = (10_004_448, 10_006_086, 10_007_329)
+"""Random workloads (`conformance.workloads`) that show the hazard."""
+
+
+def entries(name: str, count: int) -> list[dict[str, Any]]:
+    return list(itertools.islice(recording.read(RECORDINGS / f"{name}.jsonl.gz"), count))
+
+
+def run(workload: dict[str, Any], scheduler=mini_vllm.Scheduler) -> dict[str, Any]:
+    """A workload on the mini engine, which decides as the real one; or on a scheduler given."""
+    return replay.run(workload, partial(replay.mini_scheduler, scheduler=scheduler))
+
+
+# --- shadow KV -----------------------------------------------------------------------------------
+
+
+def test_the_recorded_hazard_is_seen(lab):
+    (entry,) = recording.read(HAZARD)
+    expected = [(step, "low", position, 6) for step in (3, 4) for position in (16, 17, 18, 19)]
+    came = [tuple(stale) for stale in lab.stale_reads(entry)]
+    assert came == expected, (
+        "recorded from the scheduler of v0.22.1: low resumes in step 3 and adopts block 6 for "
+        "positions 16 to 19. Nobody ever wrote block 6. A slot that was never written is as stale "
+        f"as one that was overwritten.\nexpected {expected}\ncame     {came}"
+    )
+
+
+def test_sound_recordings_are_silent(lab):
+    for name in ("basic", "pressure", "prefix", "priority", "withdrawal"):
+        for entry in entries(name, 40):
+            came = lab.stale_reads(entry)
+            assert came == [], (
+                f"{name}, seed {entry['seed']}: this recording has hits, preemptions and requests "
+                "that share blocks in the very step that computes them, and no stale read. All "
+                "tokens of a step are written before any is read.\n"
+                f"expected []\ncame     {came[:3]}"
+            )
+
+
+def test_the_prefix_counts_not_the_token(lab):
+    def step(scheduled, computed, blocks):
+        return {
+            "num_scheduled_tokens": scheduled,
+            "num_computed_tokens": computed,
+            "block_ids": blocks,
+        }
+
+    entry = {
+        "config": {"block_size": 2},
+        "events": [
+            {"step": 0, "add": [{"request_id": "x", "prompt_token_ids": [1, 2, 9, 9, 3]}]},
+            {"step": 1, "add": [{"request_id": "y", "prompt_token_ids": [5, 6, 9, 9, 3]}]},
+        ],
+        "outputs": {"x": [], "y": []},
+        "steps": [
+            step({"x": 5}, {"x": 5}, {"x": [1, 2, 3]}),
+            step({"y": 2}, {"y": 2}, {"y": [4]}),
+            step({"y": 1}, {"y": 5}, {"y": [4, 2, 5]}),
+        ],
+    }
+    expected = [(2, "y", 2, 2), (2, "y", 3, 2)]
+    came = [tuple(stale) for stale in lab.stale_reads(entry)]
+    assert came == expected, (
+        "y reads its tokens 9, 9 from a block in which x computed 9, 9, behind other tokens. K and "
+        f"V of a position depend on all before it.\nexpected {expected}\ncame     {came}"
+    )
+
+
+def test_a_block_given_to_two_requests_is_seen(lab):
+    entry = copy.deepcopy(entries("pressure", 1)[0])
+    both = next(
+        step["block_ids"]
+        for step in entry["steps"]
+        if len(step["block_ids"]) > 1
+        and step["block_ids"].keys() == step["num_scheduled_tokens"].keys()
+    )
+    first, second = list(both)[:2]
+    both[second][0] = both[first][0]
+    assert lab.stale_reads(entry), (
+        f"{second} has been given {first}'s first block in a copy of a recording: what one of them "
+        "reads is the other's. Nothing was found."
+    )
+
+
+# --- reproduce it --------------------------------------------------------------------------------
+
+
+def test_your_workload_shows_it(lab):
+    numbers = lab.my_numbers()
+    assert tuple(numbers) != (8, 8, 24, 4, 2), "these are the recorded numbers: find others"
+    usable = numbers.num_blocks - 1
+    for prompt, outputs in (
+        (numbers.low_prompt, 2),
+        (numbers.high_prompt, numbers.high_outputs),
+    ):
+        needed = -(-(prompt + outputs - 1) // 4)
+        assert needed <= usable, (
+            f"a prompt of {prompt} with {outputs} outputs needs {needed} blocks: the pool has "
+            f"{usable}, so it could never finish"
+        )
+    entry = run(lab.workload(numbers))
+    plans = [step["num_scheduled_tokens"] for step in entry["steps"]]
+    assert lab.stale_reads(entry), (
+        f"with {numbers} nobody reads a stale slot. low must be scheduled and then, in the same "
+        "step, lose its blocks to high; some block of its withdrawn chunk must survive, and low "
+        f"must find it when it comes back.\nplans {plans}\npreempted "
+        f"{[step['preempted'] for step in entry['steps']]}"
+    )
+
+
+@pytest.mark.parametrize(
+    "change", [{"policy": "fcfs"}, {"enable_prefix_caching": False}], ids=["fcfs", "no-cache"]
+)
+def test_it_needs_priority_and_the_cache(lab, change):
+    workload = lab.workload(lab.my_numbers())
+    entry = run({**workload, "config": {**workload["config"], **change}})
+    came = lab.stale_reads(entry)
+    assert came == [], (
+        f"your workload with {change}: under fcfs a victim has nothing in the plan of the step, "
+        f"without the cache nothing is found again.\nexpected []\ncame     {came[:3]}"
+    )
+
+
+# --- fix it --------------------------------------------------------------------------------------
+
+
+def test_the_fix_leaves_no_stale_read(lab):
+    (hazard,) = recording.read(HAZARD)
+    cases = {"recorded": hazard, "yours": lab.workload(lab.my_numbers())}
+    cases |= {f"seed {seed}": workloads.generate(seed) for seed in SEEDS}
+    for name, workload in cases.items():
+        before = lab.stale_reads(run(workload))
+        assert before, f"{name}: this workload is here because it shows the hazard"
+        came = lab.stale_reads(run(workload, lab.FixedScheduler))
+        assert came == [], (
+            f"{name}: still a stale read. Which block of the victim's table was not computed in "
+            "full? The one that its counter points into is one of them.\n"
+            f"expected []\ncame     {came[:3]} ({len(before)} without the fix)"
+        )
+
+
+def test_computed_blocks_stay_hits(lab):
+    (hazard,) = recording.read(HAZARD)
+    steps = run(hazard, lab.FixedScheduler)["steps"]
+    came = (steps[3]["num_scheduled_tokens"], steps[3]["block_ids"]["low"][:4])
+    assert came == ({"low": 8}, [1, 2, 3, 4]), (
+        "low had 16 tokens computed when it was evicted, 4 full blocks. They are sound, and are "
+        "adopted again in step 3: 8 of 24 tokens are left.\n"
+        f"expected ({{'low': 8}}, [1, 2, 3, 4])\ncame     {came}"
+    )
+
+
+def test_recordings_without_the_hazard_are_unchanged(lab):
+    build = partial(replay.mini_scheduler, scheduler=lab.FixedScheduler)
+    num_withdrawn = 0
+    for name in ("priority", "withdrawal"):
+        for entry in entries(name, 200):
+            num_withdrawn += any(step["preempted"] for step in entry["steps"])
+            _, difference = replay.replay(entry, build)
+            assert difference is None, (
+                f"{name}: the fix changes a decision where nothing was wrong. Does it un-index "
+                f"blocks that are computed?\n{difference}"
+            )
+    assert num_withdrawn > 50, f"only {num_withdrawn} of the workloads preempt"
+
+
+@cache
+def shipped_model() -> Transformer:
+    """Float64: the shape of a batch then changes no token, and outputs may be compared."""
+    checkpoint = load_checkpoint("byte-llama")
+    return Transformer(checkpoint.config, checkpoint.weights, "float64")
+
+
+def serve(scheduler) -> list[str]:
+    """A patient and an urgent request on the shipped model, in 10 usable blocks of 4."""
+    engine = LLMEngine(
+        11, 4, 2, 16, 8, model=shipped_model(), policy="priority",
+        parts=EngineParts(scheduler=scheduler),
+    )  # fmt: skip
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    requests = []
+    for name, text, priority in (
+        ("low", "The KV cache is divided into blocks ", 5),
+        ("high", "A block", 0),
+    ):
+        engine.add_request(text, params, request_id=name, priority=priority)
+        requests.append(engine.scheduler.requests[name])
+        engine.step()
+    while engine.has_unfinished_requests():
+        engine.step()
+    return [engine.tokenizer.decode(request.output_token_ids) for request in requests]
+
+
+def test_the_shipped_model_speaks_as_if_alone(lab):
+    assert serve(mini_vllm.Scheduler) == ["of t", " siz"], (
+        "this test is here because the hazard changes what low is told"
+    )
+    came = serve(lab.FixedScheduler)
+    assert came == ["to t", " siz"], (
+        "alone, low is answered 'to t'. With the hazard it reads 4 positions nobody wrote and is "
+        "answered 'of t': no error, no log line, another answer. With the fix:\n"
+        f"expected ['to t', ' siz']\ncame     {came}"
+    )
+    alone = LLMEngine(model=shipped_model()).generate(
+        ["The KV cache is divided into blocks "], SamplingParams(max_tokens=4, ignore_eos=True)
+    )
+    assert alone[0].text == came[0], f"alone it is {alone[0].text!r}"
