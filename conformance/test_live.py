@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import bench_scheduler
 from conformance import record, replay, workloads
+from mini_vllm.sampler import SamplingParams
 
 NUM_WORKLOADS = int(os.environ.get("CONFORMANCE_WORKLOADS", "720"))
 FIRST_SEED = int(os.environ.get("CONFORMANCE_SEED", random.randrange(10**6, 10**9)))
@@ -43,6 +44,62 @@ def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
     for path in sorted(mutants.RECORDINGS.glob("*.jsonl.gz")):
         kept = next(recording.read(path))
         assert record.record(workloads.generate(kept["seed"])) == kept, path.name
+
+
+@pytest.mark.upstream
+def test_the_run_on_the_first_page_is_what_the_real_scheduler_decides() -> None:
+    from course import gantt
+
+    timeline = gantt.engine_timeline()
+    config = {**timeline["config"], "enable_chunked_prefill": True, "max_model_len": 256}
+    config["enable_prefix_caching"] = config.pop("enable_caching")
+    arrivals = gantt.timeline_arrivals()
+    engine = gantt.timeline_engine()
+    requests = {}
+    events: dict[int, list[dict[str, object]]] = {}
+    for arrival in sorted(arrivals, key=lambda arrival: arrival.step):
+        assert isinstance(arrival.prompt, str)
+        add = {
+            "request_id": arrival.name,
+            "prompt_token_ids": list(arrival.prompt.encode()),
+            "max_tokens": arrival.max_tokens,
+            "priority": 0,
+            "arrival_time": float(arrival.step),
+            "ignore_eos": True,
+        }
+        events.setdefault(arrival.step, []).append(add)
+    step = 0
+    while engine.has_unfinished_requests() or any(at >= step for at in events):
+        for add in events.get(step, ()):
+            name = str(add["request_id"])
+            params = SamplingParams(max_tokens=int(str(add["max_tokens"])), ignore_eos=True)
+            engine.add_request(add["prompt_token_ids"], params, request_id=name)
+            requests[name] = engine.scheduler.requests[name]
+        engine.step()
+        step += 1
+    workload = {
+        "seed": 0,
+        "eos_token_id": 256,
+        "config": config,
+        "events": [{"step": at, "add": adds, "abort": []} for at, adds in events.items()],
+        "outputs": {name: list(request.output_token_ids) for name, request in requests.items()},
+    }
+    real = record.record(workload)["steps"]
+    assert len(real) == timeline["steps"]
+    for decided, total in zip(real, timeline["totals"], strict=True):
+        number = total["step"]
+        cells = {
+            request["id"]: cell
+            for request in timeline["requests"]
+            for cell in request["cells"]
+            if cell["step"] == number
+        }
+        tokens = {name: cell["tokens"] for name, cell in cells.items() if cell["tokens"]}
+        assert decided["num_scheduled_tokens"] == tokens, number
+        assert decided["preempted"] == total["preempted"], number
+        assert decided["free_blocks"] == total["free_blocks"], number
+        for name in decided["running"]:
+            assert decided["block_ids"][name] == cells[name]["blocks"], (number, name)
 
 
 @pytest.mark.upstream

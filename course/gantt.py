@@ -216,14 +216,9 @@ def _totals(step: StepRecord, number: int, engine: LLMEngine) -> dict[str, Any]:
     }
 
 
-def engine_timeline() -> dict[str, Any]:
-    """One run with everything in it, for the book: chunks, hits, a preemption, a queue.
-
-    Scheduling only (`model="toy"`), so it runs in milliseconds; the decisions are those the real
-    engine makes for these lengths.
-    """
-    system = "You are a careful assistant who answers in one line. "
-    engine = LLMEngine(
+def timeline_engine() -> LLMEngine:
+    """The engine of `engine_timeline`, idle. Scheduling only: a step takes microseconds."""
+    return LLMEngine(
         model="toy",
         num_blocks=24,
         block_size=8,
@@ -231,7 +226,12 @@ def engine_timeline() -> dict[str, Any]:
         max_num_batched_tokens=32,
         long_prefill_token_threshold=24,
     )
-    arrivals = [
+
+
+def timeline_arrivals() -> list[Arrival]:
+    """The requests of `engine_timeline`."""
+    system = "You are a careful assistant who answers in one line. "
+    return [
         Arrival("A", "Say hello.", 24),
         Arrival("B", system + "What is a block?", 10),
         Arrival("C", "Count to ten.", 20, step=2),
@@ -240,8 +240,15 @@ def engine_timeline() -> dict[str, Any]:
         Arrival("F", system + "What is a step?", 8, step=9),
         Arrival("G", "Name a color.", 6, step=11),
     ]
+
+
+def engine_timeline() -> dict[str, Any]:
+    """One run with everything in it, for the book: chunks, hits, a preemption, a queue.
+
+    `conformance/test_live.py` runs the same requests through the real scheduler and compares.
+    """
     title = "Seven requests: 23 blocks of 8 tokens, budget 32, threshold 24, 4 slots"
-    return record(engine, arrivals, title)
+    return record(timeline_engine(), timeline_arrivals(), title)
 
 
 # ---------------------------------------------------------------------- drawing
