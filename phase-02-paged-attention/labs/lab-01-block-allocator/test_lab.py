@@ -39,7 +39,11 @@ def test_free_queue_fifo_and_count(lab):
     same([queue.popleft().block_id for _ in range(4)], [2, 3, 1, 0], "first in, first out")
     same(queue.num_free_blocks, 0, "num_free_blocks of an empty queue")
     with pytest.raises(ValueError) as empty:
-        queue.popleft()
+        got = queue.popleft()
+        pytest.fail(
+            "nothing is queued, the front is the tail sentinel\n"
+            f"expected ValueError\ncame     {got!r}"
+        )
     same(queue.num_free_blocks, 0, f"after the refused popleft ({empty.value})")
 
 
@@ -59,6 +63,11 @@ def test_free_queue_o1_middle_removal(lab, position):
     )
     with pytest.raises(RuntimeError) as twice:
         queue.remove(block)
+        pytest.fail(
+            f"block {position} has left the queue: its links are None now, and a second remove is "
+            "refused. Else its old neighbours are linked past whatever stands between them now\n"
+            "expected RuntimeError\ncame     no error"
+        )
     same(ids(queue.get_all_free_blocks()), rest, f"after the refused remove ({twice.value})")
     queue.append(block)
     same(ids(queue.get_all_free_blocks()), [*rest, position], "appended again: at the back")
@@ -99,7 +108,10 @@ def test_sentinels_never_leak(lab):
     empty, _ = queue_of(lab, 0)
     same(empty.get_all_free_blocks(), [], "a queue made of no blocks")
     with pytest.raises(ValueError) as refused:
-        empty.popleft()
+        got = empty.popleft()
+        pytest.fail(
+            f"a queue made of no blocks has no front\nexpected ValueError\ncame     {got!r}"
+        )
     assert "-1" not in str(refused.value), "an empty queue has no block -1 to speak of"
 
 
@@ -193,7 +205,8 @@ def test_alloc_all_then_oom_is_atomic(lab):
     pool.free_blocks(blocks[:2])
     before = (queued(pool), [block.ref_cnt for block in pool.blocks])
     with pytest.raises(ValueError) as refused:
-        pool.get_new_blocks(3)
+        got = pool.get_new_blocks(3)
+        pytest.fail(f"three blocks of two free ones\nexpected ValueError\ncame     {got!r}")
     after = (queued(pool), [block.ref_cnt for block in pool.blocks])
     same(
         after,
@@ -235,6 +248,12 @@ def test_only_full_blocks_hashed_I3(lab):
         hashes.append(parent)
     with pytest.raises(ValueError) as refused:
         pool.cache_full_blocks(table, hashes)
+        pytest.fail(
+            f"{len(table)} blocks and {len(hashes)} hashes: 10 tokens fill two blocks of 4, the "
+            "third is half written and has no hash (I3), so the caller has miscounted\n"
+            "expected ValueError\n"
+            f"came     no error, hashes {[block.block_hash for block in table]}"
+        )
     same(
         [block.block_hash for block in table],
         [None, None, None],
@@ -371,6 +390,11 @@ def test_double_free_is_refused(lab):
     pool.free_blocks([block])
     with pytest.raises(AssertionError) as refused:
         pool.free_blocks([block])
+        pytest.fail(
+            f"block {block.block_id} has no reference left: somebody frees it twice, and now it "
+            "is cheap to say so\nexpected AssertionError\n"
+            f"came     no error, ref_cnt {block.ref_cnt}, queue {queued(pool)}"
+        )
     same(
         (block.ref_cnt, queued(pool)),
         (0, [2, 1]),

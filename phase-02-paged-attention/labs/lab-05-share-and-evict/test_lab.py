@@ -201,6 +201,10 @@ def test_oom_with_hits_leaves_no_trace(lab, whose):
     before = state(kv)
     with pytest.raises(RuntimeError) as refused:
         lab.prefill(kv, common + [3] * 12 + [4] * 12)
+        pytest.fail(
+            "3 blocks are missing and 3 hits are free: that takes 6 free blocks, and there are 5\n"
+            f"expected RuntimeError\ncame     no error, queue {queued(kv)}"
+        )
     same(
         state(kv),
         before,
@@ -247,7 +251,11 @@ def test_decode_growth_returns_empty_list_not_none(lab, whose):
         lab.decode(kv, request, token)
     before = state(kv)
     with pytest.raises(RuntimeError) as refused:
-        lab.decode(kv, request, 13)
+        got = lab.decode(kv, request, 13)
+        pytest.fail(
+            "no block is left for the token: allocate_slots says None\n"
+            f"expected RuntimeError\ncame     {got!r}"
+        )
     same(
         (state(kv), request.num_computed_tokens, request.num_tokens),
         (before, 12, 13),
@@ -270,7 +278,10 @@ def test_a_refused_prompt_resets_its_counter(lab):
             seen.append((request.num_computed_tokens, num_new_tokens, new_computed_blocks))
 
     with pytest.raises(RuntimeError) as refused:
-        lab.prefill(Refusing(), list(range(20)))
+        got = lab.prefill(Refusing(), list(range(20)))
+        pytest.fail(
+            f"the manager said None: the blocks do not fit\nexpected RuntimeError\ncame     {got!r}"
+        )
     same(
         seen[1],
         (8, 12, ["two", "hits"]),
@@ -381,7 +392,8 @@ def test_slots_beyond_the_known_tokens_are_not_indexed(lab):
         "6 tokens are known, so one block is full; the others hold drafts that may be rejected",
     )
     with pytest.raises(ValueError) as refused:
-        kv.allocate_slots(request, 0)
+        got = kv.allocate_slots(request, 0)
+        pytest.fail(f"slots for 0 tokens\nexpected ValueError\ncame     {got!r}")
     same(table(kv, request), [1, 2, 3], f"a call for 0 tokens is a mistake ({refused.value})")
 
 
