@@ -565,18 +565,16 @@ def victims() -> str:
     return svg.render()
 
 
-def priority_empty() -> str:
-    """A step that computes nothing although two thirds of the pool are free."""
+def priority_stall() -> str:
+    """An urgent request gets nothing in step 8, because a less urgent one evicted itself."""
     engine = LLMEngine(10, 4, model="toy", enable_caching=False, policy="priority")
     arrivals = [
-        Arrival("A", "A" * 12, 12, priority=5),
-        Arrival("B", "B" * 12, 12, priority=5),
-        Arrival("urgent", "u" * 12, 6, step=1, priority=0),
+        Arrival("X", "x" * 4, 12, priority=0),
+        Arrival("A", "a" * 5, 10, priority=5),
+        Arrival("U", "u" * 4, 8, step=1, priority=0),
     ]
-    data = gantt.record(
-        engine, arrivals, "Priority: 9 usable blocks of 4; A and B have priority 5, urgent 0"
-    )
-    return gantt.draw(data)
+    title = "Policy priority: X and U have priority 0, A has 5; 9 usable blocks of 4"
+    return gantt.draw(gantt.record(engine, arrivals, title))
 
 
 def batch_size() -> str:
@@ -631,6 +629,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "queues.svg": queues,
     "seam.svg": seam,
     "victims.svg": victims,
-    "priority-empty.svg": priority_empty,
+    "priority-stall.svg": priority_stall,
     "batch-size.svg": batch_size,
 }
