@@ -137,8 +137,11 @@ def _phase_chapter(phase: Path, name: str) -> Chapter:
 
 
 def _phase_title(phase: Path) -> str:
+    """The number, and the name its guide has before the colon; else that of the folder."""
     _, number, *words = phase.name.split("-")
-    return f"{number} {' '.join(words).capitalize()}"
+    guide = phase / CHAPTERS[0]
+    name, colon, _ = _chapter(guide).title.partition(":") if guide.is_file() else ("", "", "")
+    return f"{number} {name if colon else ' '.join(words).capitalize()}"
 
 
 def summary(root: Path, found: Contents) -> str:

@@ -44,7 +44,7 @@ CourseWidgets.mount("cuda-graphs", (data) => {
     const verdict = el("p", { class: "film-say", "aria-live": "polite" });
     const W = 640, L = 84, R = 8, ROW = 22, GAP = 26;
     const plot = svg("svg", { viewBox: `0 0 ${W} ${3 * (2 * ROW + GAP) + 24}`, role: "img", class: "roof-plot" });
-    const table = el("table", {}, el("thead", {}, el("tr", {},
+    const table = el("table", { class: "lane-table" }, el("thead", {}, el("tr", {},
         ["mode", "launches", "step", "GPU busy", "faster"].map((name) => el("th", { scope: "col" }, name)))));
     const body = el("tbody");
     table.append(body);
