@@ -17,7 +17,7 @@ from conformance.replay import first_difference, mini_scheduler
 from mini_vllm import EngineParts, LLMEngine, Request, SamplingParams
 
 RECORDINGS = parts.FOLDER.parent
-both = pytest.mark.parametrize("whose", ["engine", "yours"])
+both = pytest.mark.parametrize("whose", ["engine", "yours"], scope="module")
 A = list(range(100, 132))  # 32 tokens: 8 blocks of 4
 
 
@@ -238,14 +238,22 @@ def test_evict_order_matches_upstream(lab, whose):
 def test_decode_growth_returns_empty_list_not_none(lab, whose):
     kv = manager(lab, whose, 4)
     request, _ = lab.prefill(kv, [1, 2, 3, 4, 5, 6])
-    got = [[block.block_id for block in lab.decode(kv, request, token)] for token in (7, 8, 9)]
+    got, cached = [], []
+    for token in (7, 8, 9):
+        got.append([block.block_id for block in lab.decode(kv, request, token)])
+        cached.append(cached_ids(kv))
     same(
         got,
         [[], [], [3]],
         "new blocks for tokens 7, 8 and 9, blocks of 4: the last block has room for two, then a "
         "third is needed. [] is a success without a new block, None would be a refusal",
     )
-    same(cached_ids(kv), [1, 2], "blocks 1 and 2 are full now and have hashes")
+    same(
+        cached,
+        [[1], [1, 2], [1, 2]],
+        "blocks with a hash after tokens 7, 8 and 9: token 8 fills block 2, and it is known when "
+        "its slot is asked for, so the block is indexed with it and not a step later",
+    )
     same(request.num_computed_tokens, 9, "num_computed_tokens after three more tokens")
     for token in (10, 11, 12):
         lab.decode(kv, request, token)
@@ -362,7 +370,11 @@ def test_evictable_hits_cost_free_blocks(lab):
             "are missing, plus the hits that are free now",
         )
     same(kv.get_num_blocks_to_allocate(second.request_id, 18, []), 1, "16 tokens held, 18 wanted")
-    same(kv.get_num_blocks_to_allocate(second.request_id, 9, []), 0, "fewer than held: nothing")
+    same(
+        kv.get_num_blocks_to_allocate(second.request_id, 9, []),
+        0,
+        "the table has 4 blocks, 9 tokens need 3: nothing is missing, and no block comes back",
+    )
 
 
 def test_hits_are_touched_before_blocks_are_taken(lab):
