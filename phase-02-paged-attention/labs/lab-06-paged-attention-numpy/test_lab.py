@@ -78,6 +78,15 @@ def test_slot_mapping_formula(lab):
     )
 
 
+def test_slots_are_counted_in_64_bits(lab):
+    table = np.array([2**28, 1], dtype=np.int32)  # the dtype tables have, in the engine and in vLLM
+    got = lab.build_slot_mapping(table, 16, 15, 2).tolist()
+    assert got == [2**32 + 15, 16], (
+        "block 2**28 of 16 slots begins at slot 2**32. Ids fit into int32, slots need not: widen "
+        f"before you multiply.\nexpected {[2**32 + 15, 16]}\ncame     {got}"
+    )
+
+
 def test_a_token_beyond_the_table_is_refused(lab):
     got = lab.build_slot_mapping([4, 1, 7], 16, 40, 8).tolist()
     assert got == list(range(120, 128)), f"positions 40 to 47 still fit; came {got}"
@@ -291,6 +300,20 @@ def test_query_heads_share_kv_heads(lab):
     assert difference <= TOLERANCE, (
         "a scale that is given (0.5) replaces the default head_dim ** -0.5.\n"
         f"largest difference: {difference:.3g}"
+    )
+
+
+def test_the_output_has_the_dtype_of_the_query(lab):
+    q, k, v, k_cache, v_cache, table = paged_case(10, 21)
+    q, k_cache, v_cache = (array.astype(np.float32) for array in (q, k_cache, v_cache))
+    got = lab.attend_one(q, k_cache, v_cache, table, 21, BLOCK_SIZE)
+    assert got.dtype == np.float32, (
+        "float32 in, float32 out: an output that is wider makes everything behind it wider, at "
+        f"twice the memory.\nexpected float32\ncame     {got.dtype}"
+    )
+    difference = largest_difference(got, dense(q.astype(float), k, v))
+    assert difference <= 1e-5, (
+        f"and the values are those of float64 up to rounding.\nlargest difference: {difference:.3g}"
     )
 
 
