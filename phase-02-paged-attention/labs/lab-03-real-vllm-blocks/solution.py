@@ -174,8 +174,8 @@ def predict_second_run(
 ) -> Plan:
     """Predict a run with another `gpu_memory_utilization` from the log of a first one.
 
-    The log gives what is left for the cache; the rest of what the first run requested is fixed,
-    and stays the same in the second. `first` has all four numbers.
+    `first.available_gib` is what was left for the cache; the rest of what the first run requested
+    is fixed, and stays the same in the second. `first` has all four numbers.
 
     Args:
         total_bytes: of the device.
