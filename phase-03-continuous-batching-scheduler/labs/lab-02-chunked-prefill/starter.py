@@ -1,0 +1,94 @@
+"""Lab 03-02: chunked prefill. How many steps a prompt takes, and why no output changes.
+
+`num_prefill_steps` and `chunk_sizes` predict; `needs_sample` is the guard that makes a chunk
+harmless, `vllm/v1/worker/gpu_model_runner.py:2004-2010` `GPUModelRunner._prepare_inputs` in one
+comparison; `serve` measures on the engine. Prompts are cut where
+`vllm/v1/core/sched/scheduler.py:329` `Scheduler.schedule` clamps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mini_vllm
+from mini_vllm import EngineParts, LLMEngine, Request, SamplingParams  # noqa: F401
+
+
+def num_prefill_steps(prompt_len: int, threshold: int, budget: int) -> int:
+    """Steps until the first token of a prompt that has the engine to itself.
+
+    A formula, no loop, whole numbers only. Holds with an empty prefix cache and enough memory. The
+    step that computes the last chunk samples as well, so this is also the time to the first token.
+
+    Args:
+        prompt_len: prompt tokens.
+        threshold: most tokens of one request in one step; 0 or less means no such bound.
+        budget: most tokens of one step.
+
+    Raises:
+        ValueError: `prompt_len` or `budget` below 1.
+    """
+    raise NotImplementedError
+
+
+def chunk_sizes(prompt_len: int, threshold: int, budget: int) -> list[int]:
+    """The tokens of each of those steps, in order; their sum is `prompt_len`.
+
+    Args and errors: as `num_prefill_steps`.
+    """
+    raise NotImplementedError
+
+
+def needs_sample(request: Request, num_scheduled: int) -> bool:
+    """Whether the step that computes `num_scheduled` tokens of `request` says its next token.
+
+    Only if it computes the last token that is known (`num_tokens`): the logits of any token before
+    that one predict a token that is there already. Asked before `num_computed_tokens` moves.
+
+    Raises:
+        ValueError: the plan goes beyond the tokens that are known.
+    """
+    raise NotImplementedError
+
+
+class Scheduler(mini_vllm.Scheduler):
+    """Given. The engine's scheduler with your guard."""
+
+    needs_sample = staticmethod(needs_sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Given. What `serve` saw, one entry per prompt and in prompt order."""
+
+    token_ids: list[list[int]]
+    """Output token ids."""
+    chunks: list[list[int]]
+    """Tokens computed in each step up to the one that said the first token."""
+    first_token_step: list[int]
+    """Number of that step, counted from 1; steps spent waiting count."""
+
+
+def serve(
+    prompts: list[str] | list[list[int]],
+    max_tokens: int,
+    *,
+    parts: EngineParts | None = None,
+    **engine_kwargs: Any,
+) -> Run:
+    """Serve all prompts together, greedy, exactly `max_tokens` outputs each, and watch.
+
+    Add every prompt before the first step (`engine.add_request` returns the id,
+    `engine.scheduler.requests[id]` is the request, which you can keep). Set `engine.on_schedule` to
+    a function that takes each `mini_vllm.SchedulerOutput` before the step runs. Step until nothing
+    is unfinished.
+
+    Args:
+        prompts: texts or token ids.
+        max_tokens: outputs per request; EOS is ignored.
+        parts: the engine's parts; the default has your `Scheduler` in it.
+        engine_kwargs: further arguments of `LLMEngine`, such as `model` and
+            `long_prefill_token_threshold`.
+    """
+    raise NotImplementedError
