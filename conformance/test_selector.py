@@ -1,0 +1,91 @@
+"""The recording of the attention selector: whole, known choices, and what the real one says."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from conformance import parts, record_selector
+
+CASES = parts.load("attention_selector")
+
+
+def case(capability: str, **setting: bool) -> dict[str, Any]:
+    """The case of a device with the standard wheel, but for what `setting` says."""
+    wanted = {"fa4": True, "trtllm": True, "batch_invariant": False, **setting}
+    found = [c for c in CASES if c["capability"] == capability]
+    (only,) = [c for c in found if all(c[key] == value for key, value in wanted.items())]
+    return only
+
+
+def choice(recorded: dict[str, Any], **asked: Any) -> str:
+    """The backend recorded for a configuration, "" for an error."""
+    wanted = {"head_size": 128, "dtype": "bfloat16", "kv_cache_dtype": "auto", "block_size": None}
+    wanted |= asked
+    number = list(record_selector.configurations()).index(wanted)
+    valid = recorded["outcomes"][recorded["found"][number]]["valid"]
+    return valid[0] if valid else ""
+
+
+def test_the_recording_covers_every_device_and_every_configuration():
+    settings = list(record_selector.settings())
+    assert [{key: c[key] for key in settings[0]} for c in CASES] == settings
+    size = len(list(record_selector.configurations()))
+    for recorded in CASES:
+        assert recorded["grid"] == record_selector.GRID
+        assert recorded["features"] == record_selector.FEATURES
+        assert len(recorded["found"]) == size
+        assert set(recorded["found"]) == set(range(len(recorded["outcomes"])))
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "chosen"),
+    [
+        ("8.0", {}, "FLASH_ATTN"),
+        ("9.0", {}, "FLASH_ATTN"),
+        ("10.0", {}, "FLASHINFER"),
+        ("7.5", {}, "FLASHINFER"),
+        ("7.5", {"head_size": 80}, "TRITON_ATTN"),
+        ("9.0", {"head_size": 100}, "TRITON_ATTN"),
+        ("8.9", {"dtype": "float32", "head_size": 16}, "FLEX_ATTENTION"),
+        ("8.9", {"kv_cache_dtype": "fp8"}, "FLASHINFER"),
+        ("9.0", {"kv_cache_dtype": "fp8"}, "FLASH_ATTN"),
+        ("8.0", {"has_sink": True, "head_size": 64}, "TRITON_ATTN"),
+        ("9.0", {"has_sink": True, "head_size": 64}, "FLASH_ATTN"),
+        ("10.0", {"has_sink": True, "head_size": 64}, "FLASHINFER"),
+        ("8.0", {"use_mla": True, "head_size": 576}, "TRITON_MLA"),
+        ("9.0", {"use_mla": True, "head_size": 576}, "FLASH_ATTN_MLA"),
+        ("10.0", {"use_mla": True, "head_size": 576}, "FLASHINFER_MLA"),
+        ("9.0", {"use_mla": True, "head_size": 576, "kv_cache_dtype": "fp8"}, "FLASHMLA"),
+        ("9.0", {"block_size": 8}, ""),
+    ],
+)
+def test_choices_that_the_source_lets_one_read(capability, asked, chosen):
+    assert choice(case(capability), **asked) == chosen
+
+
+def test_what_the_wheel_holds_changes_a_choice():
+    assert choice(case("9.0"), head_size=512) == "FLASH_ATTN"
+    assert choice(case("9.0", fa4=False), head_size=512) == "FLASHINFER"
+    sinks = {"has_sink": True, "head_size": 64}
+    assert choice(case("10.0", trtllm=False), **sinks) != choice(case("10.0"), **sinks)
+
+
+def test_every_reason_and_every_backend_of_the_priority_lists_occurs():
+    reasons, backends = set(), set()
+    for recorded in CASES:
+        for outcome in recorded["outcomes"]:
+            backends |= {*outcome["valid"], *outcome["rejected"]}
+            reasons |= set(itertools.chain(*outcome["rejected"].values()))
+    assert len(backends) == 13
+    assert "ImportError" not in reasons
+    assert {"head_size not supported", "batch invariance not supported"} <= reasons
+
+
+@pytest.mark.upstream
+def test_the_real_selector_still_says_so():
+    (recorded,) = [c for c in CASES if c == case("9.0")]
+    setting = {key: recorded[key] for key in next(record_selector.settings())}
+    assert record_selector.record([setting]) == [recorded]
