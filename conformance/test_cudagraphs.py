@@ -1,4 +1,4 @@
-"""The recording of capture sizes, modes and dispatch: whole, by the rule, and still what is said."""
+"""The recording of capture sizes, modes and dispatch: whole, by the rule, and still true."""
 
 from __future__ import annotations
 
