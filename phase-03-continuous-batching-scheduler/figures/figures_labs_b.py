@@ -6,11 +6,13 @@ results in `experiments/measured/`. No upstream counterpart.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from course import gantt
-from course.figures import BLUE, ORANGE, PURPLE, Axes, Svg
+from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.gantt import Arrival
 from mini_vllm.engine import LLMEngine
 from mini_vllm.sampler import SamplingParams
@@ -248,6 +250,254 @@ def storm() -> str:
     return svg.render()
 
 
+# ------------------------------------------------------------------ the policy laboratory
+
+
+def measured(name: str) -> dict[str, Any]:
+    """A committed result of the policy laboratory."""
+    return json.loads((PHASE / "experiments" / "measured" / name).read_text(encoding="utf-8"))
+
+
+def step_cost() -> str:
+    """Measured seconds of a step against the fitted line."""
+    data = measured("step-cost.json")
+    cost, error = data["cost"], data["residual"]
+    points = []
+    for row in data["steps"]:
+        fitted = cost["base"] + cost["token"] * row["tokens"]
+        fitted += cost["context"] * row["context"] + cost["pair"] * row["pairs"]
+        points.append((row["seconds"] * 1e3, fitted * 1e3, row["tokens"]))
+    svg = Svg(
+        780,
+        360,
+        f"{len(points)} steps of the shipped model: fitted over measured milliseconds",
+        f"{data['machine']}, one thread. The median of the relative error is "
+        f"{error['median_error']:.1%}, its 95th percentile {error['p95_error']:.1%}. Steps of a "
+        "few tokens lie below the line, steps of many on it.",
+    )
+    axes = Axes(svg, (60, 46, 420, 250), (1, 60), (1, 60), log_x=True, log_y=True)
+    ticks = {value: str(value) for value in (1, 2, 5, 10, 20, 50)}
+    axes.frame("measured, ms", "fitted, ms", ticks, ticks)
+    axes.curve([(1, 1), (60, 60)], GREY, width=1, dash="4 3")
+    for low, high, color in ((0, 9, ORANGE), (10, 99, GREEN), (100, 9999, BLUE)):
+        axes.dots([(m, f) for m, f, tokens in points if low <= tokens <= high], color, radius=3.5)
+    lines = (
+        (f"{data['machine']}, one thread", None),
+        (f"{cost['base'] * 1e3:.2f} ms a step", None),
+        (f"+ {cost['token'] * 1e6:.1f} us a token computed", None),
+        (f"+ {cost['context'] * 1e6:.2f} us a token of context", None),
+        (f"+ {cost['pair'] * 1e6:.3f} us a query-key pair", None),
+        (f"error: median {error['median_error']:.1%}", None),
+        (f"95th percentile {error['p95_error']:.1%}", None),
+        ("2 to 9 tokens", ORANGE),
+        ("10 to 99 tokens", GREEN),
+        ("100 tokens or more", BLUE),
+    )
+    for row, (words, color) in enumerate(lines):
+        y = 66 + 22 * row + (10 if color else 0)
+        if color:
+            svg.circle(520, y - 4, 4, color)
+        svg.text(532 if color else 514, y, words, size=12, css="ink" if row == 0 else "soft")
+    return svg.render()
+
+
+def compare() -> str:
+    """Eight policies at 40 requests a second: four metrics, mean and interval over the seeds."""
+    data = measured("policies.json")
+    rows = data["compare"]["40"]
+    panels = (
+        ("chat_ttft_p99", "chat: TTFT p99, ms", (50, 2000), {100: "100", 300: "300", 1000: "1000"}),
+        ("document_ttft_p50", "document: TTFT p50", (40, 1000), {50: "50", 200: "200", 800: "800"}),
+        ("itl_p99", "ITL p99, ms", (5, 200), {10: "10", 30: "30", 100: "100"}),
+        ("stall_p90", "worst gap, p90, ms", (5, 400), {10: "10", 50: "50", 200: "200"}),
+    )
+    svg = Svg(
+        780,
+        330,
+        "Eight policies, the same requests: 40 a second on the fitted machine",
+        " ".join(
+            f"{name}: " + ", ".join(f"{words} {row[key][0]:.0f}" for key, words, *_ in panels) + "."
+            for name, row in rows.items()
+        ),
+    )
+    for index, (key, words, limits, ticks) in enumerate(panels):
+        axes = Axes(svg, (190 + 148 * index, 44, 132, 226), limits, (0, 8), log_x=True)
+        axes.frame("", words, ticks, {})
+        for number, (name, row) in enumerate(rows.items()):
+            mean, low, high = row[key]
+            y = axes.y(7.5 - number)
+            color = BLUE if name.startswith(("FCFS, budget", "budget", "priority")) else ORANGE
+            color = GREY if name == "static batching" else color
+            svg.line(axes.x(max(low, limits[0])), y, axes.x(min(high, limits[1])), y,
+                     stroke=color, width=3)  # fmt: skip
+            svg.circle(axes.x(mean), y, 4.5, color, tip=f"{name}: {mean:.1f}")
+    for number, name in enumerate(rows):
+        svg.text(180, 44 + 226 * (number + 0.5) / 8 + 4, name, size=12, anchor="end")
+    svg.text(
+        12, 316, f"{data['seeds']} seeds of {data['requests']} requests; bars: 95 % interval of "
+        "the mean (bootstrap); milliseconds, logarithmic", size=11, css="soft",
+    )  # fmt: skip
+    return svg.render()
+
+
+def memory() -> str:
+    """Three ways to live with a small pool."""
+    data = measured("policies.json")
+    ways = data["memory"]["40"]
+    styles = {"newest first": (BLUE, None), "oldest first": (ORANGE, "5 3"),
+              "reserve up front": (PURPLE, "2 3")}  # fmt: skip
+    svg = Svg(
+        780,
+        320,
+        "A pool too small for everybody: newest first, oldest first, reserve up front",
+        " ".join(
+            f"{name}: " + "; ".join(
+                f"{size} blocks {point['throughput'][0]:.0f} tokens a second, "
+                f"{point['wasted'][0]:.1f} per cent wasted"
+                for size, point in sizes.items()
+            ) + "."
+            for name, sizes in ways.items()
+        ),
+    )  # fmt: skip
+    sizes = [int(size) for size in next(iter(ways.values()))]
+    panels = (
+        ("throughput", "output tokens a second", (1600, 2600), (1600, 2000, 2400)),
+        ("wasted", "per cent of tokens computed again", (0, 12), (0, 4, 8, 12)),
+        ("ttft_p50", "median TTFT, ms", (0, 2000), (0, 500, 1000, 1500, 2000)),
+    )
+    for index, (key, words, limits, marks) in enumerate(panels):
+        axes = Axes(svg, (52 + 252 * index, 48, 190, 190), (64, 320), limits, log_x=True)
+        axes.frame("blocks", words, {n: str(n) for n in sizes}, {n: str(n) for n in marks})
+        for name, (color, dash) in styles.items():
+            points = [(int(size), point[key]) for size, point in ways[name].items()]
+            axes.curve([(size, value[0]) for size, value in points], color, dash=dash)
+            for size, (_, low, high) in points:
+                top, bottom = min(high, limits[1]), max(low, limits[0])
+                svg.line(axes.x(size), axes.y(bottom), axes.x(size), axes.y(top), stroke=color)
+    x = 52.0
+    for name, (color, dash) in styles.items():
+        svg.line(x, 300, x + 26, 300, stroke=color, width=2.5, dash=dash)
+        svg.text(x + 33, 304, name, size=12)
+        x += 160
+    svg.text(x + 10, 304, "bars: 95 % interval of the mean", size=11, css="soft")
+    return svg.render()
+
+
+_TRADEOFF_COLORS = (RED, PURPLE, BLUE, GREEN, ORANGE, GREY, BLUE)
+
+
+def _tradeoff(machine: str, title: str, itl: tuple[float, float], top: float, first: tuple) -> str:
+    """Throughput over the ITL percentile, and the median time to first token over throughput."""
+    data = measured("policies.json")
+    curves = data["tradeoff"][machine]
+    svg = Svg(
+        780,
+        360,
+        title,
+        " ".join(
+            f"{name}: ITL p99 from {min(p['itl_p99'][0] for p in rates.values()):.0f} to "
+            f"{max(p['itl_p99'][0] for p in rates.values()):.0f} ms, throughput up to "
+            f"{max(p['throughput'][0] for p in rates.values()):.0f}."
+            for name, rates in curves.items()
+        ),
+    )
+    left = Axes(svg, (56, 44, 320, 220), itl, (0, top), log_x=True)
+    right = Axes(svg, (446, 44, 316, 220), (0, top), first, log_y=True)
+    marks = [n for n in (2, 5, 10, 20, 50, 100, 200, 500) if itl[0] <= n <= itl[1]]
+    steps = {n: str(n) for n in range(0, int(top) + 1, 1000)}
+    left.frame("ITL p99, ms", "output tokens a second", {n: str(n) for n in marks}, steps)
+    tens = [n for n in (5, 10, 20, 50, 100, 200, 500, 1000) if first[0] <= n <= first[1]]
+    right.frame(
+        "output tokens a second", "median time to first token, ms", steps, {n: str(n) for n in tens}
+    )
+    names = list(curves)
+    for number, name in enumerate(names):
+        color = _TRADEOFF_COLORS[number]
+        dash = "5 3" if number == 0 else ("2 3" if number == 6 else None)
+        points = list(curves[name].values())
+        left.curve([(p["itl_p99"][0], p["throughput"][0]) for p in points], color, dash=dash)
+        for p in points:
+            y = left.y(p["throughput"][0])
+            low, high = (min(max(value, itl[0]), itl[1]) for value in p["itl_p99"][1:])
+            svg.line(left.x(low), y, left.x(high), y, stroke=color, width=1)
+            svg.circle(left.x(min(p["itl_p99"][0], itl[1])), y, 2.5, color)
+        right.curve(
+            [(p["throughput"][0], min(p["ttft_p50"][0], first[1])) for p in points],
+            color, dash=dash,
+        )  # fmt: skip
+        x, y = 56 + (number % 4) * 180, 322 + 20 * (number // 4)
+        svg.line(x, y, x + 24, y, stroke=color, width=2.5, dash=dash)
+        svg.text(x + 30, y + 4, name, size=12)
+    return svg.render()
+
+
+def tradeoff_laptop() -> str:
+    """Chunk budgets on the fitted machine."""
+    title = "Budgets on the fitted machine: throughput against ITL and time to first token"
+    return _tradeoff("laptop", title, (3, 300), 3000, (5, 1000))
+
+
+def tradeoff_server() -> str:
+    """Chunk budgets on the arithmetic of a server GPU."""
+    title = "The same by arithmetic for 8e9 parameters on an H100: no measurement"
+    return _tradeoff("server", title, (5, 400), 3000, (10, 500))
+
+
+def _best(curves: dict[str, Any], limit: float, metric: str, first: float, chunks: bool) -> float:
+    """Highest throughput of a policy that chunks, or of the one that does not, within limits."""
+    return max(
+        (
+            point["throughput"][0]
+            for name, rates in curves.items()
+            if name.startswith("budget") == chunks
+            for point in rates.values()
+            if point[metric][0] <= limit and point["ttft_p50"][0] <= first
+        ),
+        default=0.0,
+    )
+
+
+def capacity() -> str:
+    """The highest throughput that keeps a limit on the worst gap: with chunks, and whole."""
+    data = measured("policies.json")["tradeoff"]
+    panels = (
+        ("laptop", "the fitted machine", (4, 300), (5, 10, 20, 50, 100, 200), 100),
+        ("server", "an H100 by arithmetic", (10, 2000), (10, 30, 100, 300, 1000), 200),
+    )
+    lines = {}
+    for machine, _, (low, high), _, first in panels:
+        limits = [low * (high / low) ** (n / 60) for n in range(61)]
+        lines[machine] = [
+            [(x, _best(data[machine], x, "stall_p90", first, chunks)) for x in limits]
+            for chunks in (True, False)
+        ]
+    svg = Svg(
+        780,
+        330,
+        "Throughput within a limit on the stall: best budget, and whole prompts",
+        "On both machines the best chunk budget serves a strict limit at nearly the full rate, "
+        "while prompts computed whole serve it only at low rates or not at all. With a loose limit "
+        "the two meet.",
+    )
+    for index, (machine, words, limits, ticks, first) in enumerate(panels):
+        top = 3000
+        axes = Axes(svg, (56 + 390 * index, 60, 310, 190), limits, (0, top), log_x=True)
+        axes.frame(
+            "limit on the worst gap of 90 % of the requests, ms",
+            "output tokens a second",
+            {n: str(n) for n in ticks},
+            {n: str(n) for n in range(0, top + 1, 1000)},
+        )
+        svg.text(56 + 390 * index, 34, f"{words}; median TTFT within {first} ms", size=12)
+        for line, color, dash in zip(lines[machine], (BLUE, RED), (None, "5 3"), strict=True):
+            axes.curve(line, color, dash=dash, width=2.5)
+    for x, color, dash, words in ((56, BLUE, None, "best of the budgets"),
+                                  (236, RED, "5 3", "prompts first, whole")):  # fmt: skip
+        svg.line(x, 312, x + 26, 312, stroke=color, width=2.5, dash=dash)
+        svg.text(x + 33, 316, words, size=12)
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-02-chunks.svg": chunks,
     "lab-02-tradeoff.svg": chunk_tradeoff,
@@ -256,4 +506,10 @@ FIGURES: dict[str, Callable[[], str]] = {
     "lab-05-seat.svg": seat,
     "lab-05-spike.svg": spike,
     "lab-05-storm.svg": storm,
+    "policy-step-cost.svg": step_cost,
+    "policy-compare.svg": compare,
+    "policy-memory.svg": memory,
+    "policy-tradeoff.svg": tradeoff_laptop,
+    "policy-tradeoff-server.svg": tradeoff_server,
+    "policy-capacity.svg": capacity,
 }
