@@ -37,21 +37,25 @@ def whole(max_tokens: int) -> list[list[int]]:
 # --- a formula -----------------------------------------------------------------------------------
 
 
+STEPS = [
+    (4000, 512, 2048, 8, "7 chunks of 512 are 3584, the eighth is the rest"),
+    (4096, 512, 2048, 8, "divides exactly: no step is left for nothing"),
+    (4097, 512, 8192, 9, "one token more is one step more"),
+    (4096, 0, 2048, 2, "no threshold: the budget cuts"),
+    (100, 0, 2048, 1, "no threshold and a large budget: one piece"),
+    (100, 32, 16, 7, "the budget is below the threshold"),
+    (256, 32, 8192, 8, "the threshold is below the budget"),
+    (1, 16, 16, 1, "one token"),
+    (16, 16, 16, 1, "exactly one chunk"),
+    (17, 16, 16, 2, "one token over"),
+    (100, -1, 30, 4, "a threshold below 0 is none"),
+]
+
+
 @pytest.mark.parametrize(
     ("prompt_len", "threshold", "budget", "expected", "why"),
-    [
-        (4000, 512, 2048, 8, "7 chunks of 512 are 3584, the eighth is the rest"),
-        (4096, 512, 2048, 8, "divides exactly: no step is left for nothing"),
-        (4097, 512, 8192, 9, "one token more is one step more"),
-        (4096, 0, 2048, 2, "no threshold: the budget cuts"),
-        (100, 0, 2048, 1, "no threshold and a large budget: one piece"),
-        (100, 32, 16, 7, "the budget is below the threshold"),
-        (256, 32, 8192, 8, "the threshold is below the budget"),
-        (1, 16, 16, 1, "one token"),
-        (16, 16, 16, 1, "exactly one chunk"),
-        (17, 16, 16, 2, "one token over"),
-        (100, -1, 30, 4, "a threshold below 0 is none"),
-    ],
+    STEPS,
+    ids=[case[-1] for case in STEPS],
 )
 def test_steps_by_hand(lab, prompt_len, threshold, budget, expected, why):
     came = lab.num_prefill_steps(prompt_len, threshold, budget)
@@ -109,19 +113,23 @@ def request_of(prompt_len: int, computed: int, outputs: int = 0) -> Request:
     return request
 
 
+SAMPLES = [
+    (10, 0, 0, 10, True, "the whole prompt in one piece"),
+    (10, 0, 0, 4, False, "a first chunk: token 5 of the prompt is known, nobody asks for it"),
+    (10, 0, 4, 4, False, "a chunk in the middle"),
+    (10, 0, 8, 2, True, "the last chunk samples in its own step"),
+    (10, 0, 9, 1, True, "a last chunk of one token is no decode, and samples all the same"),
+    (10, 1, 10, 1, True, "a decode: one token lacking, one scheduled"),
+    (10, 3, 0, 10, False, "resumed after a preemption: 3 outputs are still to be recomputed"),
+    (10, 3, 10, 2, False, "resumed, a chunk that ends among its own outputs"),
+    (10, 3, 12, 1, True, "resumed, and where it was"),
+]
+
+
 @pytest.mark.parametrize(
     ("prompt_len", "outputs", "computed", "scheduled", "expected", "why"),
-    [
-        (10, 0, 0, 10, True, "the whole prompt in one piece"),
-        (10, 0, 0, 4, False, "a first chunk: token 5 of the prompt is known, nobody asks for it"),
-        (10, 0, 4, 4, False, "a chunk in the middle"),
-        (10, 0, 8, 2, True, "the last chunk samples in its own step"),
-        (10, 0, 9, 1, True, "a last chunk of one token is no decode, and samples all the same"),
-        (10, 1, 10, 1, True, "a decode: one token lacking, one scheduled"),
-        (10, 3, 0, 10, False, "resumed after a preemption: 3 outputs are still to be recomputed"),
-        (10, 3, 10, 2, False, "resumed, a chunk that ends among its own outputs"),
-        (10, 3, 12, 1, True, "resumed, and where it was"),
-    ],
+    SAMPLES,
+    ids=[case[-1] for case in SAMPLES],
 )
 def test_who_samples(lab, prompt_len, outputs, computed, scheduled, expected, why):
     came = lab.needs_sample(request_of(prompt_len, computed, outputs), scheduled)

@@ -23,21 +23,21 @@ def shipped_model() -> Transformer:
 # --- predicted -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("args", "expected", "why"),
-    [
-        ((0,), [257, 2] + [1] * 13, "256 + 1 in one step, the second token of the prompt, alone"),
-        ((32,), [33] * 8 + [2] + [1] * 6, "8 chunks of 32, each beside one decode"),
-        ((64,), [65] * 4 + [2] + [1] * 10, "4 chunks"),
-        ((128,), [129, 129, 2] + [1] * 12, "2 chunks"),
-        ((256,), [257, 2] + [1] * 13, "a threshold of the prompt's own length binds nothing"),
-        ((16,), [17] * 15, "16 chunks and 15 steps: the stream ends first"),
-        ((100,), [101, 101, 57, 2] + [1] * 11, "100, 100 and the 56 that are left"),
-        ((0, 256, 16, 64), [64] * 4 + [5, 2] + [1] * 9, "the budget cuts, and the decode is in it"),
-        ((32, 256, 16, 20), [20] * 13 + [10, 2], "the budget is below the threshold"),
-        ((32, 40, 4), [33, 9, 2], "3 decode steps for 4 outputs"),
-    ],
-)
+COSTS = [
+    ((0,), [257, 2] + [1] * 13, "256 + 1 in one step, the second token of the prompt, alone"),
+    ((32,), [33] * 8 + [2] + [1] * 6, "8 chunks of 32, each beside one decode"),
+    ((64,), [65] * 4 + [2] + [1] * 10, "4 chunks"),
+    ((128,), [129, 129, 2] + [1] * 12, "2 chunks"),
+    ((256,), [257, 2] + [1] * 13, "a threshold of the prompt's own length binds nothing"),
+    ((16,), [17] * 15, "16 chunks and 15 steps: the stream ends first"),
+    ((100,), [101, 101, 57, 2] + [1] * 11, "100, 100 and the 56 that are left"),
+    ((0, 256, 16, 64), [64] * 4 + [5, 2] + [1] * 9, "the budget cuts, and the decode is in it"),
+    ((32, 256, 16, 20), [20] * 13 + [10, 2], "the budget is below the threshold"),
+    ((32, 40, 4), [33, 9, 2], "3 decode steps for 4 outputs"),
+]
+
+
+@pytest.mark.parametrize(("args", "expected", "why"), COSTS, ids=[case[-1] for case in COSTS])
 def test_costs_by_hand(lab, args, expected, why):
     came = lab.predict_costs(*args)
     assert came == expected, (
