@@ -207,7 +207,7 @@ def model_run(splits: int, tokens: int, dtype: str) -> tuple[list[list[int]], li
         rows.append(np.array(logits))
         return logits
 
-    engine.runner.execute = watch  # type: ignore[method-assign]
+    engine.runner.execute = watch  # type: ignore[assignment,method-assign]
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     outputs, logits = [], []
     for prompt in PROMPTS:

@@ -59,7 +59,7 @@ def assert_rows(got, expected, start_pos, what, tolerance=TOLERANCE):
         row = int(bad[0])
         pytest.fail(
             f"{what}\n{len(bad)} of {len(got)} rows are wrong; the first is row {row}, at position "
-            f"{start_pos + row}, which sees {start_pos + row + 1} keys or its window of them.\n"
+            f"{start_pos + row}: it sees keys 0 to {start_pos + row}, or its window of them.\n"
             f"expected {expected[row]}\ncame     {got[row]}",
             pytrace=False,
         )
@@ -310,7 +310,16 @@ def ragged(query_lens, seq_lens, seed=11, block_size=4):
 
 def assert_ragged(lab, query_lens, seq_lens, why, **options):
     per_request, Q, k_cache, v_cache, tables, offsets = ragged(query_lens, seq_lens)
-    got = lab.varlen_causal_attention(Q, k_cache, v_cache, tables, offsets, seq_lens, **options)
+    try:
+        got = lab.varlen_causal_attention(Q, k_cache, v_cache, tables, offsets, seq_lens, **options)
+    except IndexError as error:
+        pytest.fail(
+            f"{why}: query_start_loc {offsets}, seq_lens {seq_lens}. A block beyond a request's "
+            f"last one was looked up ({error}); the tables have {[len(t) - 1 for t in tables]} "
+            "blocks. "
+            "Does every row start where its request's new tokens start, at seq_len - query_len?",
+            pytrace=False,
+        )
     assert np.shape(got) == (len(Q), 6), (
         f"{why}: expected shape {(len(Q), 6)}, came {np.shape(got)}"
     )

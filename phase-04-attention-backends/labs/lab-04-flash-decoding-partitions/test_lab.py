@@ -469,12 +469,18 @@ def run_interpreted(*arguments):
     )  # fmt: skip
 
 
-@pytest.mark.torch
-def test_the_interpreted_kernels_leave_your_partials(lab, run_module, tmp_path):
-    said = run_interpreted("--export", tmp_path / "cases.npz")
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    """Inputs and results of the kernels, interpreted once for all tests of this file."""
+    path = tmp_path_factory.mktemp("kernels") / "cases.npz"
+    said = run_interpreted("--export", path)
     assert said.returncode == 0, f"run.py --export failed:\n{said.stderr[-2000:]}"
-    arrays = np.load(tmp_path / "cases.npz")
-    check_kernels(lab, arrays, run_module.CASES, 64, 2e-5, "interpreted, float32")
+    return np.load(path)
+
+
+@pytest.mark.torch
+def test_the_interpreted_kernels_leave_your_partials(lab, run_module, interpreted):
+    check_kernels(lab, interpreted, run_module.CASES, 64, 2e-5, "interpreted, float32")
 
 
 @pytest.mark.torch
