@@ -134,18 +134,21 @@ def errors(cells: Sequence[tuple[int, int]], seeds: int) -> list[dict[str, Any]]
     return found
 
 
-def changed_bits(context: int, splits: Sequence[int]) -> list[dict[str, Any]]:
+def changed_bits(context: int, splits: Sequence[int], seeds: int) -> list[dict[str, Any]]:
     """Share of outputs whose bits differ from one split's, sums in fp32; then stored in 16 bits."""
-    q, k, v = inputs(context, 0)
-    one = split_attention(q, k, v, 1, to_fp32)
-    found = []
-    for count in splits:
-        out = split_attention(q, k, v, count, to_fp32)
-        row: dict[str, Any] = {"splits": count}
-        for name, rounded in ROUNDINGS.items():
-            row[name] = float(np.mean(rounded(out) != rounded(one)))
-        found.append(row)
-    return found
+    totals = {count: dict.fromkeys(ROUNDINGS, 0) for count in splits}
+    for seed in range(seeds):
+        q, k, v = inputs(context, seed)
+        one = split_attention(q, k, v, 1, to_fp32)
+        for count in splits:
+            out = split_attention(q, k, v, count, to_fp32)
+            for name, rounded in ROUNDINGS.items():
+                totals[count][name] += int((rounded(out) != rounded(one)).sum())
+    size = seeds * HEADS * DIM
+    return [
+        {"splits": count} | {name: round(found / size, 6) for name, found in total.items()}
+        for count, total in totals.items()
+    ]
 
 
 # ------------------------------------------------------------------ the shipped model
@@ -292,7 +295,8 @@ def table(saved: dict[str, Any]) -> str:
             + "   ".join(f"{row[name]:9.1e}" for name in ROUNDINGS)
         )
     lines.append(
-        f"outputs that differ from one split's, context {saved['bits_context']}, fp32 sums"
+        f"{saved['bits_outputs']:,} outputs at context {saved['bits_context']}, fp32 sums: "
+        "share that differs from one split's"
     )
     lines.append("  splits   as fp32   stored as fp16   stored as bf16")
     for row in saved["bits"]:
@@ -317,6 +321,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
     parser.add_argument("--splits", type=int, nargs="+", default=list(SPLITS))
     parser.add_argument("--splits-context", type=int, default=32768)
+    parser.add_argument("--bits-context", type=int, default=8192)
+    parser.add_argument("--bits-seeds", type=int, default=32)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("my-precision"))
@@ -325,8 +331,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     saved = {
         "by_context": errors([(c, 1) for c in arguments.contexts], arguments.seeds),
         "by_splits": errors([(context, s) for s in arguments.splits], arguments.seeds),
-        "bits_context": context,
-        "bits": changed_bits(context, arguments.splits),
+        "bits_context": arguments.bits_context,
+        "bits_outputs": arguments.bits_seeds * HEADS * DIM,
+        "bits": changed_bits(arguments.bits_context, arguments.splits[1:], arguments.bits_seeds),
         "model": model_effect(16, arguments.tokens),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)

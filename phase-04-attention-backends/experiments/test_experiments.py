@@ -123,7 +123,7 @@ def test_narrow_sums_get_worse_with_context_and_better_with_splits():
 
 
 def test_splits_change_bits_and_nothing_else():
-    rows = precision.changed_bits(2048, [1, 2, 16])
+    rows = precision.changed_bits(2048, [1, 2, 16], 2)
     assert rows[0] == {"splits": 1, "fp16": 0.0, "bf16": 0.0, "fp32": 0.0}
     for row in rows[1:]:
         assert row["fp32"] > 0.5 > 0.02 > row["fp16"]
@@ -152,7 +152,18 @@ def test_the_model_says_the_same_with_splits_as_the_engine():
 
 def test_the_precision_script_writes_what_its_table_reads(tmp_path, capsys):
     arguments = ["--contexts", "64", "--splits", "1", "2", "--splits-context", "128"]
-    arguments += ["--seeds", "1", "--tokens", "2", "--out", str(tmp_path)]
+    arguments += [
+        "--bits-context",
+        "64",
+        "--bits-seeds",
+        "1",
+        "--seeds",
+        "1",
+        "--tokens",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
     precision.main(arguments)
     found = json.loads((tmp_path / "precision.json").read_text())
     assert capsys.readouterr().out == precision.table(found) + "\n"
