@@ -7,6 +7,7 @@ functions they name. `paths`, `mask` and `merge` are diagrams. No upstream count
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -53,6 +54,13 @@ COLORS = {
 # ------------------------------------------------------------------ the recorded selector
 
 
+@functools.cache
+def cases() -> list[dict[str, Any]]:
+    """The recording, read once."""
+    loaded: list[dict[str, Any]] = parts.load("attention_selector")
+    return loaded
+
+
 def outcome(capability: str, feature: dict[str, Any] | None = None, **asked: Any) -> dict[str, Any]:
     """What the real selector decided: `valid` in order of priority, and `rejected` with reasons.
 
@@ -64,9 +72,7 @@ def outcome(capability: str, feature: dict[str, Any] | None = None, **asked: Any
         (setting if name in setting else grid)[name] = value
     setting["capability"] = capability  # type: ignore[assignment]
     (case,) = (
-        case
-        for case in parts.load("attention_selector")
-        if all(case[key] == value for key, value in setting.items())
+        case for case in cases() if all(case[key] == value for key, value in setting.items())
     )
     number = 0
     for name, values in case["grid"].items():
