@@ -1,0 +1,140 @@
+"""The figures of labs 05-01, 05-02, 05-03 and 05-05; `make.py` takes them in.
+
+What they show comes from the labs' reference solutions, `mini_vllm.cudagraph` and
+`mini_vllm.launches`. No upstream counterpart.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
+
+PHASE = Path(__file__).resolve().parents[1]
+
+
+def solution(folder: str) -> ModuleType:
+    """The reference solution of a lab as a module of its own."""
+    name = "_figure_05_" + folder.replace("-", "_")
+    spec = importlib.util.spec_from_file_location(name, PHASE / "labs" / folder / "solution.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# ------------------------------------------------------------------ lab 05-05
+
+
+def padding() -> str:
+    """Padding in percent of the real rows, for every batch size on the default ladder."""
+    lab = solution("lab-05-capture-sizes")
+    sizes = lab.default_capture_sizes(512)
+    shares = {n: 100 * lab.padded_tokens(n, sizes) / n for n in range(1, 289)}
+    svg = Svg(
+        780,
+        330,
+        "Padding on the default ladder",
+        "Padding in percent of the real rows against the batch size, 1 to 288. A saw: 0 on every "
+        f"rung, {shares[5]:.0f} % at 5, {shares[9]:.0f} % at 9, {shares[33]:.1f} % at 33, "
+        f"{shares[249]:.1f} % at 249, {shares[257]:.1f} % at 257.",
+    )
+    axes = Axes(svg, (56, 40, 700, 230), (0, 288), (0, 80))
+    axes.frame(
+        "tokens in the step",
+        "padding rows per 100 real rows",
+        {n: str(n) for n in (1, 16, 32, 64, 96, 128, 160, 192, 224, 256, 288)},
+        {n: f"{n} %" for n in (0, 20, 40, 60, 80)},
+    )
+    axes.curve(list(shares.items()), BLUE, width=1.5)
+    worst = {n: shares[n] for n in (5, 9, 33, 257)}
+    axes.dots(list(worst.items()), ORANGE, radius=4)
+    for n, share in worst.items():
+        rung = lab.select_capture_size(n, sizes)
+        words = f"{n} runs as {rung}: {share:.1f} %"
+        if n == 257:
+            axes.label(n, share, words + ", stride 16 from here", dx=12, dy=-14, anchor="end")
+        else:
+            axes.label(n, share, words, dx=26 if n == 5 else 8)
+    return svg.render()
+
+
+def two_humps() -> dict[int, int]:
+    """Steps of a made-up day: many of about 23 tokens, fewer of about 97."""
+    humps = {
+        n: round(1000 * math.exp(-(((n - 23) / 7) ** 2)) + 400 * math.exp(-(((n - 97) / 12) ** 2)))
+        for n in range(1, 129)
+    }
+    return {n: steps for n, steps in humps.items() if steps}
+
+
+def optimal() -> str:
+    """Padding against the number of rungs: chosen for the traffic, default, powers of two."""
+    lab = solution("lab-05-capture-sizes")
+    traffic = two_humps()
+    real = sum(n * steps for n, steps in traffic.items())
+
+    def share(sizes: list[int]) -> float:
+        return 100 * sum(s * lab.padded_tokens(n, sizes) for n, s in traffic.items()) / real
+
+    chosen = {k: share(lab.optimal_sizes(traffic, k)) for k in range(1, 33)}
+    fixed = {
+        "powers of two": ([2**i for i in range(8)], ORANGE),
+        "default": (lab.default_capture_sizes(128), BLUE),
+        "interactivity": (lab.default_capture_sizes(128, None, "interactivity"), PURPLE),
+    }
+    at = {name: (len(sizes), share(sizes)) for name, (sizes, _) in fixed.items()}
+    svg = Svg(
+        780,
+        430,
+        "Rungs chosen for the traffic against fixed ladders",
+        "Above, steps per batch size with two humps at 23 and 97 and the eight rungs chosen for "
+        "them. Below, padding in percent of real rows against the number of rungs. Chosen: "
+        + ", ".join(f"{k} rungs {chosen[k]:.1f} %" for k in (4, 8, 16))
+        + ". "
+        + "; ".join(f"{name}: {k} rungs, {value:.1f} %" for name, (k, value) in at.items())
+        + ".",
+    )
+    top = Axes(svg, (56, 34, 700, 100), (0, 130), (0, 1000))
+    top.frame(
+        "tokens in the step; lines: the 8 rungs chosen",
+        "steps",
+        {n: str(n) for n in (1, 16, 32, 48, 64, 80, 96, 112, 128)},
+        {0: "0", 1000: "1000"},
+    )
+    for n, steps in traffic.items():
+        svg.rect(top.x(n) - 2.2, top.y(steps), 4.4, top.y(0) - top.y(steps), fill=GREY, opacity=0.6)
+    for rung in lab.optimal_sizes(traffic, 8):
+        svg.line(top.x(rung), top.y(0), top.x(rung), top.y(1000), stroke=GREEN, width=2)
+    axes = Axes(svg, (56, 222, 700, 160), (0, 50), (0, 60))
+    axes.frame(
+        "rungs: each costs startup time and memory",
+        "padding rows per 100 real rows",
+        {n: str(n) for n in range(0, 51, 10)},
+        {n: f"{n} %" for n in (0, 20, 40, 60)},
+    )
+    axes.curve([(k, v) for k, v in chosen.items() if v <= 60], GREEN)
+    axes.dots([(k, v) for k, v in chosen.items() if v <= 60], GREEN, radius=2.5)
+    axes.label(3, chosen[3], "chosen for this traffic", GREEN)
+    for name, (_, color) in fixed.items():
+        axes.dots([at[name]], color, radius=6)
+        words = f"{name}: {at[name][0]} rungs, {at[name][1]:.1f} %"
+        anchor, dx = ("end", 6) if at[name][0] > 40 else ("start", 9)
+        axes.label(*at[name], words, color, dx=dx, dy=-10, anchor=anchor)
+    return svg.render()
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "lab-05-padding.svg": padding,
+    "lab-05-optimal.svg": optimal,
+}
