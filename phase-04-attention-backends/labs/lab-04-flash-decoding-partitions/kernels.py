@@ -71,10 +71,9 @@ def split_kernel(
         part = row * num_splits + split
         tl.store(m_ptr + part, m, mask=mine)
         tl.store(denom_ptr + part, denom, mask=mine)
-        tl.store(
-            acc_ptr + part[:, None] * HEAD_DIM + dims[None, :], acc,
-            mask=mine[:, None] & (first < last),
-        )  # fmt: skip
+        # A comparison, not `mine & (first < last)`: newer interpreters refuse a mask made by `&`.
+        live = rows < tl.where(first < last, GROUP, 0)
+        tl.store(acc_ptr + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=live[:, None])
     else:
         out = (acc / denom[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + row[:, None] * HEAD_DIM + dims[None, :], out, mask=mine[:, None])
