@@ -67,6 +67,9 @@ def contents(root: Path) -> Contents:
     _add_linked(root, found)
     listed = set(found.listed())
     for page in pages.find(root):
+        phase = book_extras.phase_of(root, page)
+        if phase and not (phase / CHAPTERS[0]).is_file():
+            continue  # a phase begins with its guide; until then its pages wait
         if page not in listed:
             found.findings.append(Finding(page, 1, "no chapter lists this page and none links it"))
     found.parts = [(title, chapters) for title, chapters in found.parts if chapters]
@@ -80,7 +83,7 @@ def _phase(phase: Path, findings: list[Finding]) -> Iterator[Chapter]:
         else:
             findings.append(Finding(phase / name, 1, "the book needs this page"))
 
-    if not (phase / CHAPTERS[0]).is_file():  # a phase begins with its guide; this one is planned
+    if not (phase / CHAPTERS[0]).is_file():
         return
     for name in CHAPTERS:
         yield from required(name)

@@ -80,6 +80,7 @@ def test_a_phase_whose_guide_is_not_written_yet_is_left_out(root):
     (root / PHASE / "00-guide.md").unlink()
     (root / "README.md").write_text("# The course\n", encoding="utf-8")
     assert "First steps" not in book.summary(root, book.contents(root))
+    assert staged(root) == []
 
 
 def test_a_page_of_a_phase_shows_where_it_stands_and_what_it_takes(root):
