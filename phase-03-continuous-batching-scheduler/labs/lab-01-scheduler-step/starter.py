@@ -28,7 +28,7 @@ class Req:
 
 
 class FakeKV:
-    """Given. Memory as a number of free slots, one per token."""
+    """Given. Memory as a number of free slots, one per token (not those of `max_num_seqs`)."""
 
     def __init__(self, num_slots: int) -> None:
         self.free_slots = num_slots
@@ -66,10 +66,10 @@ def schedule_step(
     """Plan one step: who computes how many tokens.
 
     First every running request, in list order: the clamp of what it lacks; a request that gets 0 is
-    passed over; `kv.allocate` may be assumed to succeed here. Then the waiting ones, while there
-    are any, budget is left and fewer than `max_num_seqs` run: look at the front only; if
-    `kv.allocate` refuses, stop and leave it where it is; otherwise move it to the end of
-    `running`.
+    passed over; `kv.allocate` takes memory for those tokens, and may be assumed to succeed here.
+    Then the waiting ones, while there are any, budget is left and fewer than `max_num_seqs` run:
+    look at the front only; if `kv.allocate` refuses memory for what this step would compute, stop
+    and leave it where it is; otherwise move it to the end of `running`.
 
     Changes both queues. Leaves `num_computed` alone: the step has not run yet.
 
@@ -249,9 +249,9 @@ class Scheduler:
     def _preempt(self, victim: Request, output: SchedulerOutput) -> None:
         """Send a request, already out of `running`, back to `waiting` to start over.
 
-        Free its blocks, set its counter to 0 and its status to PREEMPTED, count the preemption on
-        the request, note its id in `output.preempted_req_ids`. It keeps its tokens. It goes to the
-        front of `waiting` under "fcfs", and by `_insert_by_priority` under "priority".
+        Free its blocks, set its counter to 0 and its status to PREEMPTED, count the preemption
+        (`num_preemptions`), note its id in `output.preempted_req_ids`. It keeps its tokens. It goes
+        to the front of `waiting` under "fcfs", and by `_insert_by_priority` under "priority".
         """
         raise NotImplementedError
 
