@@ -164,6 +164,23 @@ def test_serve_notes_chunks_and_the_first_token(lab):
     )
 
 
+def test_your_guard_is_in_the_engine(lab, monkeypatch):
+    asked = []
+
+    def guard(request, num_scheduled):
+        asked.append((request.num_computed_tokens, num_scheduled))
+        return lab.needs_sample(request, num_scheduled)
+
+    monkeypatch.setattr(lab.Scheduler, "needs_sample", staticmethod(guard))
+    lab.serve(["x" * 40], 2, model="toy", long_prefill_token_threshold=16)
+    expected = [(0, 16), (16, 16), (32, 8), (40, 1)]
+    assert asked == expected, (
+        "without parts, serve runs the Scheduler of this file, so that the engine asks your "
+        "needs_sample in every step: (computed, scheduled).\n"
+        f"expected {expected}\ncame     {asked}"
+    )
+
+
 def test_waiting_counts_as_time(lab):
     came = lab.serve(["x" * 40, "y" * 5], 3, model="toy", max_num_batched_tokens=16)
     expected = ([[16, 16, 8], [5]], [3, 3])
