@@ -211,6 +211,36 @@ def test_the_price_of_memory(lab):
         )
 
 
+def test_two_victims_of_one_step_are_two_evictions(lab):
+    came = lab.measure(["aaaa", "bbbb", "cccc"], 4, 4, 6)
+    assert came == lab.Cost(steps=16, scheduled=35, wasted=8, evictions=2), (
+        "three prompts of 4 fill 3 usable blocks. In step 1 a needs a second one, for which c "
+        "goes; then b needs one, and is the last itself. Both in one plan.\n"
+        f"expected 16 steps, 35 tokens, 8 wasted, 2 evictions\ncame     {came}"
+    )
+
+
+def test_your_make_room_is_in_the_engine(lab, monkeypatch):
+    make_room, asked = lab.make_room, []
+
+    def spy(scheduler, request, num_new_tokens):
+        asked.append(num_new_tokens)
+        return make_room(scheduler, request, num_new_tokens)
+
+    monkeypatch.setattr(lab, "make_room", spy)
+    for name, serve in (
+        ("run", lambda: lab.run(["aaaa"], 8, 4, 3, model="toy")),
+        ("measure", lambda: lab.measure(["aaaa"], 8, 4, 3)),
+    ):
+        asked.clear()
+        serve()
+        assert asked == [1, 1], (
+            f"without parts, {name} runs the Scheduler of this file, which calls your make_room "
+            "for each running request: here for the two decodes. Otherwise it would prove "
+            f"nothing about your code.\nexpected [1, 1]\ncame     {asked}"
+        )
+
+
 def test_other_victims_cost_more(lab):
     class OldestFirst(mini_vllm.Scheduler):
         def _pop_victim(self):
