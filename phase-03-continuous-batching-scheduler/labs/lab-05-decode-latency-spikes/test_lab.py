@@ -204,6 +204,17 @@ def test_the_budget_bounds_the_storm(lab):
     )
 
 
+def test_a_storm_lasts_as_long_as_any_victim(lab):
+    settings = {"model": "toy", "max_num_batched_tokens": 6}
+    costs, tokens = lab.storm_costs(0, 1, 2, 8, 4, **settings)
+    assert costs == [6, 6, 2] and [len(ids) for ids in tokens] == [4, 4], (
+        "a budget of 6 does not hold two prompts of 4: the second victim has its first token one "
+        "step after the first one, and is measured one step longer. The long prompt comes when "
+        "both have begun; it computes 4 tokens beside both, twice, and decodes beside the second.\n"
+        f"expected [6, 6, 2] and two answers of 4\ncame     {costs} and {tokens}"
+    )
+
+
 def test_bounds_by_hand(lab):
     for args, expected, why in (
         ((5, 2, 32, 2048), 162, "5 x 32 + 2"),
@@ -250,6 +261,7 @@ def test_percentiles_by_nearest_rank(lab):
         (chunks, 99, 33, "no step is longer than 33"),
         (list(range(1, 101)), 99, 99, "of 100 values the 99th"),
         (list(range(1, 101)), 1, 1, "and the first"),
+        (list(range(1, 101)), 7, 7, "the seventh; the float 100 x 0.07 is a little above 7"),
         ([5, 3, 4], 100, 5, "the largest; values come unsorted"),
         ([5, 3, 4], 34, 4, "ceil(3 x 0.34) = 2"),
     ):
@@ -278,8 +290,8 @@ def test_both_sides_of_the_threshold(lab):
         "outputs. The mean is blind; the worst step and the first token pull against each other.\n"
         f"expected {expected}\ncame     {came}"
     )
-    (came_small,) = lab.sweep([64], 100, 20, 40)
-    assert (came_small.worst, came_small.first_token) == (40, 3), (
-        "threshold 64 under a budget of 40: chunks of 39, so 3 of them.\n"
-        f"expected worst 40, first token in step 3\ncame     {came_small}"
+    (came_small,) = lab.sweep([64], 120, 20, 40)
+    assert (came_small.worst, came_small.first_token) == (40, 4), (
+        "120 tokens, threshold 64 under a budget of 40: the victim leaves chunks of 39, so 4 of "
+        f"them.\nexpected worst 40, first token in step 4\ncame     {came_small}"
     )
