@@ -1,0 +1,252 @@
+"""Predict what vLLM 0.22.1 chooses on this GPU, ask the real selector, then start real engines.
+
+    course gpu run 04-02
+    python run.py --file starter.py                   your predictions
+    python run.py --model facebook/opt-125m
+    python run.py --probe                             the selector only, no engine, no weights
+    PYTHONPATH=.:upstream python run.py --simulate 9.0    no GPU: the pinned tree, a pretended one
+
+The probe asks the real `get_attn_backend_cls` about twenty layers and compares name, log line and
+warning, or the error, with the prediction. Then an engine starts four times, each in a process of
+its own: by itself, with two backends by name, and with one that cannot work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+MODEL = ROOT / "models" / "byte-llama"
+MARK = "RESULT "
+PROMPTS = ("The block table", "Attention reads", "A request is", "The scheduler")
+
+MLA: dict[str, Any] = {"head_size": 576, "dtype": "bfloat16", "use_mla": True}
+USUAL: dict[str, Any] = {"head_size": 128, "dtype": "bfloat16"}
+CASES: tuple[tuple[dict[str, Any], str | None], ...] = (
+    (USUAL, None),
+    ({**USUAL, "head_size": 64, "dtype": "float16"}, None),
+    ({**USUAL, "head_size": 80}, None),
+    ({**USUAL, "head_size": 100}, None),
+    ({**USUAL, "head_size": 512}, None),
+    ({**USUAL, "dtype": "float32"}, None),
+    ({**USUAL, "head_size": 16, "dtype": "float32"}, None),
+    ({**USUAL, "kv_cache_dtype": "fp8"}, None),
+    ({**USUAL, "kv_cache_dtype": "fp8_e5m2"}, None),
+    ({**USUAL, "kv_cache_dtype": "int8_per_token_head"}, None),
+    ({**USUAL, "head_size": 64, "has_sink": True}, None),
+    ({**USUAL, "head_size": 256, "use_mm_prefix": True}, None),
+    ({**USUAL, "block_size": 8}, None),
+    (MLA, None),
+    ({**MLA, "kv_cache_dtype": "fp8"}, None),
+    ({**MLA, "kv_cache_dtype": "fp8", "block_size": 16}, None),
+    ({**MLA, "use_sparse": True}, None),
+    (USUAL, "FLASHINFER"),
+    (USUAL, "TRITON_ATTN"),
+    ({**USUAL, "head_size": 64}, "FLASHMLA"),
+    (USUAL, "FLASH_ATTENTION"),
+)
+"""A configuration and an override each."""
+
+
+def load_lab(file: str) -> ModuleType:
+    """A lab file as a module."""
+    spec = importlib.util.spec_from_file_location("lab_04_02", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["lab_04_02"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def simulated(lab: ModuleType, capability: str) -> Any:
+    """Make this process believe in a GPU, as the recorder does; the lab's description of it."""
+    sys.path.insert(0, str(ROOT))
+    from conformance import record_selector
+
+    setting = {"capability": capability, "fa4": True, "trtllm": True, "batch_invariant": False}
+    record_selector.GRID = {name: values[:1] for name, values in record_selector.GRID.items()}
+    record_selector.observe(setting)
+    major, minor = capability.split(".")
+    return lab.Device((int(major), int(minor)))
+
+
+def live(lab: ModuleType) -> Any:
+    """The lab's description of the GPU that is here and of the vLLM that is installed."""
+    from vllm.platforms import current_platform
+    from vllm.utils.flashinfer import has_nvidia_artifactory
+    from vllm.vllm_flash_attn import flash_attn_interface
+
+    capability = current_platform.get_device_capability()
+    trtllm = capability.major == 10 and has_nvidia_artifactory()
+    return lab.Device(tuple(capability), flash_attn_interface.FA4_AVAILABLE, trtllm)
+
+
+def real_answer(case: dict[str, Any], override: str | None) -> dict[str, Any]:
+    """What the real selector says about one layer: name, log line and warning, or the error."""
+    import torch
+    import vllm.logger
+    from vllm.config import AttentionConfig
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    logger = logging.getLogger("vllm.platforms.cuda")
+    vllm.logger._print_info_once.cache_clear()  # each of these lines is printed once only
+    asked = {"kv_cache_dtype": "auto", "block_size": None, **case}
+    asked["dtype"] = getattr(torch, asked["dtype"])
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        backend = AttentionConfig.validate_backend_before(override)
+        path = current_platform.get_attn_backend_cls(backend, AttentionSelectorConfig(**asked))
+    except ValueError as error:
+        return {"error": str(error)}
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    lines = {record.levelname: record.getMessage() for record in said}
+    names = [b.name for b in AttentionBackendEnum if b.value and b.get_path() == path]
+    return {"name": names[0], "line": lines["INFO"], "warning": lines.get("WARNING", "")}
+
+
+def predicted_answer(
+    lab: ModuleType, device: Any, case: dict[str, Any], override: str | None
+) -> dict[str, Any]:
+    """The same from the lab's functions."""
+    try:
+        chosen = lab.select_backend(lab.SelectorConfig(**case), device, override)
+    except ValueError as error:
+        return {"error": str(error)}
+    return {"name": chosen.name, "line": chosen.log_line, "warning": chosen.warning}
+
+
+def probe(lab: ModuleType, device: Any, context: Any) -> int:
+    """Compare every case; print each, return how many differ."""
+    differ = 0
+    print(f"=== {device}")
+    for case, override in CASES:
+        predicted = predicted_answer(lab, device, case, override)
+        with context():
+            real = real_answer(case, override)
+        same = predicted == real
+        differ += not same
+        words = ", ".join(f"{key}={value}" for key, value in case.items())
+        print(f"{words}{f', override {override}' if override else ''}")
+        print(f"  {'as predicted' if same else 'DIFFERS'}: {real.get('name', 'an error')}")
+        for key in real if same else {**predicted, **real}:
+            if same and key != "name" and real[key]:
+                print(f"    {real[key]}")
+            elif not same:
+                print(f"    {key}: predicted {predicted.get(key)!r}")
+                print(f"    {key}: real      {real.get(key)!r}")
+    print(f"{len(CASES)} layers: {differ} differ")
+    return differ
+
+
+def one_engine(arguments: argparse.Namespace) -> None:
+    """Start an engine and print its tokens."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=arguments.model,
+        gpu_memory_utilization=0.4,
+        max_model_len=512,
+        attention_backend=arguments.backend,
+    )
+    outputs = llm.generate(list(PROMPTS), SamplingParams(max_tokens=24, temperature=0.0))
+    config = llm.llm_engine.vllm_config
+    result = {
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "head_size": config.model_config.get_head_size(),
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "block_size": config.cache_config.block_size,
+    }
+    print(MARK + json.dumps(result), flush=True)
+
+
+def start(model: str, backend: str | None) -> tuple[int, list[str]]:
+    """Run `one_engine` in a process of its own; its exit status and its lines."""
+    command = [sys.executable, __file__, "--one", "--model", model]
+    command += ["--backend", backend] if backend else []
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout.splitlines()
+
+
+def engines(lab: ModuleType, device: Any, model: str) -> None:
+    """Three engines that must start and one that must not."""
+    first: list[list[int]] = []
+    wanted = ("attention backend", "AttentionBackendEnum", "FlashAttention version", "block size")
+    for backend in (None, "FLASHINFER", "TRITON_ATTN"):
+        print(f"=== engine, attention_backend={backend}")
+        status, lines = start(model, backend)
+        for line in lines:
+            if any(words in line for words in wanted):
+                print("  |", line)
+        if status:
+            raise SystemExit("\n".join([*lines[-30:], "the engine did not start"]))
+        result = json.loads(next(x for x in lines if x.startswith(MARK)).removeprefix(MARK))
+        config = lab.SelectorConfig(result["head_size"], result["dtype"])
+        predicted = lab.select_backend(config, device, backend).name
+        print(f"predicted {predicted}, the log says {lab.read_backend(lines)}")
+        first = first or result["tokens"]
+        same = [a == b for a, b in zip(first, result["tokens"], strict=True)]
+        print(f"block size {result['block_size']}; tokens as in the first engine: {same}")
+    print("=== engine, attention_backend=FLASHMLA")
+    status, lines = start(model, "FLASHMLA")
+    print(f"exit status {status}, not 0")
+    for line in lines:
+        if "Selected backend" in line or "initialization failed" in line:
+            print("  |", line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Predict and observe the attention backend.")
+    parser.add_argument("--model", default=str(MODEL))
+    parser.add_argument("--file", default=str(HERE / "solution.py"), help="your starter.py")
+    parser.add_argument("--probe", action="store_true", help="no engines")
+    parser.add_argument("--simulate", metavar="CAPABILITY", help="no GPU; the pinned tree")
+    parser.add_argument("--one", action="store_true", help="one engine, in this process")
+    parser.add_argument("--backend", help="with --one")
+    arguments = parser.parse_args()
+    if arguments.one:
+        return one_engine(arguments)
+    lab = load_lab(arguments.file)
+    if arguments.simulate:
+        device = simulated(lab, arguments.simulate)
+        raise SystemExit(bool(probe(lab, device, nullcontext)))
+    try:
+        import torch
+        import vllm  # noqa: F401
+    except ImportError as error:
+        raise SystemExit(
+            f"needs vllm==0.22.1: {error}. Without it: --simulate, or the tests"
+        ) from None
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA GPU here. Without one: --simulate, or the tests")
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    device = live(lab)
+    differ = probe(lab, device, lambda: set_current_vllm_config(VllmConfig()))
+    if not arguments.probe:
+        engines(lab, device, arguments.model)
+    raise SystemExit(bool(differ))
+
+
+if __name__ == "__main__":
+    main()
