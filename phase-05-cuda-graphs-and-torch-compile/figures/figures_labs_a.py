@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from conformance import parts  # noqa: E402
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
 
 PHASE = Path(__file__).resolve().parents[1]
@@ -134,7 +135,69 @@ def optimal() -> str:
     return svg.render()
 
 
+# ------------------------------------------------------------------ lab 05-03
+
+KINDS_OF_GRAPH = {"FULL": GREEN, "PIECEWISE": BLUE, "NONE": GREY}
+
+
+def routes() -> str:
+    """What the recorded real dispatcher answers for 1 to 600 tokens in each mode."""
+    cases = {
+        case["mode"]: case
+        for case in parts.load("cudagraph_modes")
+        if case["kind"] == "dispatch" and case["max_num_seqs"] == 256
+    }
+    svg = Svg(
+        780,
+        420,
+        "What each mode runs, by batch",
+        "For each of five modes two bars over 1 to 600 tokens, max_num_seqs 256. NONE: no graph. "
+        "PIECEWISE: piecewise graphs for both kinds up to 512. FULL: full graphs for both kinds up "
+        "to 512. FULL_DECODE_ONLY: full graphs for uniform decode up to 256, none for mixed. "
+        "FULL_AND_PIECEWISE: full graphs for uniform decode, piecewise for mixed up to 512. Above "
+        "512 tokens there is no graph in any mode. Uniform decode ends at 256.",
+    )
+    left, width = 250, 500
+    for index, (name, color) in enumerate(KINDS_OF_GRAPH.items()):
+        svg.rect(left + index * 150, 14, 14, 14, fill=color, opacity=0.75, radius=2)
+        words = {"FULL": "full graph", "PIECEWISE": "piecewise graphs", "NONE": "no graph"}[name]
+        svg.text(left + index * 150 + 20, 26, words, size=12)
+    for row, (mode, case) in enumerate(cases.items()):
+        y = 46 + row * 66
+        svg.text(12, y + 28, mode, size=13, css="ink mono", bold=True)
+        for kind, column in (("decode", 2), ("mixed", 0)):
+            top = y + (0 if kind == "decode" else 24)
+            svg.text(left - 8, top + 14, kind, size=11, anchor="end", css="soft")
+            start = 0
+            for n in range(1, 602):
+                found = [row[column] for row in case["found"][n - 1 : n]]
+                here = found[0][0] if found and found[0] else None
+                if n == 1:
+                    current = here
+                if here != current or n == 601:
+                    if current:
+                        svg.rect(
+                            left + width * start / 600,
+                            top,
+                            width * (n - 1 - start) / 600,
+                            18,
+                            fill=KINDS_OF_GRAPH[current],
+                            opacity=0.75,
+                            tip=f"{mode}, {kind}, {start + 1} to {n - 1} tokens: {current}",
+                        )
+                    start, current = n - 1, here
+    for n in (0, 128, 256, 384, 512, 600):
+        x = left + width * n / 600
+        svg.line(x, 40, x, 370, css="grid-line")
+        svg.text(x, 386, str(n), size=11, anchor="middle", css="soft")
+    svg.text(
+        left + width / 2, 406, "tokens in the step; max_num_seqs 256", size=12, anchor="middle"
+    )
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "lab-03-routes.svg": routes,
     "lab-05-padding.svg": padding,
     "lab-05-optimal.svg": optimal,
 }
