@@ -1,14 +1,16 @@
 """A model of CUDA graphs: pay for every launch once per shape, then replay with one launch.
 
-Promises G1-G3: eager costs n launches per call, capture n, replay 1; the captured input and output
-buffers keep their identity; replayed values equal eager ones. Mirrors
-`vllm/compilation/cuda_graph.py:145` `CUDAGraphWrapper`.
+Promises G1-G3: eager costs n launches per call, a first call n, replay 1; the captured input and
+output buffers keep their identity; replayed values equal eager ones. A `Tape` is honest: recording
+stores kernels with their buffers and computes nothing, so its output holds zeros until a replay. A
+first call is valid all the same, because it warms up before it records and returns the warm-up's
+result. Mirrors `vllm/compilation/cuda_graph.py:145` `CUDAGraphWrapper`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,9 +41,30 @@ def run_eager(ops: Sequence[Op], x: np.ndarray) -> np.ndarray:
     return x
 
 
+class Tape:
+    """Kernels with the buffers they read and write, in order: what a graph is.
+
+    `record` runs nothing; `replay` runs all and counts as one launch. A tape knows its buffers, not
+    the names that pointed to them: who binds a name to another array changes nothing here.
+    """
+
+    def __init__(self) -> None:
+        self.kernels: list[tuple[Op, np.ndarray, np.ndarray]] = []
+
+    def record(self, op: Op, src: np.ndarray, dst: np.ndarray) -> None:
+        """Store "`op` of `src` into `dst`". `dst` stays as it is."""
+        self.kernels.append((op, src, dst))
+
+    def replay(self) -> None:
+        """Run the kernels over their buffers; one launch, however many there are."""
+        for op, src, dst in self.kernels:
+            np.copyto(dst, op(src))
+        LaunchCounter.bump()
+
+
 @dataclass(slots=True)
 class GraphEntry:
-    """What one capture keeps: fixed buffers and how many launches it recorded.
+    """What one capture keeps: fixed buffers, how many launches it recorded, and the tape.
 
     Mirrors `vllm/compilation/cuda_graph.py:128` `CUDAGraphEntry`.
     """
@@ -50,6 +73,7 @@ class GraphEntry:
     static_input: np.ndarray
     output: np.ndarray
     num_ops: int
+    tape: Tape = field(default_factory=Tape)
 
 
 class GraphRunner:
@@ -91,20 +115,22 @@ class GraphRunner:
         return entry.output if shape == x.shape else entry.output[: len(x)]
 
     def _capture(self, x: np.ndarray, shape: tuple[int, ...]) -> GraphEntry:
+        """Warm up on `x`, record, and leave the warm-up's result in the output buffer."""
         static_input = np.zeros(shape, dtype=x.dtype)
         static_input[: len(x)] = x
-        output = run_eager(self.ops, static_input)
-        if output is static_input:  # no op made a new array
-            output = output.copy()
-        return GraphEntry(shape, static_input, output, len(self.ops))
+        tape, src, result = Tape(), static_input, static_input
+        for op in self.ops or [np.copy]:  # no ops: the graph is a copy
+            result = np.asarray(op(result))
+            dst = np.zeros(result.shape, dtype=result.dtype)
+            tape.record(op, src, dst)
+            src = dst
+        LaunchCounter.bump(len(self.ops))  # the warm-up's; recording launches nothing
+        np.copyto(src, result)
+        return GraphEntry(shape, static_input, src, len(self.ops), tape)
 
     def _replay(self, entry: GraphEntry, x: np.ndarray) -> None:
         np.copyto(entry.static_input[: len(x)], x)
-        result = entry.static_input
-        for op in self.ops:
-            result = op(result)
-        np.copyto(entry.output, result)
-        LaunchCounter.bump()
+        entry.tape.replay()
 
 
 class PiecewiseGraphRunner:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mini_vllm.cudagraph import GraphRunner, LaunchCounter, PiecewiseGraphRunner, run_eager
+from mini_vllm.cudagraph import GraphRunner, LaunchCounter, PiecewiseGraphRunner, Tape, run_eager
 from mini_vllm.testing import for_all
 
 OPS = (
@@ -113,3 +113,49 @@ def test_a_batch_above_the_ladder_runs_eagerly_and_a_size_below_one_is_refused()
     assert ladder.num_captured == 0
     with pytest.raises(ValueError, match=r"capture_sizes=\[0, 4\]: need sizes of at least 1"):
         GraphRunner(OPS[:3], capture_sizes=[0, 4])
+
+
+def test_recording_computes_nothing_and_a_replay_all_of_it_for_one_launch():
+    x, y, z = np.array([1.0, 2.0]), np.zeros(2), np.zeros(2)
+    tape = Tape()
+    LaunchCounter.reset()
+    tape.record(lambda a: a + 1.0, x, y)
+    tape.record(lambda a: a * 10.0, y, z)
+    assert (LaunchCounter.n, y.tolist(), z.tolist()) == (0, [0.0, 0.0], [0.0, 0.0])
+    tape.replay()
+    assert (LaunchCounter.n, y.tolist(), z.tolist()) == (1, [2.0, 3.0], [20.0, 30.0])
+    x[:] = 4.0
+    assert z.tolist() == [20.0, 30.0], "nothing runs before the replay"
+    tape.replay()
+    assert z.tolist() == [50.0, 50.0]
+
+
+def test_a_rebound_input_is_not_seen_and_an_earlier_result_changes_under_your_hands():
+    runner = GraphRunner([lambda x: x * 10.0])
+    first = runner(np.array([1.0]))
+    entry = runner.graphs[(1,)]
+    entry.static_input = np.array([7.0])
+    entry.tape.replay()
+    assert entry.output.tolist() == [10.0], "the tape reads the buffer it was recorded with"
+    assert first is entry.output
+    runner.graphs[(1,)].tape.kernels[0][1][:] = 3.0
+    entry.tape.replay()
+    assert first.tolist() == [30.0]
+
+
+def test_every_kernel_writes_to_a_buffer_of_its_own():
+    runner = GraphRunner([lambda x: x, lambda x: x[::-1], lambda x: x.sum(keepdims=True)])
+    runner(np.array([1.0, 2.0]))
+    tape = runner.graphs[(2,)].tape
+    buffers = [tape.kernels[0][1], *(dst for _, _, dst in tape.kernels)]
+    assert [buffer.shape for buffer in buffers] == [(2,), (2,), (2,), (1,)]
+    for i, one in enumerate(buffers):
+        assert not any(np.shares_memory(one, other) for other in buffers[:i])
+    assert runner(np.array([3.0, 4.0])).tolist() == [7.0]
+
+
+def test_no_ops_are_a_graph_that_copies():
+    runner = GraphRunner([])
+    assert launches(runner, np.array([1, 2])) == 0
+    assert launches(runner, np.array([3, 4])) == 1
+    assert runner(np.array([5, 6])).tolist() == [5, 6]
