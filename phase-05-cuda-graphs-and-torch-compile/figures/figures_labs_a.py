@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
@@ -196,7 +198,67 @@ def routes() -> str:
     return svg.render()
 
 
+# ------------------------------------------------------------------ lab 05-01
+
+
+def tape() -> str:
+    """Contents of the buffers of the engine's tape: recorded, replayed, after a new input."""
+    ops = [lambda x: x + 1.0, lambda x: x * 2.0, lambda x: x - 3.0]
+    entry, record = solution("lab-01-graph-replay-simulator").GraphRunner(ops).capture(np.ones(1))
+    buffers = [entry.static_input, *(dst for _, _, dst in entry.tape.kernels)]
+
+    def now() -> list[str]:
+        return [f"{float(buffer[0]):g}" for buffer in buffers]
+
+    rows = [("recorded with x = 1", now())]
+    entry.tape.replay()
+    rows.append(("replay()", now()))
+    np.copyto(entry.static_input, 5.0)
+    rows.append(("copyto(static_input, 5)", now()))
+    entry.tape.replay()
+    rows.append(("replay()", now()))
+    svg = Svg(
+        780,
+        318,
+        "A tape and its buffers",
+        "Three kernels, add 1, times 2, minus 3, over four buffers. "
+        + "; ".join(f"{words}: {', '.join(held)}" for words, held in rows)
+        + f". The warm-up's result was {float(record[0]):g}, outside the buffers.",
+    )
+    left, step = 236, 140
+    svg.text(12, 30, "the tape", bold=True)
+    for index, words in enumerate(("+ 1", "x 2", "- 3")):
+        x = left + index * step + 45
+        svg.line(x + 46, 62, x + 94, 62, width=2, arrow=True)
+        svg.text(x + 70, 50, words, size=13, anchor="middle", css="ink mono")
+    names = ("static input", "buffer 1", "buffer 2", "output")
+    for index, name in enumerate(names):
+        color = (ORANGE, GREY, GREY, GREEN)[index]
+        svg.box(left + index * step, 40, 90, 44, [name], fill=color, size=12)
+    for row, (words, held) in enumerate(rows):
+        y = 104 + row * 50
+        svg.text(12, y + 24, words, size=13, css="ink mono")
+        before = rows[row - 1][1] if row else held
+        for index, value in enumerate(held):
+            changed = row > 0 and value != before[index]
+            svg.rect(
+                left + index * step,
+                y,
+                90,
+                36,
+                fill=(ORANGE, GREY, GREY, GREEN)[index],
+                opacity=0.35 if changed else 0.08,
+                radius=4,
+            )
+            svg.text(
+                left + index * step + 45, y + 24, value, size=15, anchor="middle", bold=changed
+            )
+    svg.text(12, 306, "strong colour: what this line changed", size=12, css="soft")
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "lab-01-tape.svg": tape,
     "lab-03-routes.svg": routes,
     "lab-05-padding.svg": padding,
     "lab-05-optimal.svg": optimal,
