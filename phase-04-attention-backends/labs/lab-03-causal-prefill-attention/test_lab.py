@@ -51,6 +51,8 @@ def expected_rows(Q, K, V, start_pos=0, window=None, scale=None):
 
 
 def assert_rows(got, expected, start_pos, what, tolerance=TOLERANCE):
+    """`start_pos`: position of row 0, or an array with the position of each row."""
+    positions = np.arange(len(expected)) + start_pos if np.ndim(start_pos) == 0 else start_pos
     got = np.asarray(got if got is not None else [], dtype=float)
     assert got.shape == expected.shape, f"{what}: expected shape {expected.shape}, came {got.shape}"
     difference = np.abs(got - expected).max(axis=1)
@@ -59,7 +61,7 @@ def assert_rows(got, expected, start_pos, what, tolerance=TOLERANCE):
         row = int(bad[0])
         pytest.fail(
             f"{what}\n{len(bad)} of {len(got)} rows are wrong; the first is row {row}, at position "
-            f"{start_pos + row}: it sees keys 0 to {start_pos + row}, or its window of them.\n"
+            f"{positions[row]}: it sees keys 0 to {positions[row]}, or its window of them.\n"
             f"expected {expected[row]}\ncame     {got[row]}",
             pytrace=False,
         )
@@ -188,6 +190,38 @@ def test_tile_size_changes_nothing(lab, tile):
             f"tiles of {tile} rows, rows {start} to 12: each row has a maximum and sums of its own"
         )
         assert_rows(got, expected, start, what)
+
+
+def test_scores_far_from_zero(lab):
+    rng = np.random.default_rng(13)
+    Q, V = np.tile([2.0, 0, 0, 0], (9, 1)), rng.standard_normal((9, 3))
+    for middle in (-1000, 1000):
+        K = np.zeros((9, 4))
+        K[:, 0] = middle + rng.standard_normal(9)
+        caches = scatter(K, V, 4, 10, TABLE)
+        with np.errstate(all="ignore"):
+            got = lab.paged_causal_prefill_attention(Q, *caches, TABLE)
+        what = (
+            f"all scores are near {middle}: exp(1000) overflows and exp(-1000) is 0, so a row's "
+            "maximum has to be its own from its first key on; a 0 that no key scored is too large"
+        )
+        assert_rows(got, expected_rows(Q, K, V), 0, what, 1e-9)
+
+
+def test_float32_in_float32_out(lab):
+    rows = [array.astype(np.float32) for array in sequence(9, 14)]
+    caches = [c.astype(np.float32) for c in scatter(*rows[1:], 4, 10, TABLE)]
+    calls = {
+        "attend_tile": (rows[0], np.arange(9), *caches, TABLE, 0.3),
+        "paged_causal_prefill_attention": (rows[0], *caches, TABLE),
+        "varlen_causal_attention": (rows[0], *caches, [TABLE], [0, 9], [9]),
+    }
+    for name, arguments in calls.items():
+        got = np.asarray(getattr(lab, name)(*arguments)).dtype
+        assert got == np.float32, (
+            f"{name}: the output has the dtype of the queries, as the next layer expects.\n"
+            f"expected float32\ncame     {got}"
+        )
 
 
 class Watched(np.ndarray):
@@ -453,7 +487,9 @@ def test_varlen_on_the_engines_schedule(lab, shipped):
             f"step {step} of the mini engine, layer 0, head {head}: query_start_loc "
             f"{batch.query_start_loc.tolist()}, seq_lens {batch.seq_lens.tolist()}"
         )
-        assert_rows(got, expected[:, head], 0, what, 1e-10)
+        ends = zip(np.diff(batch.query_start_loc), batch.seq_lens, strict=True)
+        positions = np.concatenate([np.arange(stop - count, stop) for count, stop in ends])
+        assert_rows(got, expected[:, head], positions, what, 1e-10)
 
 
 def test_heads_of_a_group_share_a_tile(lab, monkeypatch):
