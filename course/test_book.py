@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -239,6 +240,12 @@ def test_a_formula_holds_nothing_that_markdown_would_read():
     pytest.importorskip("latex2mathml", reason="needs the book extra")
     made = book_pages.mathml(r"a * b * \text{max_num_seqs}")
     assert not re.search(r"[*_`\[\]|\n]", re.sub(r"<[^>]*>", "", made))
+
+
+def test_a_formula_shows_the_underscore_of_a_name():
+    pytest.importorskip("latex2mathml", reason="needs the book extra")
+    made = html.unescape(book_pages.mathml(r"\text{start\_pos} = n"))
+    assert "<mtext>start_pos</mtext>" in made
 
 
 @pytest.mark.parametrize("latex", ["x_1_2", r"\unknown x"])
