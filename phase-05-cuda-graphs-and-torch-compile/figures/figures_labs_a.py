@@ -21,6 +21,7 @@ if str(ROOT) not in sys.path:
 
 from conformance import parts  # noqa: E402
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
+from mini_vllm.launches import LAYER, simulate  # noqa: E402
 
 PHASE = Path(__file__).resolve().parents[1]
 
@@ -257,7 +258,47 @@ def tape() -> str:
     return svg.render()
 
 
+# ------------------------------------------------------------------ lab 05-02
+
+
+def regimes() -> str:
+    """Step time against the kernels' length: the engine's two lanes, eager, piecewise and full."""
+    kernels, launch = list(LAYER) * 33, 5.0
+    lengths = [0.5 + 0.25 * i for i in range(47)]
+    colors = {"eager": ORANGE, "piecewise": BLUE, "full": GREEN}
+    times = {
+        mode: [(us, simulate(kernels, mode, launch, us).step_us / 1000) for us in lengths]
+        for mode in colors
+    }
+    at = {mode: simulate(kernels, mode, launch, 2.0).step_us / 1000 for mode in colors}
+    svg = Svg(
+        780,
+        330,
+        "When a graph pays",
+        f"Milliseconds per step of {len(kernels)} kernels against the length of one kernel, 5 "
+        "microseconds per launch, from the two-lane simulator. Eager is flat at about 1.5 ms until "
+        "kernels last 5 microseconds, then rises with the others. With kernels of 2 microseconds: "
+        + ", ".join(f"{mode} {value:.2f} ms" for mode, value in at.items())
+        + ". Above 5 microseconds all three coincide.",
+    )
+    axes = Axes(svg, (56, 40, 700, 230), (0, 12), (0, 4))
+    axes.frame(
+        "length of one kernel in microseconds; a launch takes 5",
+        f"milliseconds per step of {len(kernels)} kernels",
+        {n: str(n) for n in range(0, 13)},
+        {n: str(n) for n in range(0, 5)},
+    )
+    for mode, color in colors.items():
+        axes.curve(times[mode], color, dash="6 4" if mode == "full" else None)
+    svg.line(axes.x(5), 40, axes.x(5), 270, stroke=PURPLE, dash="3 3")
+    axes.label(5, 3.8, "kernel = launch: from here the GPU is the slower lane", PURPLE)
+    axes.label(0.5, 1.5, "eager: the host is the slower lane", ORANGE, dy=-8)
+    axes.label(2, 0.6, "piecewise, full (dashed)", GREEN, dx=22, dy=6)
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "lab-02-regimes.svg": regimes,
     "lab-01-tape.svg": tape,
     "lab-03-routes.svg": routes,
     "lab-05-padding.svg": padding,
