@@ -67,8 +67,8 @@ def contents(root: Path) -> Contents:
     _add_linked(root, found)
     listed = set(found.listed())
     for page in pages.find(root):
-        phase = book_extras.phase_of(root, page)
-        if phase and not (phase / CHAPTERS[0]).is_file():
+        home = book_extras.phase_of(root, page)
+        if home and not (home / CHAPTERS[0]).is_file():
             continue  # a phase begins with its guide; until then its pages wait
         if page not in listed:
             found.findings.append(Finding(page, 1, "no chapter lists this page and none links it"))
