@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -103,6 +106,36 @@ def test_an_endless_loop_ends_at_the_time_limit_and_says_where_it_was(little_cou
     assert report.stuck_test.endswith("::test_rounds_up")
     assert "Out of time: after 1 s the tests were still running in test_rounds_up." in told
     assert re.search(r"Your code was at starter.py, line [23], in num_blocks.", told)
+
+
+def test_an_endless_loop_after_a_failed_test_says_where_it_was_too(little_course):
+    (path,) = little_course.glob("phase-90-little/labs/lab-00-*/test_lab.py")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n\ndef test_zeta(lab):\n    assert lab.num_blocks(99, 1) == 99, 'zeta'\n")
+    report, told = grade(
+        little_course, body("while num_tokens == 99:\n    pass\nreturn 0"), time_limit=1.0
+    )
+    assert [result.outcome for result in report.results] == ["failed"]
+    assert report.stuck_test.endswith("::test_zeta")
+    assert "after 1 s the tests were still running" in report.trouble + told
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the state of a process in /proc")
+def test_a_grader_ends_when_the_process_that_asked_for_it_is_killed():
+    grader = (
+        "import os; from course import runner; parent = os.getppid()\n"
+        "print(os.getpid(), flush=True); runner._end_with(parent)"
+    )
+    asking = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grader!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", asking], stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as process:
+        assert process.stdout is not None
+        status = Path(f"/proc/{int(process.stdout.readline())}/status")
+        assert status.exists()
+        process.kill()
+        process.stdout.read()  # ends when the last writer, the grader, has ended
+    assert not status.exists() or "State:\tZ" in status.read_text(encoding="utf-8")
 
 
 def test_what_the_code_left_running_is_ended_with_it(little_course, tmp_path):
