@@ -117,7 +117,7 @@ def test_an_endless_loop_after_a_failed_test_says_where_it_was_too(little_course
     )
     assert [result.outcome for result in report.results] == ["failed"]
     assert report.stuck_test.endswith("::test_zeta")
-    assert "after 1 s the tests were still running" in report.trouble + told
+    assert re.search(r"Your code was at starter.py, line [23], in num_blocks.", told)
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the state of a process in /proc")
