@@ -3,13 +3,15 @@
 `load("block_pool")` gives the cases that `record_parts.py` describes. `replay_block_pool`,
 `replay_free_queue` and `replay_kv_cache_manager` drive the mini classes, or a learner's, through
 the recorded operations and return the first difference in words, "" when there is none.
+`selector_outcome` looks up one answer of the recorded attention selector.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,56 @@ def save(path: Path, part: str, about: str, cases: Sequence[Case]) -> None:
     content = {"upstream": recording.UPSTREAM, "part": part, "about": about, "cases": list(cases)}
     data = json.dumps(content, separators=(",", ":")).encode()
     path.write_bytes(gzip.compress(data, 9, mtime=0))
+
+
+@functools.cache
+def _selector_cases() -> list[Case]:
+    return load("attention_selector")
+
+
+def selector_outcome(
+    capability: str, feature: Mapping[str, bool] | None = None, **asked: Any
+) -> dict[str, Any]:
+    """What the real attention selector said on one device, for one configuration.
+
+    Args:
+        capability: of the device, for example "9.0".
+        feature: what the layer needs beyond the usual, for example `{"use_mla": True}`.
+        asked: fields of the recording's grid (`head_size`, `dtype`, `kv_cache_dtype`,
+            `block_size`), or of the device (`fa4`, `trtllm`, `batch_invariant`). What is not named
+            is head 128, bfloat16, cache "auto", any block size, and a wheel with everything.
+
+    Returns:
+        `valid`, names of backends in order of priority (the first is chosen; empty is an error),
+        and `rejected`, reasons by backend.
+
+    Raises:
+        ValueError: the recording has no such question; the message names what it has.
+    """
+    device = {"capability": capability, "fa4": True, "trtllm": True, "batch_invariant": False}
+    grid = {"head_size": 128, "dtype": "bfloat16", "kv_cache_dtype": "auto", "block_size": None}
+    for name, value in asked.items():
+        if name not in device and name not in grid:
+            raise ValueError(f"{name!r} is not recorded; there are {', '.join([*device, *grid])}")
+        (device if name in device else grid)[name] = value
+    cases = _selector_cases()
+    found = [c for c in cases if all(c[key] == value for key, value in device.items())]
+    if len(found) != 1:
+        has = sorted({c["capability"] for c in cases}, key=float)
+        raise ValueError(f"no device {device} is recorded; capabilities are {', '.join(has)}")
+    (case,) = found
+    number = 0
+    for name, choices in case["grid"].items():
+        if grid[name] not in choices:
+            raise ValueError(f"{name}={grid[name]!r} is not recorded; there are {choices}")
+        number = number * len(choices) + choices.index(grid[name])
+    features = case["features"]
+    wanted = dict(feature or {})
+    if wanted not in features:
+        raise ValueError(f"feature {wanted} is not recorded; there are {features}")
+    number = number * len(features) + features.index(wanted)
+    outcome: dict[str, Any] = case["outcomes"][case["found"][number]]
+    return outcome
 
 
 def replay_free_queue(

@@ -40,6 +40,31 @@ def test_the_recording_covers_every_device_and_every_configuration():
         assert set(recorded["found"]) == set(range(len(recorded["outcomes"])))
 
 
+def test_the_lookup_finds_what_the_recording_holds_at_every_place():
+    features = record_selector.FEATURES
+    for recorded in CASES:
+        setting = {key: recorded[key] for key in ("fa4", "trtllm", "batch_invariant")}
+        for number, asked in enumerate(record_selector.configurations()):
+            if number % 89:
+                continue
+            feature = {key: asked[key] for key in asked if key not in recorded["grid"]}
+            assert feature in features
+            grid = {key: asked[key] for key in recorded["grid"]}
+            found = parts.selector_outcome(recorded["capability"], feature, **grid, **setting)
+            assert found == recorded["outcomes"][recorded["found"][number]]
+
+
+def test_the_lookup_names_what_is_not_recorded():
+    for capability, feature, asked, words in (
+        ("6.0", None, {}, "capabilities are 7.5"),
+        ("9.0", None, {"head_size": 127}, "head_size=127 is not recorded"),
+        ("9.0", {"use_mlo": True}, {}, "use_mlo"),
+        ("9.0", None, {"sliding": 1}, "'sliding' is not recorded"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            parts.selector_outcome(capability, feature, **asked)
+
+
 @pytest.mark.parametrize(
     ("capability", "asked", "chosen"),
     [

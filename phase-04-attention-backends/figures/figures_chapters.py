@@ -7,7 +7,6 @@ functions they name. `paths`, `mask` and `merge` are diagrams. No upstream count
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -20,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from conformance import parts  # noqa: E402
+from conformance.parts import selector_outcome as outcome  # noqa: E402
 from course.figures import (  # noqa: E402
     BLUE,
     GREEN,
@@ -52,34 +51,6 @@ COLORS = {
 
 
 # ------------------------------------------------------------------ the recorded selector
-
-
-@functools.cache
-def cases() -> list[dict[str, Any]]:
-    """The recording, read once."""
-    loaded: list[dict[str, Any]] = parts.load("attention_selector")
-    return loaded
-
-
-def outcome(capability: str, feature: dict[str, Any] | None = None, **asked: Any) -> dict[str, Any]:
-    """What the real selector decided: `valid` in order of priority, and `rejected` with reasons.
-
-    `asked` may hold fields of the recording's grid, `fa4`, `trtllm` and `batch_invariant`.
-    """
-    setting = {"fa4": True, "trtllm": True, "batch_invariant": False}
-    grid = {"head_size": 128, "dtype": "bfloat16", "kv_cache_dtype": "auto", "block_size": None}
-    for name, value in asked.items():
-        (setting if name in setting else grid)[name] = value
-    setting["capability"] = capability  # type: ignore[assignment]
-    (case,) = (
-        case for case in cases() if all(case[key] == value for key, value in setting.items())
-    )
-    number = 0
-    for name, values in case["grid"].items():
-        number = number * len(values) + values.index(grid[name])
-    number = number * len(case["features"]) + case["features"].index(feature or {})
-    found: dict[str, Any] = case["outcomes"][case["found"][number]]
-    return found
 
 
 MLA: dict[str, Any] = {"use_mla": True}
