@@ -18,7 +18,7 @@ from pathlib import Path
 
 from course import book_extras, book_pages, book_site, citations, pages
 from course.citations import Finding
-from course.labs import CourseError
+from course.labs import CourseError, lab_folders
 
 FRONT = ("README", "SETUP", "UPSTREAM_PIN", "GLOSSARY", "CAREER", "PUBLISHING", "CHANGES")
 CHAPTERS = ("00-guide.md", "01-deep-dive.md", "02-mini-build.md")
@@ -90,7 +90,7 @@ def _phase(phase: Path, findings: list[Finding]) -> Iterator[Chapter]:
     overview = "labs/README.md"
     has_overview = (phase / overview).is_file()
     yield _phase_chapter(phase, overview) if has_overview else Chapter(None, 0, "Labs")
-    for lab in sorted((phase / "labs").glob("lab-[0-9][0-9]-*")):
+    for lab in lab_folders(phase / "labs"):
         if (lab / "README.md").is_file():
             yield _chapter(lab / "README.md", 1)
         else:

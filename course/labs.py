@@ -108,10 +108,27 @@ def find_root(start: Path | None = None) -> Path:
 def find_labs(root: Path) -> list[Lab]:
     """Every folder `phase-NN-*/labs/lab-NN-*` with a lab.yaml, in course order."""
     labs = []
-    for path in sorted(root.glob("phase-*/labs/lab-*/lab.yaml")):
-        if lab_id := manifest.id_of(path.parent):
-            labs.append(Lab(path.parent, lab_id))
-    return sorted(labs, key=lambda lab: lab.id)
+    for phase in sorted(root.glob("phase-*/labs")):
+        for folder in lab_folders(phase):
+            lab_id = manifest.id_of(folder)
+            if lab_id and (folder / "lab.yaml").is_file():
+                labs.append(Lab(folder, lab_id))
+    return labs
+
+
+def lab_folders(labs: Path) -> list[Path]:
+    """The folders `lab-NN-*` of a phase, in the order in which `labs/README.md` links them.
+
+    That order is the phase's own, and may differ from the numbers. What is not linked comes last.
+    """
+    page = labs / "README.md"
+    text = page.read_text("utf-8") if page.is_file() else ""
+    linked = list(dict.fromkeys(re.findall(r"\((lab-\d\d-[^/()\s]*)/", text)))
+
+    def place(folder: Path) -> tuple[int, str]:
+        return linked.index(folder.name) if folder.name in linked else len(linked), folder.name
+
+    return sorted(labs.glob("lab-[0-9][0-9]-*"), key=place)
 
 
 def pick(labs: list[Lab], name: str) -> Lab:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -119,9 +119,14 @@ class Progress:
         self.entries.pop(lab.id, None)
         self._write()
 
-    def next_lab(self, labs: Iterable[Lab]) -> Lab | None:
-        """The first lab, in course order, that is not passed and needs no GPU; else any left."""
-        left = [lab for lab in labs if self.state(lab) != PASSED]
+    def next_lab(self, labs: Sequence[Lab], after: Lab | None = None) -> Lab | None:
+        """The first lab, in course order, that is not passed and needs no GPU; else any left.
+
+        With `after` the search begins behind that lab, and comes round to the labs before it.
+        """
+        start = labs.index(after) + 1 if after in labs else 0
+        around = [*labs[start:], *labs[:start]]
+        left = [lab for lab in around if self.state(lab) != PASSED]
         cpu = [lab for lab in left if lab.manifest.tag != "GPU-REQ"]
         return next(iter(cpu or left), None)
 

@@ -20,6 +20,15 @@ def test_labs_come_in_course_order(little_course):
     assert [lab.id for lab in find_labs(little_course)] == ["90-00", "90-01"]
 
 
+def test_the_order_within_a_phase_is_that_of_the_labs_page(little_course):
+    page = little_course / "phase-90-little" / "labs" / "README.md"
+    first, second = (lab.folder.name for lab in find_labs(little_course))
+    page.write_text(f"[b]({second}/README.md), [a]({first}/README.md), [b]({second}/README.md)")
+    assert [lab.id for lab in find_labs(little_course)] == ["90-01", "90-00"]
+    page.write_text(f"[b]({second}/README.md), the other is not linked")
+    assert [lab.id for lab in find_labs(little_course)] == ["90-01", "90-00"]
+
+
 @pytest.mark.parametrize("name", ["90-01", "90-1", "90.1", "blocks-1", "lab-01-blocks-1"])
 def test_a_lab_goes_by_its_number_or_a_part_of_its_folders_name(little_course, name):
     assert pick(find_labs(little_course), name).id == "90-01"

@@ -82,6 +82,13 @@ def test_the_next_lab_is_the_first_that_is_not_passed(progress, labs):
     assert progress.next_lab(labs) == labs[1]
 
 
+def test_after_a_lab_comes_the_one_behind_it_and_then_what_was_left_out(progress, labs):
+    assert progress.next_lab(labs, after=labs[0]) == labs[1]
+    edit(labs[1])
+    progress.record(labs[1], outcome("passed"))
+    assert progress.next_lab(labs, after=labs[1]) == labs[0]
+
+
 def test_the_current_lab_is_the_one_the_learner_stands_in(progress, labs, little_course):
     assert current_lab(little_course, progress, cwd=labs[1].folder) == labs[1]
 
