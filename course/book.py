@@ -18,7 +18,7 @@ from pathlib import Path
 
 from course import book_extras, book_pages, book_site, citations, pages
 from course.citations import Finding
-from course.labs import CourseError, lab_folders
+from course.labs import CourseError, lab_folders, phase_title
 
 FRONT = ("README", "SETUP", "UPSTREAM_PIN", "GLOSSARY", "CAREER", "PUBLISHING", "CHANGES")
 CHAPTERS = ("00-guide.md", "01-deep-dive.md", "02-mini-build.md")
@@ -62,7 +62,7 @@ def contents(root: Path) -> Contents:
     if not (root / "README.md").is_file():
         found.findings.append(Finding(root / "README.md", 1, "the book needs this page"))
     for phase in sorted(root.glob("phase-[0-9][0-9]-*")):
-        found.parts.append((_phase_title(phase), list(_phase(phase, found.findings))))
+        found.parts.append((phase_title(phase), list(_phase(phase, found.findings))))
     found.parts.append(("Reference", []))
     _add_linked(root, found)
     listed = set(found.listed())
@@ -137,14 +137,6 @@ def _phase_chapter(phase: Path, name: str) -> Chapter:
     """A page that every phase has, by its short name: the part of the list names the phase."""
     number = phase.name.split("-")[1]
     return Chapter(phase / name, 0, f"{number} {book_extras.SHORT[name]}")
-
-
-def _phase_title(phase: Path) -> str:
-    """The number, and the name its guide has before the colon; else that of the folder."""
-    _, number, *words = phase.name.split("-")
-    guide = phase / CHAPTERS[0]
-    name, colon, _ = _chapter(guide).title.partition(":") if guide.is_file() else ("", "", "")
-    return f"{number} {name if colon else ' '.join(words).capitalize()}"
 
 
 def summary(root: Path, found: Contents) -> str:

@@ -131,6 +131,15 @@ def lab_folders(labs: Path) -> list[Path]:
     return sorted(labs.glob("lab-[0-9][0-9]-*"), key=place)
 
 
+def phase_title(folder: Path) -> str:
+    """Its number and what its guide is called, else the folder's name: "02 PagedAttention"."""
+    _, number, *words = folder.name.split("-")
+    guide = folder / "00-guide.md"
+    heading = guide.read_text("utf-8").partition("\n")[0] if guide.is_file() else ""
+    name, colon, _ = heading.removeprefix("# ").partition(":")
+    return f"{number} {name if colon else ' '.join(words).capitalize()}"
+
+
 def pick(labs: list[Lab], name: str) -> Lab:
     """The lab called `name`: an id (`02-01`, `2-1`), a path, or part of a folder's name.
 

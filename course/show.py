@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from course.grading import Report, TestResult
-from course.labs import Lab
+from course.labs import Lab, phase_title
 from course.progress import CHANGED, PASSED, STARTED, Progress
 
 _COMMAND = re.compile(
@@ -75,12 +75,6 @@ def hours(minutes: int) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
 
 
-def phase_title(root: Path, phase: str) -> str:
-    """`phase-02-paged-attention` as "02 Paged attention"."""
-    number, _, name = phase.removeprefix("phase-").partition("-")
-    return f"{number} {name.replace('-', ' ').capitalize()}"
-
-
 # ------------------------------------------------------------------ the dashboard
 
 
@@ -97,8 +91,8 @@ def dashboard(console: Console, root: Path, labs: list[Lab], progress: Progress)
         done = [lab for lab in own if states[lab.id] == PASSED]
         left = sum(lab.manifest.minutes for lab in own if states[lab.id] != PASSED)
         table.add_row(
-            phase_title(root, phase),
-            ProgressBar(total=len(own), completed=len(done), width=20),
+            phase_title(root / phase),
+            ProgressBar(total=len(own), completed=len(done), width=12),
             f"{len(done)}/{len(own)}",
             hours(left) if left else "done",
         )
