@@ -1,0 +1,120 @@
+"""Figures of labs 06-01 and 06-03 and of the experiments; `make.py` writes them.
+
+Those of the labs are computed by the labs' own solutions, those of the experiments are drawn from
+`experiments/measured`. No upstream counterpart.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from course import mine
+from course.figures import BLUE, GREEN, ORANGE, RED, Axes, Svg
+
+PHASE = Path(__file__).resolve().parents[1]
+INT8, INT4 = "lab-01-fake-quant-linear", "lab-03-int4-groups-and-packing"
+
+
+@functools.cache
+def solution(lab: str) -> ModuleType:
+    """The reference solution of one of this phase's labs."""
+    return mine.load(PHASE / "labs" / lab / "solution.py")
+
+
+def rel(a: np.ndarray, b: np.ndarray) -> float:
+    """Norm of the error over norm of the exact one."""
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+# ------------------------------------------------------------------ lab 06-01
+
+
+def grid() -> str:
+    """Row 0 of the worked example on its own grid, and on the grid that the loud row sets."""
+    lab = solution(INT8)
+    W = np.array([[0.5, -0.9, 0.25, 2.0], [100, -40, 25, -12.5], [0, 0, 0, 0]], np.float32)
+    own, scales = lab.quantize_per_channel(W)
+    shared, scale = lab.quantize_per_tensor(W)
+    svg = Svg(
+        780,
+        300,
+        "One row of weights on two grids",
+        "The weights 0.5, -0.9, 0.25 and 2.0. On the row's own grid, with a step of 0.0157, each "
+        "lies practically on a grid point. On the grid of the whole tensor, with a step of 0.787, "
+        "they move to 0.787, -0.787, 0 and 2.362.",
+    )
+    axes = Axes(svg, (30, 40, 720, 200), (-1.3, 2.6), (0, 1))
+    rows = (
+        (96, own[0], float(scales[0]), "own scale: 2.0 / 127 = 0.0157"),
+        (226, shared[0], scale, "scale of the loud row: 100 / 127 = 0.787"),
+    )
+    for top, codes, step, words in rows:
+        svg.text(30, top - 62, words, bold=True)
+        svg.line(axes.x(-1.3), top, axes.x(2.6), top)
+        for k in range(-127, 128):
+            if -1.3 <= k * step <= 2.6:
+                tall = 7 if step > 0.1 else 3.5
+                svg.line(axes.x(k * step), top - tall, axes.x(k * step), top + tall)
+        for weight, code in zip(W[0], codes, strict=True):
+            x, to = axes.x(float(weight)), axes.x(float(code) * step)
+            svg.circle(x, top - 30, 5, BLUE, tip=f"{weight:g}")
+            svg.text(x, top - 40, f"{weight:g}", size=12, anchor="middle")
+            svg.line(x, top - 25, to, top - 9, stroke=ORANGE, width=1.5, arrow=True)
+            label = f"{code}"
+            svg.text(to, top + 24, label, size=12, anchor="middle", css="ink mono")
+            svg.text(
+                to, top + 40, f"{float(code) * step:.3f}", size=11, anchor="middle", css="soft"
+            )
+    svg.text(30, 290, "dots: the weights; below each grid: the code and the value that comes back",
+             size=12, css="soft")  # fmt: skip
+    return svg.render()
+
+
+def metric_trap() -> str:
+    """Per-tensor error of all rows and of the quiet rows, as one row gets louder."""
+    lab = solution(INT8)
+    base = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    others = np.arange(64) != 3
+    curves: dict[str, list[tuple[float, float]]] = {"whole": [], "others": [], "channel": []}
+    for factor in 10.0 ** np.linspace(0, 3, 25):
+        W = base.copy()
+        W[3] *= np.float32(factor)
+        tensor = lab.dequantize(*lab.quantize_per_tensor(W))
+        channel = lab.dequantize(*lab.quantize_per_channel(W))
+        curves["whole"].append((factor, rel(tensor, W)))
+        curves["others"].append((factor, rel(tensor[others], W[others])))
+        curves["channel"].append((factor, max(rel(channel[o], W[o]) for o in range(64))))
+    whole, quiet, channel = (curves[name] for name in ("whole", "others", "channel"))
+    svg = Svg(
+        780,
+        330,
+        "The whole matrix's error hides what happens to its rows",
+        "Relative error over the loudness of one row of 64, with one scale for the tensor. Of the "
+        f"whole matrix: {whole[0][1]:.3f} at 1, at most {max(y for _, y in whole):.3f}, "
+        f"{whole[-1][1]:.3f} at 1000. Of the other rows: {quiet[0][1]:.3f} at 1, "
+        f"{quiet[16][1]:.2f} at 100, {quiet[-1][1]:.2f} at 1000. With a scale per row no row exceeds "
+        f"{max(y for _, y in channel):.3f}.",
+    )
+    axes = Axes(svg, (60, 40, 520, 230), (1, 1000), (0.003, 1.5), log_x=True, log_y=True)
+    ticks = {0.003: "0.3 %", 0.01: "1 %", 0.03: "3 %", 0.1: "10 %", 0.3: "30 %", 1.0: "100 %"}
+    axes.frame(
+        "how many times louder one row is", "relative error",
+        {1: "1", 10: "10", 100: "100", 1000: "1000"}, ticks,
+    )  # fmt: skip
+    axes.curve(quiet, RED)
+    axes.curve(whole, ORANGE, dash="5 3")
+    axes.curve(channel, GREEN)
+    axes.label(*quiet[-1], "the 63 other rows", RED, dy=8)
+    axes.label(*whole[-1], "the whole matrix", ORANGE, dy=-4)
+    axes.label(*channel[-1], "worst row, own scales", GREEN, dy=13)
+    return svg.render()
+
+
+FIGURES = {
+    "lab-01-grid.svg": grid,
+    "lab-01-metric-trap.svg": metric_trap,
+}
