@@ -96,7 +96,7 @@ def metric_trap() -> str:
         "Relative error over the loudness of one row of 64, with one scale for the tensor. Of the "
         f"whole matrix: {whole[0][1]:.3f} at 1, at most {max(y for _, y in whole):.3f}, "
         f"{whole[-1][1]:.3f} at 1000. Of the other rows: {quiet[0][1]:.3f} at 1, "
-        f"{quiet[16][1]:.2f} at 100, {quiet[-1][1]:.2f} at 1000. With a scale per row no row exceeds "
+        f"{quiet[16][1]:.2f} at 100, {quiet[-1][1]:.2f} at 1000. With own scales no row exceeds "
         f"{max(y for _, y in channel):.3f}.",
     )
     axes = Axes(svg, (60, 40, 520, 230), (1, 1000), (0.003, 1.5), log_x=True, log_y=True)
@@ -114,7 +114,95 @@ def metric_trap() -> str:
     return svg.render()
 
 
+# ------------------------------------------------------------------ lab 06-03
+
+
+def layouts() -> str:
+    """Where eight codes of one matrix go: two bytes' worth of nibbles, and two kinds of words."""
+    lab = solution(INT4)
+    codes = np.arange(8)
+    svg = Svg(
+        780,
+        352,
+        "Where eight codes go",
+        "Eight neighbouring codes, numbered 0 to 7, and the nibbles they are stored in, the lowest "
+        "at the right. Two per byte: byte 0 holds 1 and 0, and so on. GPTQ and compressed-tensors: "
+        "one word with 7 6 5 4 3 2 1 0. AWQ: 7 5 3 1 6 4 2 0.",
+    )
+    left, cell = 250, 62
+
+    def row(top: float, words: list[str], order: list[int], gaps: int) -> None:
+        for number, line in enumerate(words):
+            svg.text(16, top + 16 + 17 * number, line, size=13 if number == 0 else 11.5,
+                     bold=number == 0, css="ink" if number == 0 else "soft")  # fmt: skip
+        for place, index in enumerate(order):
+            x = left + place * cell + (place // gaps) * 6
+            fill = BLUE if index % 2 == 0 else ORANGE
+            svg.rect(x, top, cell - 3, 40, fill=fill, opacity=0.14 + 0.09 * index, radius=4)
+            svg.text(x + cell / 2, top + 25, str(index), anchor="middle", css="ink mono", bold=True)
+
+    row(20, ["codes of the matrix", "in their order along the packed axis"], codes.tolist(), 8)
+    packed = lab.pack_int4(codes[None] - 8)[0]
+    nibbles = [n for byte in packed for n in (int(byte) >> 4, int(byte) & 15)]
+    row(96, ["two per byte (this lab)", "bytes from left to right, high nibble", "first"],
+        nibbles, 2)  # fmt: skip
+    for top, order, words in (
+        (184, lab.STANDARD, ["GPTQ, compressed-tensors", "bits 31 to 0 of one int32;",
+                             "packed along the inputs"]),
+        (272, lab.AWQ, ["AWQ", "bits 31 to 0 of one int32;", "packed along the outputs"]),
+    ):  # fmt: skip
+        word = int(lab.pack_words(codes[None] - 8, order).view(np.uint32)[0, 0])
+        row(top, words, [word >> shift & 15 for shift in range(28, -4, -4)], 8)
+    return svg.render()
+
+
+def group_size() -> str:
+    """Error over group size, for weights of one loudness and of a changing one."""
+    lab = solution(INT4)
+    rng = np.random.default_rng(0)
+    band = np.repeat(10.0 ** rng.uniform(-1, 1, 16), 64)
+    banded = rng.standard_normal((32, 1024)) * band
+    even = np.random.default_rng(0).standard_normal((32, 1024))
+    sizes = (8, 16, 32, 64, 128, 256, 512, 1024)
+    curves: dict[str, list[tuple[float, float]]] = {"even": [], "banded": [], "quiet": []}
+    for size in sizes:
+        back = [lab.dequantize_grouped(*lab.quantize_grouped(W, size), size)
+                for W in (even, banded)]  # fmt: skip
+        quiet = band < 1
+        curves["even"].append((size, rel(back[0], even)))
+        curves["banded"].append((size, rel(back[1], banded)))
+        curves["quiet"].append((size, rel(back[1][:, quiet], banded[:, quiet])))
+    svg = Svg(
+        780,
+        310,
+        "Error and cost over the size of a group",
+        "Relative error over the group size. "
+        + " ".join(
+            f"{name}: {line[1][1]:.3f} at 16, {line[4][1]:.3f} at 128, {line[-1][1]:.3f} at 1024."
+            for name, line in curves.items()
+        ),
+    )
+    axes = Axes(svg, (60, 40, 500, 220), (8, 1024), (0, 1.05), log_x=True)
+    ticks: dict[float, str] = {size: str(size) for size in sizes}
+    axes.frame("", "relative error", ticks, {y / 10: f"{10 * y} %" for y in range(0, 11, 2)})
+    for size in sizes:
+        svg.text(axes.x(size), 292, f"{4 + 16 / size:.4g}", size=11, anchor="middle", css="soft")
+    svg.text(596, 277, "weights per group", size=12)
+    svg.text(596, 292, "bits per weight", size=12)
+    for name, colour, words, dy in (
+        ("quiet", RED, "changing loudness, quiet part", 4),
+        ("banded", ORANGE, "changing loudness, all", -2),
+        ("even", GREEN, "Gaussian", 14),
+    ):
+        axes.curve(curves[name], colour)
+        axes.dots(curves[name], colour, radius=3)
+        axes.label(*curves[name][-1], words, colour, dy=dy)
+    return svg.render()
+
+
 FIGURES = {
     "lab-01-grid.svg": grid,
     "lab-01-metric-trap.svg": metric_trap,
+    "lab-03-layouts.svg": layouts,
+    "lab-03-group-size.svg": group_size,
 }
