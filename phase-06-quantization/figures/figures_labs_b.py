@@ -1,0 +1,362 @@
+"""Figures of labs 06-02, 06-04 and 06-05 and of the studies; `make.py` writes them.
+
+Those of the labs are computed by the labs' own solutions, those of the studies are drawn from
+`studies/measured` and the shipped weights. No upstream counterpart.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from course import mine
+from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+
+PHASE = Path(__file__).resolve().parents[1]
+
+
+@functools.cache
+def solution(lab: str) -> ModuleType:
+    """The reference solution of one of this phase's labs."""
+    return mine.load(PHASE / "labs" / lab / "solution.py")
+
+
+@functools.cache
+def study(name: str) -> ModuleType:
+    """One of the studies' modules."""
+    folder = str(PHASE / "studies")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return mine.load(PHASE / "studies" / f"{name}.py")
+
+
+def measured(name: str) -> dict:
+    """A committed result of a study."""
+    return study("study_tools").measured(name)
+
+
+def rel(got: np.ndarray, exact: np.ndarray) -> float:
+    """Norm of the error over norm of what is exact."""
+    return float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
+
+
+def setup() -> tuple[np.ndarray, np.ndarray]:
+    """X [64, 256] with channels 17 and 101 times 80, W [128, 256]."""
+    rng = np.random.default_rng(0)
+    X, W = rng.standard_normal((64, 256)), rng.standard_normal((128, 256))
+    X[:, [17, 101]] *= 80
+    return X, W
+
+
+# ------------------------------------------------------------------ lab 06-04
+
+
+def migration() -> str:
+    """Channel maxima of X and of W, before and after smoothing."""
+    lab = solution("lab-04-activation-outliers-smoothquant")
+    X, W = setup()
+    X_s, W_s, _ = lab.smooth(X, W)
+    panels = (("X, as it comes", X), ("W, as it comes", W), ("X / s", X_s), ("W * s", W_s))
+    tops = [float(np.abs(A).max()) for _, A in panels]
+    svg = Svg(
+        780,
+        420,
+        "Channel maxima before and after smoothing",
+        "Four panels over 256 channels. " + " ".join(
+            f"{name}: the largest maximum is {top:.1f}."
+            for (name, _), top in zip(panels, tops, strict=True)
+        ),
+    )  # fmt: skip
+    for k, (name, A) in enumerate(panels):
+        maxima = np.abs(A).max(axis=0)
+        high = 250 if k == 0 else 30
+        ticks = {0: "0", high / 2: f"{high / 2:g}", high: f"{high:g}"}
+        box = (50 + 385 * (k % 2), 44 + 200 * (k // 2), 320, 120)
+        axes = Axes(svg, box, (0, 256), (0, high))
+        axes.frame("channel" if k > 1 else "", name, {17: "17", 101: "101", 255: "255"}, ticks)
+        for channel, value in enumerate(maxima):
+            color = RED if channel in (17, 101) else BLUE
+            svg.line(
+                axes.x(channel + 0.5), axes.y(0), axes.x(channel + 0.5), axes.y(float(value)),
+                stroke=color, width=2.5 if color == RED else 1,
+            )  # fmt: skip
+        svg.text(box[0] + 316, box[1] + 14, f"largest {tops[k]:.1f}", size=12, anchor="end",
+                 css="soft")  # fmt: skip
+    svg.text(12, 416, "The first panel has a scale of its own; the other three share one.", size=12,
+             css="soft")  # fmt: skip
+    return svg.render()
+
+
+def alphas() -> str:
+    """Total error over alpha for three kinds of scale."""
+    lab = solution("lab-04-activation-outliers-smoothquant")
+    X, W = setup()
+    exact = X @ W.T
+
+    def by_row(A: np.ndarray) -> np.ndarray:
+        return np.stack([lab.fake_quant(row) for row in A])
+
+    kinds: tuple[tuple[str, Callable, Callable, str], ...] = (
+        ("one scale each", lab.fake_quant, lab.fake_quant, BLUE),
+        ("a scale per row of W", lab.fake_quant, by_row, ORANGE),
+        ("per token of X and row of W", by_row, by_row, GREEN),
+    )
+    grid = [k / 20 for k in range(21)]
+    svg = Svg(760, 330, "Error of W8A8 over the smoothing strength alpha", "")
+    axes = Axes(svg, (60, 40, 500, 230), (0, 1), (0.003, 0.1), log_y=True)
+    axes.frame(
+        "alpha: share of the difficulty that goes to W",
+        "relative error of the output, logarithmic",
+        {0: "0", 0.25: "0.25", 0.5: "0.5", 0.75: "0.75", 1: "1"},
+        {0.003: "0.003", 0.01: "0.01", 0.03: "0.03", 0.1: "0.1"},
+    )
+    said = []
+    for k, (name, of_x, of_w, color) in enumerate(kinds):
+        errors = []
+        for alpha in grid:
+            X_s, W_s, _ = lab.smooth(X, W, alpha)
+            errors.append(rel(of_x(X_s) @ of_w(W_s).T, exact))
+        best = int(np.argmin(errors))
+        axes.curve(list(zip(grid, errors, strict=True)), color)
+        axes.dots([(grid[best], errors[best])], color)
+        svg.text(576, 80 + 44 * k, name, size=12, fill=color, bold=True)
+        svg.text(576, 97 + 44 * k, f"least {errors[best]:.4f} at {grid[best]:.2f}", size=12,
+                 css="soft")  # fmt: skip
+        said.append(f"{name}: least {errors[best]:.4f} at alpha {grid[best]:.2f}.")
+    raw = rel(lab.w8a8_matmul(X, W), exact)
+    axes.curve([(0, raw), (1, raw)], GREY, dash="5 4")
+    axes.label(
+        0.5, raw, f"not smoothed, one scale each: {raw:.3f}", GREY, dx=0, dy=-6, anchor="middle"
+    )
+    svg.description = " ".join([*said, f"Not smoothed, one scale each: {raw:.4f}."])
+    return svg.render()
+
+
+# ------------------------------------------------------------------ the metric trap
+
+
+def trap_channels() -> str:
+    """Error of the whole product and of the quiet channels' part over loudness."""
+    rows = measured("metric-trap.json")["channels"]
+    svg = Svg(
+        760,
+        330,
+        "The total error falls while 254 of 256 channels are erased",
+        " ".join(
+            f"{r['times']} times: whole {r['whole']:.3f}, quiet channels {r['quiet']:.3f}."
+            for r in rows
+        ),
+    )
+    axes = Axes(svg, (60, 40, 560, 230), (1, 1000), (0, 1), log_x=True)
+    axes.frame(
+        "loudness of two of 256 channels, logarithmic",
+        "relative error of W8A8, one scale each",
+        {1: "1", 10: "10", 80: "80", 1000: "1,000"},
+        {0: "0", 0.25: "25 %", 0.5: "50 %", 0.75: "75 %", 1: "100 %"},
+    )
+    quiet = [(r["times"], r["quiet"]) for r in rows]
+    whole = [(r["times"], r["whole"]) for r in rows]
+    axes.curve(quiet, RED)
+    axes.dots(quiet, RED, radius=3)
+    axes.curve(whole, BLUE)
+    axes.dots(whole, BLUE, radius=3)
+    axes.label(1000, 1, "what the 254", RED, dy=2)
+    axes.label(1000, 1, "quiet channels say", RED, dy=18)
+    axes.label(1000, whole[-1][1], "the whole product", BLUE, dy=2)
+    peak = max(whole, key=lambda point: point[1])
+    axes.label(*peak, f"most: {peak[1]:.1%}", BLUE, dx=0, dy=-8, anchor="middle")
+    return svg.render()
+
+
+def trap_rows() -> str:
+    """Each row of the shipped embedding table in int4: size and error, used or never trained."""
+    common, trap = study("study_tools"), study("metric_trap")
+    saved = measured("metric-trap.json")
+    W = common.checkpoint().weights["model.embed_tokens.weight"].astype(float)
+    got = trap.one_scale(W, 7)
+    errors, sizes = trap.row_errors(got, W), np.linalg.norm(W, axis=1)
+    used = {token for name in saved["texts"] for token in common.text_of(name)}
+    first = saved["tensors"][0]
+    whole, mine_, others = (
+        first[key] for key in ("whole", "rows of bytes in these texts", "rows of all other bytes")
+    )
+    title = "257 rows of the embedding table in int4, one scale"
+    svg = Svg(
+        760,
+        340,
+        title,
+        f"Every row by its norm and its relative error. Rows of bytes that the texts use have "
+        f"norms near 3 and an error of {mine_:.2f}; rows of other bytes, most of them never "
+        f"trained, norms up to 8.7 and an error of {others:.2f}. The whole table: {whole:.2f}.",
+    )
+    axes = Axes(svg, (60, 44, 480, 230), (2, 9), (0, 0.8))
+    axes.frame(
+        "norm of the row",
+        "relative error of the row",
+        {2: "2", 4: "4", 6: "6", 8: "8"},
+        {0: "0", 0.2: "20 %", 0.4: "40 %", 0.6: "60 %", 0.8: "80 %"},
+    )
+    for token in range(len(W)):
+        color = RED if token in used else GREY
+        svg.circle(axes.x(float(sizes[token])), axes.y(float(errors[token])), 3, color,
+                   tip=f"byte {token}: {errors[token]:.2f}")  # fmt: skip
+    axes.curve([(2, whole), (9, whole)], BLUE, dash="5 4")
+    for row, (color, words, value) in enumerate((
+        (RED, "bytes in the two texts", mine_),
+        (GREY, "all other bytes", others),
+        (BLUE, "the whole table", whole),
+    )):  # fmt: skip
+        svg.circle(562, 96 + 46 * row, 4, color)
+        svg.text(574, 100 + 46 * row, words, size=12, bold=True)
+        svg.text(574, 117 + 46 * row, f"error {value:.1%}", size=12, css="soft")
+    return svg.render()
+
+
+# ------------------------------------------------------------------ code points
+
+
+def code_grids() -> str:
+    """All values of five formats with their largest at 1, under the histogram of real weights."""
+    codes = study("code_points")
+    histogram = measured("code-points.json")["histogram"]
+    svg = Svg(
+        780,
+        430,
+        "Code points against real weights",
+        "Above, the histogram of the shipped model's projection weights, each divided by its "
+        f"tensor's largest: {histogram['within a tenth']:.0%} lie within a tenth. Below, every "
+        "value of int8, int4, E4M3, E5M2 and E2M1 with the largest at 1: the integers are "
+        "evenly spaced, the floats crowd towards 0.",
+    )
+    axes = Axes(svg, (70, 40, 690, 120), (-1, 1), (0, max(histogram["shares"]) * 1.05))
+    svg.text(70, 28, "share of the weights, by size over their tensor's largest", size=12)
+    edges = histogram["edges"]
+    for left, right, share in zip(edges, edges[1:], histogram["shares"], strict=False):
+        if share:
+            top = axes.y(share)
+            svg.rect(axes.x(left), top, axes.x(right) - axes.x(left) - 0.5, axes.y(0) - top,
+                     fill=BLUE, opacity=0.55)  # fmt: skip
+    svg.line(70, axes.y(0), 760, axes.y(0))
+    colors = (BLUE, BLUE, ORANGE, ORANGE, GREEN)
+    for row, (name, color) in enumerate(zip(codes.FORMATS, colors, strict=True)):
+        y = 200 + 42 * row
+        values = codes.grid(name)
+        svg.text(60, y + 4, name, size=12, anchor="end", bold=True)
+        svg.line(70, y, 760, y, css="grid-line")
+        for value in {*(values / values[-1]), *(-values / values[-1])}:
+            svg.line(axes.x(float(value)), y - 11, axes.x(float(value)), y + 11, stroke=color,
+                     width=0.7 if len(values) > 20 else 1.8)  # fmt: skip
+    for value, words in ((-1, "−1"), (-0.5, "−1/2"), (0, "0"), (0.5, "1/2"), (1, "1: the largest")):
+        anchor = "end" if value == 1 else "start" if value == -1 else "middle"
+        svg.text(axes.x(value), 416, words, size=11, anchor=anchor, css="soft")
+    return svg.render()
+
+
+def code_errors() -> str:
+    """RMS relative error of a number over its size, for five formats."""
+    found = measured("code-points.json")["by size"]
+    svg = Svg(
+        760,
+        340,
+        "What a small number loses when the largest sets the scale",
+        "The integers' error doubles with every halving until the number is rounded to 0. E4M3 "
+        "stays near 2.4 percent and E5M2 near 4.5 percent over the whole range; E2M1 is a float "
+        "for two octaves only.",
+    )
+    axes = Axes(svg, (66, 40, 520, 236), (-10.67, 0), (0.002, 1.2), log_y=True)
+    axes.frame(
+        "numbers from half this size to this size, the tensor's largest being 1",
+        "RMS relative error, logarithmic",
+        {-10: "1/1,024", -8: "1/256", -6: "1/64", -4: "1/16", -2: "1/4", 0: "1"},
+        {0.003: "0.3 %", 0.01: "1 %", 0.03: "3 %", 0.1: "10 %", 0.3: "30 %", 1: "100 %"},
+    )
+    named = (("int8", BLUE), ("int4", PURPLE), ("E4M3", ORANGE), ("E5M2", RED), ("E2M1", GREEN))
+    for row, (name, color) in enumerate(named):
+        points = [
+            (float(np.log2(size)), error)
+            for size, error in zip(found["size"], found[name], strict=True)
+        ]
+        axes.curve(points, color)
+        svg.line(604, 76 + 26 * row, 624, 76 + 26 * row, stroke=color, width=3)
+        svg.text(632, 80 + 26 * row, name, size=13)
+    return svg.render()
+
+
+# ------------------------------------------------------------------ drift
+
+
+def drift_loudness() -> str:
+    """Error with the scale of calibration and with the batch's own, over a factor on the input."""
+    rows = measured("drift.json")["loudness"]
+    svg = Svg(
+        760,
+        330,
+        "A scale from calibration, on inputs that are louder or quieter",
+        " ".join(f"{r['factor']:g} times: static {r['static']:.3f}." for r in rows)
+        + f" The batch's own scale: {rows[0]['dynamic']:.3f} throughout.",
+    )
+    axes = Axes(svg, (66, 40, 560, 226), (1 / 64, 64), (0.005, 1.2), log_x=True, log_y=True)
+    axes.frame(
+        "inputs times this factor, logarithmic",
+        "relative error of the output, logarithmic",
+        {1 / 64: "1/64", 1 / 8: "1/8", 1: "1", 8: "8", 64: "64"},
+        {0.01: "1 %", 0.03: "3 %", 0.1: "10 %", 0.3: "30 %", 1: "100 %"},
+    )
+    static = [(r["factor"], r["static"]) for r in rows]
+    dynamic = [(r["factor"], r["dynamic"]) for r in rows]
+    axes.curve(static, RED)
+    axes.dots(static, RED, radius=3)
+    axes.curve(dynamic, BLUE)
+    axes.label(64, static[-1][1], "static", RED)
+    axes.label(64, dynamic[-1][1], "dynamic", BLUE)
+    axes.label(1 / 12, 0.3, "too few codes", RED, anchor="middle", dx=0)
+    axes.label(6, 0.09, "clipped", RED, dx=10)
+    return svg.render()
+
+
+def drift_texts() -> str:
+    """Divergence of the shipped model in W8A8 by text and kind of activation scale."""
+    saved = measured("drift.json")["texts"]
+    modes = (("static", RED), ("static x2", ORANGE), ("dynamic tensor", BLUE),
+             ("dynamic token", GREEN))  # fmt: skip
+    said = [
+        f"{text}: " + ", ".join(f"{m} {saved[text][m]['divergence']:.4f}" for m, _ in modes) + "."
+        for text in saved
+    ]
+    svg = Svg(780, 340, "W8A8 on five texts, scales calibrated on prose", " ".join(said))
+    axes = Axes(svg, (66, 70, 690, 210), (0, len(saved)), (0, 0.12))
+    axes.frame("", "divergence from the exact model, bits per byte", {},
+               {0: "0", 0.04: "0.04", 0.08: "0.08", 0.12: "0.12"})  # fmt: skip
+    for column, (text, row) in enumerate(saved.items()):
+        for k, (mode, color) in enumerate(modes):
+            value = row[mode]["divergence"]
+            left, right = axes.x(column + 0.12 + 0.19 * k), axes.x(column + 0.28 + 0.19 * k)
+            svg.rect(left, axes.y(value), right - left, axes.y(0) - axes.y(value), fill=color,
+                     opacity=0.85, tip=f"{mode}: {value:.4f}")  # fmt: skip
+            svg.text((left + right) / 2, axes.y(value) - 4, f"{value:.3f}", size=9,
+                     anchor="middle", css="soft")  # fmt: skip
+        words = "prose (calibration)" if text == "prose" else text
+        svg.text(axes.x(column + 0.5), 298, words, size=12, anchor="middle", bold=True)
+        svg.text(axes.x(column + 0.5), 315, f"exact: {row['exact']:.2f} bits per byte", size=10.5,
+                 anchor="middle", css="soft")  # fmt: skip
+    for k, (mode, color) in enumerate(modes):
+        svg.rect(66 + 170 * k, 20, 12, 12, fill=color)
+        svg.text(84 + 170 * k, 31, mode, size=12)
+    return svg.render()
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "lab-04-migration.svg": migration,
+    "lab-04-alpha.svg": alphas,
+    "trap-quiet-channels.svg": trap_channels,
+    "trap-rows.svg": trap_rows,
+    "codes-grids.svg": code_grids,
+    "codes-error.svg": code_errors,
+    "drift-loudness.svg": drift_loudness,
+    "drift-texts.svg": drift_texts,
+}
