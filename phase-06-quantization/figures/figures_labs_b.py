@@ -137,6 +137,55 @@ def alphas() -> str:
     return svg.render()
 
 
+# ------------------------------------------------------------------ lab 06-05
+
+
+def kernel_walk() -> str:
+    """Three layers and devices down the list of kernels, with the objections."""
+    lab = solution("lab-05-dispatch")
+    usual = {"act_type": "float16", "in_features": 4096, "full_in_features": 4096}
+    square, odd = {**usual, "out_features": 4096}, {**usual, "out_features": 4104}
+    columns = (
+        ("AWQ, groups of 128, H100 (9.0)", 90,
+         lab.Request("uint4", group_size=128, zero_points=True, **square)),
+        ("GPTQ, groups of 32, L4 (8.9)", 89,
+         lab.Request("uint4b8", group_size=32, zero_points=False, **square)),
+        ("the same with 4,104 outputs", 89,
+         lab.Request("uint4b8", group_size=32, zero_points=False, **odd)),
+    )  # fmt: skip
+    title = "Down the list of kernels to the first that does not object"
+    svg = Svg(800, 350, title, "")
+    svg.text(12, 24, title, bold=True)
+    said = [title + "."]
+    for column, (words, capability, request) in enumerate(columns):
+        x = 12 + 262 * column
+        svg.text(x, 52, words, size=12.5, bold=True)
+        chosen = lab.choose_kernel(request, capability)
+        reached = False
+        for row, kernel in enumerate(lab.KERNELS):
+            y = 64 + 46 * row
+            if reached:
+                note, color = "not asked", GREY
+            elif kernel is chosen:
+                note, color, reached = "chosen", GREEN, True
+            else:
+                note = kernel.objection(request, capability)
+                if capability < kernel.min_capability:
+                    note = f"needs capability {kernel.min_capability}"
+                color = RED
+            short = {
+                "needs capability 90, no more and no less": "needs capability 90",
+                "out_features must be a multiple of 64, in_features of 128":
+                    "outputs must be a multiple of 64",
+            }.get(note, note)  # fmt: skip
+            svg.rect(x, y, 252, 40, fill=color, opacity=0.18, radius=5, stroke=color)
+            svg.text(x + 10, y + 16, kernel.name.removesuffix("LinearKernel"), size=12, bold=True)
+            svg.text(x + 10, y + 32, short, size=10.5, css="soft")
+            said.append(f"{words}, {kernel.name}: {note}.")
+    svg.description = " ".join(said)
+    return svg.render()
+
+
 # ------------------------------------------------------------------ the metric trap
 
 
@@ -353,6 +402,7 @@ def drift_texts() -> str:
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-04-migration.svg": migration,
     "lab-04-alpha.svg": alphas,
+    "lab-05-kernels.svg": kernel_walk,
     "trap-quiet-channels.svg": trap_channels,
     "trap-rows.svg": trap_rows,
     "codes-grids.svg": code_grids,
