@@ -10,6 +10,7 @@ lists; words are unsigned 32-bit; floats are written so that float32 reads them 
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,10 +40,12 @@ def pack() -> Iterator[Case]:
     pinned tree depends on, must agree.
     """
     import torch
-    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
     from vllm.model_executor.layers.quantization.utils import quant_utils
     from vllm.scalar_type import scalar_types
 
+    format_library = importlib.import_module(
+        "compressed_tensors.compressors.pack_quantized.helpers"
+    )
     rng = np.random.default_rng(0)
     for inputs, outputs in ((8, 8), (8, 16), (16, 8), (24, 40), (64, 32)):
         codes = rng.integers(0, 16, (inputs, outputs), dtype=np.int32)
@@ -51,7 +54,7 @@ def pack() -> Iterator[Case]:
         q = torch.from_numpy(codes)
         by_output = q.T.contiguous()
         packed = quant_utils.pack_quantized_values_into_int32(by_output, scalar_types.uint4b8, 1)
-        library = pack_to_int32((by_output - 8).to(torch.int8), 4, packed_dim=1)
+        library = format_library.pack_to_int32((by_output - 8).to(torch.int8), 4, packed_dim=1)
         assert torch.equal(packed, library), "the format's library packs differently"
         yield {
             "kind": "pack",

@@ -1,7 +1,7 @@
 """Ways to store a linear layer: each makes a layer from a weight, and says how many bytes it takes.
 
-A scheme maps (weight, what is known of its inputs) to a `Stored`: the matrix to multiply with, a rule
-for the activations or none, and bytes. The int8 and int4 quantizers are those of labs 06-01 and
+A scheme maps (weight, what is known of its inputs) to a `Stored`: codes that decode to a matrix, a
+rule for activations or none, and bytes. The int8 and int4 quantizers are those of labs 06-01 and
 06-03; the rest is here. What a GPU does in 8 or 4 bits is simulated: codes are multiplied back and
 the product runs in floating point.
 """
@@ -44,36 +44,59 @@ class Inputs:
 class Stored:
     """A quantized layer as the experiments see it."""
 
-    weight: np.ndarray
-    """The matrix that the codes stand for, float32 [out_features, in_features]."""
+    decode: Callable[[], np.ndarray]
+    """From the codes to the matrix they stand for, float32 [out_features, in_features]."""
     weight_bytes: int
     """Codes, scales and zero-points, as a checkpoint would hold them."""
     scale_bytes: int
     """Of these, scales and zero-points."""
     activation: Activation | None = None
     """What happens to the inputs before the product."""
+    call: Activation | None = None
+    """A layer of its own that does all of this; then `decode` and `activation` are not used."""
 
 
 Scheme = Callable[[np.ndarray, Inputs], Stored]
+
+
+class Layer:
+    """A stored layer as the engine calls it: decodes its codes at every call, then multiplies."""
+
+    def __init__(self, stored: Stored, *, cached: bool = False) -> None:
+        """`cached` decodes once: the same numbers, without the time and without the saving."""
+        self.stored = stored
+        self.matrix = stored.decode() if cached and stored.call is None else None
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """[num_tokens, in_features] to [num_tokens, out_features]."""
+        if self.stored.call is not None:
+            return self.stored.call(x)
+        weight = self.stored.decode() if self.matrix is None else self.matrix
+        if self.stored.activation is not None:
+            x = self.stored.activation(x)
+        y: np.ndarray = x @ weight.T
+        return y
+
 
 # ------------------------------------------------------------------ weight-only
 
 
 def unquantized(weight: np.ndarray, inputs: Inputs) -> Stored:
     """As shipped: two bytes per weight."""
-    return Stored(weight, 2 * weight.size, 0)
+    return Stored(lambda: weight, 2 * weight.size, 0)
 
 
 def int8_tensor(weight: np.ndarray, inputs: Inputs) -> Stored:
     """Lab 06-01, one scale for the matrix."""
     q, scale = INT8.quantize_per_tensor(weight)
-    return Stored(INT8.dequantize(q, scale), INT8.memory_bytes_quant(q, scale), 4)
+    return Stored(lambda: INT8.dequantize(q, scale), INT8.memory_bytes_quant(q, scale), 4)
 
 
 def int8_channel(weight: np.ndarray, inputs: Inputs) -> Stored:
     """Lab 06-01, one scale per output channel."""
     q, scales = INT8.quantize_per_channel(weight)
-    return Stored(INT8.dequantize(q, scales), INT8.memory_bytes_quant(q, scales), 4 * scales.size)
+    total = INT8.memory_bytes_quant(q, scales)
+    return Stored(lambda: INT8.dequantize(q, scales), total, 4 * scales.size)
 
 
 def int4_groups(group_size: int) -> Scheme:
@@ -81,10 +104,20 @@ def int4_groups(group_size: int) -> Scheme:
 
     def scheme(weight: np.ndarray, inputs: Inputs) -> Stored:
         q, scales = INT4.quantize_grouped(weight, group_size)
-        total = INT4.memory_bytes_grouped(INT4.pack_int4(q), scales)
-        return Stored(INT4.dequantize_grouped(q, scales, group_size), total, scales.nbytes)
+        return int4_stored(q, scales, group_size)
 
     return scheme
+
+
+def int4_stored(q: np.ndarray, scales: np.ndarray, group_size: int) -> Stored:
+    """Codes -7..7 and float16 scales, packed two codes to a byte."""
+    packed = INT4.pack_int4(q)
+
+    def decode() -> np.ndarray:
+        back: np.ndarray = INT4.dequantize_grouped(INT4.unpack_int4(packed), scales, group_size)
+        return back
+
+    return Stored(decode, INT4.memory_bytes_grouped(packed, scales), scales.nbytes)
 
 
 def uint4b8(weight: np.ndarray, group_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -132,11 +165,17 @@ def int4_of(
 
     def scheme(weight: np.ndarray, inputs: Inputs) -> Stored:
         codes, scales, zeros = rule(weight, group_size)
-        shape = (len(weight), -1, group_size)
-        steps = scales.astype(np.float16).astype(np.float32)[:, :, None]
-        back = (codes.reshape(shape) - zeros[:, :, None]).astype(np.float32) * steps
-        overhead = 2 * scales.size + scales.size * bits_per_zero // 8
-        return Stored(back.reshape(weight.shape), weight.size // 2 + overhead, overhead)
+        packed = INT4.pack_int4(codes - 8)
+        scales = scales.astype(np.float16)
+
+        def decode() -> np.ndarray:
+            unpacked = INT4.unpack_int4(packed).reshape(len(weight), -1, group_size)
+            steps = scales.astype(np.float32)[:, :, None]
+            back = (unpacked + (8 - zeros[:, :, None])).astype(np.float32) * steps
+            return back.reshape(weight.shape)
+
+        overhead = scales.nbytes + scales.size * bits_per_zero // 8
+        return Stored(decode, packed.nbytes + overhead, overhead)
 
     return scheme
 
@@ -155,10 +194,31 @@ def to_e4m3(x: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(x / step) * step, -E4M3_MAX, E4M3_MAX).astype(np.float32)
 
 
+def e4m3_table() -> np.ndarray:
+    """The value of each byte, float32 [256]: 127 from zero up, NaN, and their negatives."""
+    code = np.arange(127)
+    exponent, mantissa = code >> 3, code & 7
+    normal = np.ldexp((8 + mantissa).astype(np.float32), exponent - 10)
+    positive = np.where(exponent == 0, np.ldexp(mantissa.astype(np.float32), -9), normal)
+    half = np.append(positive, np.float32(np.nan)).astype(np.float32)
+    return np.concatenate([half, -half])
+
+
+E4M3 = e4m3_table()
+
+
+def e4m3_bytes(x: np.ndarray) -> np.ndarray:
+    """The nearest E4M3 numbers as bytes, uint8."""
+    nearest = to_e4m3(x)
+    code = np.searchsorted(E4M3[:127], np.abs(nearest)).astype(np.uint8)
+    return code | (np.signbit(nearest).astype(np.uint8) << 7)
+
+
 def fp8_weight(weight: np.ndarray) -> Stored:
     """One float32 scale per tensor, as the online FP8 of the pinned tree keeps it."""
     scale = np.abs(weight).max() / np.float32(E4M3_MAX)
-    return Stored(to_e4m3(weight / scale) * scale, weight.size + 4, 4)
+    codes = e4m3_bytes(weight / scale)
+    return Stored(lambda: E4M3[codes] * scale, codes.nbytes + 4, 4)
 
 
 def fp8_weight_only(weight: np.ndarray, inputs: Inputs) -> Stored:
@@ -169,7 +229,7 @@ def fp8_weight_only(weight: np.ndarray, inputs: Inputs) -> Stored:
 def fp8_w8a8(weight: np.ndarray, inputs: Inputs) -> Stored:
     """FP8 weights per tensor and FP8 activations with a scale per token, chosen at run time."""
     stored = fp8_weight(weight)
-    return Stored(stored.weight, stored.weight_bytes, stored.scale_bytes, fp8_per_token)
+    return Stored(stored.decode, stored.weight_bytes, stored.scale_bytes, fp8_per_token)
 
 
 def fp8_per_token(x: np.ndarray) -> np.ndarray:
@@ -203,13 +263,13 @@ def w8a8_static(weight: np.ndarray, inputs: Inputs) -> Stored:
     """One scale for the weight, one for the activations."""
     stored = int8_tensor(weight, inputs)
     activation = int8_static(float(np.abs(inputs.sample).max()))
-    return Stored(stored.weight, stored.weight_bytes + 4, stored.scale_bytes + 4, activation)
+    return Stored(stored.decode, stored.weight_bytes + 4, stored.scale_bytes + 4, activation)
 
 
 def w8a8_dynamic(weight: np.ndarray, inputs: Inputs) -> Stored:
     """A scale per output channel and per token."""
     stored = int8_channel(weight, inputs)
-    return Stored(stored.weight, stored.weight_bytes, stored.scale_bytes, int8_per_token)
+    return Stored(stored.decode, stored.weight_bytes, stored.scale_bytes, int8_per_token)
 
 
 def smoothed(scheme: Scheme, alpha: float = 0.5) -> Scheme:
@@ -233,6 +293,6 @@ def smoothed(scheme: Scheme, alpha: float = 0.5) -> Scheme:
         def smooth(x: np.ndarray) -> np.ndarray:
             return activation(x / s.astype(x.dtype))
 
-        return Stored(stored.weight, stored.weight_bytes, stored.scale_bytes, smooth)
+        return Stored(stored.decode, stored.weight_bytes, stored.scale_bytes, smooth)
 
     return made

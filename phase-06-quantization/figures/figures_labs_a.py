@@ -7,13 +7,15 @@ Those of the labs are computed by the labs' own solutions, those of the experime
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from course import mine
-from course.figures import BLUE, GREEN, ORANGE, RED, Axes, Svg
+from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 
 PHASE = Path(__file__).resolve().parents[1]
 INT8, INT4 = "lab-01-fake-quant-linear", "lab-03-int4-groups-and-packing"
@@ -200,9 +202,175 @@ def group_size() -> str:
     return svg.render()
 
 
+# ------------------------------------------------------------------ experiments
+
+
+def measured(name: str) -> dict[str, Any]:
+    """One of the committed results."""
+    path = PHASE / "experiments" / "measured" / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def evaluation() -> ModuleType:
+    """The script of the table, for its statistics."""
+    return mine.load(PHASE / "experiments" / "evaluate.py")
+
+
+def changes(part: str) -> dict[str, tuple[float, float, float]]:
+    """Per row, the change in thousandths of a bit per byte and its interval."""
+    saved, script = measured("evaluation"), evaluation()
+    rows, sizes = saved[part], saved["text"]["sizes"]
+    base = rows[script.BASE]["bits"]
+    return {
+        name: tuple(1000 * value for value in script.interval(row["bits"], base, sizes))
+        for name, row in rows.items()
+        if name != script.BASE
+    }
+
+
+def bits() -> str:
+    """What each scheme costs in bits per byte, with its interval, best first."""
+    rows = measured("evaluation")["rows"]
+    found = sorted(changes("rows").items(), key=lambda item: item[1][0])
+    svg = Svg(
+        780,
+        60 + 24 * len(found) + 40,
+        "What each scheme costs",
+        "Change in thousandths of a bit per byte, with its interval, and bytes of the linear "
+        "layers. "
+        + " ".join(
+            f"{name}: {mean:+.1f} ({low:+.1f} to {high:+.1f})." for name, (mean, low, high) in found
+        ),
+    )
+    height = 24 * len(found)
+    axes = Axes(svg, (210, 40, 450, height), (-1, 33), (0, len(found)))
+    axes.frame(
+        "lost: thousandths of a bit per byte (dot), 95 % interval (line)", "",
+        {value: str(value) for value in (0, 5, 10, 15, 20, 25, 30)}, {},
+    )  # fmt: skip
+    svg.text(672, 30, "bytes of the linears", size=12)
+    for number, (name, (mean, low, high)) in enumerate(found):
+        y = 40 + 24 * number + 12
+        colour = BLUE if "8" in name.split()[0] and "W8A8" not in name else ORANGE
+        colour = PURPLE if "W8A8" in name else colour
+        svg.text(202, y + 4, name, size=12, anchor="end")
+        svg.line(axes.x(low), y, axes.x(high), y, stroke=colour, width=3)
+        svg.circle(axes.x(mean), y, 5, colour, tip=f"{mean:+.1f}")
+        svg.text(672, y + 4, f"{rows[name]['weight_bytes']:,}", size=12, css="soft")
+    return svg.render()
+
+
+def planted() -> str:
+    """The same schemes on the model as shipped and with planted outlier channels."""
+    shipped, loud = changes("rows"), changes("planted")
+    names = list(loud)
+    svg = Svg(
+        780,
+        70 + 30 * len(names) + 40,
+        "Outlier channels, planted",
+        "Change in thousandths of a bit per byte as shipped and with two channels made 80 times "
+        "louder. "
+        + " ".join(f"{name}: {shipped[name][0]:+.1f}, {loud[name][0]:+.1f}." for name in names),
+    )
+    axes = Axes(svg, (210, 40, 480, 30 * len(names)), (0.03, 2000), (0, 1), log_x=True)
+    axes.frame(
+        "lost: thousandths of a bit per byte, logarithmic", "",
+        {0.1: "0.1", 1: "1", 10: "10", 100: "100", 1000: "1000"}, {},
+    )  # fmt: skip
+    for number, name in enumerate(names):
+        y = 40 + 30 * number + 15
+        before, after = shipped[name][0], loud[name][0]
+        svg.text(202, y + 4, name, size=12, anchor="end")
+        start, end = axes.x(before), axes.x(after)
+        if abs(end - start) > 14:
+            svg.line(start, y, end, y, width=1.5, stroke=GREY)
+        svg.circle(end, y, 6, RED, tip=f"{after:+.1f}")
+        svg.circle(start, y, 4, GREEN, tip=f"{before:+.1f}")
+        svg.text(max(start, end) + 10, y + 4, f"{before:+.1f}, {after:+.1f}", size=11, css="soft")
+    svg.circle(216, 24, 4, GREEN)
+    svg.text(226, 28, "as shipped", size=12)
+    svg.circle(306, 24, 6, RED)
+    svg.text(318, 28, "two of 256 channels 80 times louder", size=12)
+    return svg.render()
+
+
+def gptq_layers() -> str:
+    """Weight error and output error per layer: GPTQ makes the first worse and the second better."""
+    layers = measured("gptq")["layers"]
+    svg = Svg(
+        780,
+        330,
+        "GPTQ moves the weights further and the outputs less",
+        "Relative error per linear layer of the shipped model, rounding to nearest and GPTQ. "
+        + " ".join(
+            f"{name}: weight {row['weight']:.3f} and {row['gptq_weight']:.3f}, output "
+            f"{row['output']:.3f} and {row['gptq_output']:.3f}."
+            for name, row in layers.items()
+        ),
+    )
+    for left, key, title in ((60, "weight", "error of the weight"),
+                             (430, "output", "error of the output, fresh text")):  # fmt: skip
+        axes = Axes(svg, (left, 40, 320, 220), (-0.5, 15.5), (0, 0.22))
+        ticks = {1.5 + 4 * block: f"layer {block}" for block in range(4)}
+        axes.frame("qkv, o, gate and up, down of each layer", title, ticks,
+                   {y / 100: f"{y} %" for y in (0, 5, 10, 15, 20)})  # fmt: skip
+        for number, row in enumerate(layers.values()):
+            before, after = row[key], row[f"gptq_{key}"]
+            x = axes.x(number)
+            svg.line(x, axes.y(before), x, axes.y(after), stroke=GREY, width=1.5)
+            svg.circle(x, axes.y(before), 4, ORANGE, tip=f"{before:.3f}")
+            svg.circle(x, axes.y(after), 4, BLUE, tip=f"{after:.3f}")
+    svg.circle(66, 318, 4, ORANGE)
+    svg.text(76, 322, "rounding to nearest", size=12)
+    svg.circle(206, 318, 4, BLUE)
+    svg.text(216, 322, "GPTQ", size=12)
+    return svg.render()
+
+
+def awq_search() -> str:
+    """Output error over the exponent, for one layer as shipped and with planted outliers."""
+    saved = measured("awq")
+    alphas = saved["alphas"]
+    name = "layers.3.gate_up_proj"
+    svg = Svg(
+        780,
+        310,
+        "The search of AWQ on one layer",
+        f"Relative output error of {name} over the exponent. "
+        + " ".join(
+            f"{words}: {saved[part][name]['seen'][0]:.4f} at 0, least "
+            f"{min(saved[part][name]['seen']):.4f}, {saved[part][name]['seen'][-1]:.4f} at 1."
+            for part, words in (("layers", "as shipped"), ("planted", "with outliers"))
+        ),
+    )
+    axes = Axes(svg, (60, 40, 500, 200), (0, 1), (0.1, 0.15))
+    axes.frame("exponent of the mean input magnitude; 0 is rounding to nearest",
+               "relative error of the output",
+               {k / 5: f"{k / 5:g}" for k in range(6)},
+               {y / 100: f"{y} %" for y in range(10, 16)})  # fmt: skip
+    for part, colour, words, dy in (
+        ("layers", GREEN, "as shipped", 14), ("planted", RED, "two channels 80 times louder", -4)
+    ):  # fmt: skip
+        curve = saved[part][name]["seen"]
+        points = list(zip(alphas, curve, strict=True))
+        axes.curve(points, colour)
+        axes.curve(list(zip(alphas, saved[part][name]["fresh"], strict=True)), colour, dash="3 3")
+        best = min(range(len(curve)), key=curve.__getitem__)
+        axes.dots([points[best]], colour, radius=6)
+        axes.label(*points[-1], words, colour, dy=dy)
+    svg.text(570, 246, "solid: calibration text", size=11, css="soft")
+    svg.text(570, 261, "dotted: fresh text", size=11, css="soft")
+    return svg.render()
+
+
 FIGURES = {
     "lab-01-grid.svg": grid,
     "lab-01-metric-trap.svg": metric_trap,
     "lab-03-layouts.svg": layouts,
     "lab-03-group-size.svg": group_size,
+    "eval-bits.svg": bits,
+    "eval-planted.svg": planted,
+    "gptq-layers.svg": gptq_layers,
+    "awq-search.svg": awq_search,
 }
