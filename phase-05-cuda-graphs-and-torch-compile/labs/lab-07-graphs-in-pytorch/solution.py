@@ -1,0 +1,184 @@
+"""Lab 05-07: predict what a CUDA graph gains on a device, and what a replay reads and writes.
+
+Part A is the arithmetic of two lanes, in closed form. Part B turns measured rows into the three
+numbers that Part A needs. Part C is the semantics of a captured graph. `run.py` holds all three
+against a GPU; `mini_vllm/launches.py` and `mini_vllm/cudagraph.py` hold them without one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+BYTES_PER_ELEMENT = 8
+"""`buffer.add_(1)` in float32 reads 4 bytes and writes 4."""
+
+Action = tuple[str] | tuple[str, int]
+"""("fill", v), ("rebind", v), ("replay",), ("read",), ("keep",) or ("clone",)."""
+
+
+class Row(NamedTuple):
+    """One size of a measured sweep; times in microseconds, for all kernels of a step."""
+
+    elements: int
+    host_us: float
+    """Until the last launch of the eager step has been issued."""
+    eager_us: float
+    """Until the last kernel of the eager step has ended."""
+    replay_us: float
+    """Until the call of `replay()` has returned."""
+    graph_us: float
+    """Until the last kernel of the replay has ended."""
+
+
+class Fit(NamedTuple):
+    """The three numbers behind a sweep."""
+
+    launch_us: float
+    replay_us: float
+    kernel_us: tuple[float, ...]
+    """Of one kernel, per row."""
+
+
+# --- Part A: two lanes ----------------------------------------------------------------------------
+
+
+def eager_us(num_kernels: int, launch_us: float, kernel_us: float) -> float:
+    """Time of a step of equal kernels, each launched by itself.
+
+    A kernel starts when its launch has been issued and the kernel before it has ended. Closed
+    form; the same as `mini_vllm.launches.simulate(..., "eager", ...)`.
+    """
+    return max(num_kernels * launch_us + kernel_us, launch_us + num_kernels * kernel_us)
+
+
+def graph_us(num_kernels: int, replay_us: float, kernel_us: float) -> float:
+    """The same step as one graph, whose submission takes `replay_us`."""
+    return replay_us + num_kernels * kernel_us
+
+
+def gain(num_kernels: int, launch_us: float, replay_us: float, kernel_us: float) -> float:
+    """How many times faster the graph is."""
+    eager = eager_us(num_kernels, launch_us, kernel_us)
+    return eager / graph_us(num_kernels, replay_us, kernel_us)
+
+
+def kernel_us_at_gain(
+    num_kernels: int, launch_us: float, replay_us: float, ratio: float
+) -> float | None:
+    """How long kernels last when the graph gains exactly `ratio`; longer ones gain less.
+
+    None if even kernels of no length gain no more than that. `eager_us` has two branches, so
+    solve for each and take the one that lies in its own domain: kernels up to `launch_us`, and
+    longer ones.
+
+    Raises:
+        ValueError: ratio is not above 1.
+    """
+    if not ratio > 1:
+        raise ValueError(f"ratio={ratio}: need more than 1")
+    if num_kernels * launch_us <= ratio * replay_us:
+        return None
+    host_bound = (num_kernels * launch_us - ratio * replay_us) / (ratio * num_kernels - 1)
+    if host_bound <= launch_us:
+        return host_bound
+    return (launch_us - ratio * replay_us) / (num_kernels * (ratio - 1))
+
+
+def kernel_us(elements: int, bandwidth: float, floor_us: float) -> float:
+    """How long `buffer.add_(1)` takes: its bytes at `bandwidth` (bytes/s), at least `floor_us`."""
+    return max(floor_us, elements * BYTES_PER_ELEMENT / bandwidth * 1e6)
+
+
+def elements_at_gain(
+    num_kernels: int,
+    launch_us: float,
+    replay_us: float,
+    ratio: float,
+    bandwidth: float,
+    floor_us: float,
+) -> int | None:
+    """The fewest elements per kernel with which the graph gains at most `ratio`.
+
+    0 if the shortest kernel the device has, `floor_us`, is too long already or a graph never gains
+    that much.
+    """
+    longest = kernel_us_at_gain(num_kernels, launch_us, replay_us, ratio)
+    if longest is None or longest <= floor_us:
+        return 0
+    return math.ceil(longest * 1e-6 * bandwidth / BYTES_PER_ELEMENT)
+
+
+# --- Part B: from measurements --------------------------------------------------------------------
+
+
+def fit(rows: Sequence[Row], num_kernels: int) -> Fit:
+    """Launch, replay and kernel times of a sweep.
+
+    `launch_us` and `replay_us` are the host's times on the smallest size: with long kernels the
+    queue of the device may fill up, and then a launch waits. Kernel times come from the graph,
+    whose GPU lane has no gaps: what is left of `graph_us` after the submission, per kernel.
+    """
+    smallest = min(rows, key=lambda row: row.elements)
+    launch, replay = smallest.host_us / num_kernels, smallest.replay_us
+    return Fit(launch, replay, tuple((row.graph_us - replay) / num_kernels for row in rows))
+
+
+def measured_crossover(rows: Sequence[Row], ratio: float) -> float | None:
+    """The number of elements at which eager / graph falls to `ratio` for good.
+
+    Between the last row above `ratio` and the next one, on a straight line over the logarithm of
+    the elements. Rows may come in any order. None if no row is above, or the largest one still is.
+    """
+    rows = sorted(rows, key=lambda row: row.elements)
+    gains = [row.eager_us / row.graph_us for row in rows]
+    above = [index for index, value in enumerate(gains) if value > ratio]
+    if not above or above[-1] == len(rows) - 1:
+        return None
+    last = above[-1]
+    low, high = (math.log(rows[index].elements) for index in (last, last + 1))
+    share = (gains[last] - ratio) / (gains[last] - gains[last + 1])
+    return math.exp(low + share * (high - low))
+
+
+# --- Part C: what a replay reads and writes -------------------------------------------------------
+
+
+def reads(actions: Sequence[Action]) -> tuple[list[int | None], list[int | None]]:
+    """What a program sees that uses a graph of `out = 2 * x + 1`, captured before the first action.
+
+    The variable `x` names the tensor that the graph reads, `out` the one that it writes.
+
+        ("fill", v)     x.fill_(v), whatever tensor x names by now
+        ("rebind", v)   x = a new tensor that holds v
+        ("replay",)     graph.replay()
+        ("read",)       note what out holds
+        ("keep",)       kept.append(out)
+        ("clone",)      kept.append(out.clone())
+
+    Before the first action x holds 0. None stands for memory that nobody has written.
+
+    Returns:
+        What the reads noted, and what the kept tensors hold at the end.
+    """
+    captured = variable = 0
+    bound = True
+    out: int | None = None
+    noted: list[int | None] = []
+    kept: list[tuple[bool, int | None]] = []
+    for name, *values in actions:
+        if name == "fill":
+            variable = values[0]
+            captured = variable if bound else captured
+        elif name == "rebind":
+            variable, bound = values[0], False
+        elif name == "replay":
+            out = 2 * captured + 1
+        elif name == "read":
+            noted.append(out)
+        elif name in ("keep", "clone"):
+            kept.append((name == "keep", out))
+        else:
+            raise ValueError(f"action {name!r}: need fill, rebind, replay, read, keep or clone")
+    return noted, [out if alias else value for alias, value in kept]
