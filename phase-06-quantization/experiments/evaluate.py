@@ -186,7 +186,8 @@ def layer_class(argument: str) -> tuple[str, Any]:
     """`FILE[:CLASS]` as a name and a class; the class defaults to `Linear`."""
     path, _, name = argument.partition(":")
     module = mine.load(Path(path).resolve())
-    return f"yours, {Path(path).parent.name or path}", getattr(module, name or "Linear")
+    folder = "-".join(Path(path).resolve().parent.name.split("-")[:2])
+    return f"yours, {folder}"[:24], getattr(module, name or "Linear")
 
 
 def scheme_of(layer: Any) -> schemes.Scheme:
@@ -291,6 +292,10 @@ def main(argv: list[str] | None = None) -> int:
         wanted = {BASE: SCHEMES[BASE]}
     for argument in args.mine:
         name, layer = layer_class(argument)
+        try:
+            layer(np.eye(256, dtype=np.float32), None)(np.ones((1, 256), np.float32))
+        except NotImplementedError:
+            parser.error(f"--mine {argument}: not written yet")
         wanted[name] = scheme_of(layer)
     saved["inputs"] = {name: input_facts(known.sample) for name, known in calibration.items()}
     args.out.mkdir(parents=True, exist_ok=True)

@@ -286,7 +286,7 @@ def test_the_findings_of_the_pages_hold_in_the_committed_numbers():
 def test_a_class_of_ones_own_gets_a_row():
     lab = HERE.parent / "labs" / "lab-03-int4-groups-and-packing" / "solution.py"
     name, layer = evaluate.layer_class(str(lab))
-    assert name == "yours, lab-03-int4-groups-and-packing"
+    assert name == "yours, lab-03"
     texts = {"probe": PROBE}
     inputs = evaluate.inputs_of(heldout.model(), [PROBE])
     rows = [
