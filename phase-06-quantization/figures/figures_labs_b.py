@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +52,73 @@ def setup() -> tuple[np.ndarray, np.ndarray]:
     X, W = rng.standard_normal((64, 256)), rng.standard_normal((128, 256))
     X[:, [17, 101]] *= 80
     return X, W
+
+
+# ------------------------------------------------------------------ lab 06-02
+
+
+def qwen(lab: ModuleType) -> Any:
+    """Qwen2.5-0.5B as the lab's `ModelShape`."""
+    return lab.ModelShape(896, 24, 14, 2, 64, 4864, 151936, True, True)
+
+
+def format_bytes() -> str:
+    """Bytes of two models in three formats, what is quantized and what is not."""
+    lab = solution("lab-02-quantize-and-eval")
+    models = (
+        ("Qwen2.5-0.5B", qwen(lab)),
+        ("Qwen2.5-7B", lab.ModelShape(3584, 28, 28, 4, 128, 18944, 152064, False, True)),
+    )
+    formats = (("16 bit", "bf16"), ("FP8", "fp8"), ("4 bit, g128, zero-points", "w4_asym"))
+    title = "What a format leaves of a model's bytes"
+    svg = Svg(780, 300, title, "")
+    svg.text(12, 24, title, bold=True)
+    said = []
+    for k, (name, shape) in enumerate(models):
+        top = 46 + 122 * k
+        whole = lab.weight_bytes(shape, "bf16")
+        rest = 2 * lab.split_params(shape)[1]
+        svg.text(12, top + 12, name, bold=True)
+        for row, (words, fmt) in enumerate(formats):
+            total = lab.weight_bytes(shape, fmt)
+            y, scale = top + 22 + 28 * row, 440 / whole
+            svg.text(184, y + 15, words, size=12, anchor="end")
+            svg.rect(192, y, rest * scale, 20, fill=GREY, opacity=0.6)
+            svg.rect(192 + rest * scale, y, (total - rest) * scale, 20, fill=BLUE, opacity=0.75)
+            svg.text(200 + total * scale, y + 15, f"{total / 1e9:.2f} GB, {total / whole:.0%}",
+                     size=12)  # fmt: skip
+            said.append(f"{name}, {words}: {total / 1e9:.2f} GB, {total / whole:.0%} of 16 bit.")
+    svg.rect(192, 280, 12, 12, fill=GREY, opacity=0.6)
+    svg.text(210, 291, "embedding, head, norms, biases: 16 bit", size=12)
+    svg.rect(450, 280, 12, 12, fill=BLUE, opacity=0.75)
+    svg.text(468, 291, "linear layers", size=12)
+    svg.description = " ".join(said)
+    return svg.render()
+
+
+def claims() -> str:
+    """A claimed table of rates against the ceilings of an L4 at batch 16."""
+    lab = solution("lab-02-quantize-and-eval")
+    rows = (("16 bit", "bf16", 9800), ("FP8", "fp8", 14200), ("4 bit", "w4_asym", 12600))
+    title = "A table that cannot be true: Qwen2.5-0.5B on an L4, batch 16"
+    svg = Svg(780, 250, title, "")
+    svg.text(12, 24, title, bold=True)
+    said = [title + "."]
+    for k, (words, fmt, claim) in enumerate(rows):
+        y = 48 + 58 * k
+        ceiling = lab.decode_ceiling_tok_s(lab.streamed_bytes(qwen(lab), fmt), 16, 0.30e12)
+        svg.text(76, y + 24, words, size=13, anchor="end", bold=True)
+        for row, (value, color, what) in enumerate(
+            ((ceiling, GREEN, "at most"), (claim, RED, "claimed"))
+        ):
+            svg.rect(84, y + 19 * row, value * 0.036, 15, fill=color, opacity=0.75)
+            svg.text(92 + value * 0.036, y + 12 + 19 * row, f"{what} {value:,.0f} tokens/s",
+                     size=12)  # fmt: skip
+        said.append(f"{words}: claimed {claim:,}, at most {ceiling:,.0f} tokens/s.")
+    svg.text(84, 236, "ceiling: 16 tokens for each reading of the weights, at 300 GB/s", size=12,
+             css="soft")  # fmt: skip
+    svg.description = " ".join(said)
+    return svg.render()
 
 
 # ------------------------------------------------------------------ lab 06-04
@@ -400,6 +468,8 @@ def drift_texts() -> str:
 
 
 FIGURES: dict[str, Callable[[], str]] = {
+    "lab-02-bytes.svg": format_bytes,
+    "lab-02-claims.svg": claims,
     "lab-04-migration.svg": migration,
     "lab-04-alpha.svg": alphas,
     "lab-05-kernels.svg": kernel_walk,
