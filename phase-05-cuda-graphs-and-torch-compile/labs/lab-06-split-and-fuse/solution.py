@@ -155,7 +155,7 @@ def fuse(nodes: Sequence[Node], keep: Collection[str]) -> list[Node]:
 
     The new node has the name and the place of the product; the silu goes. That is allowed only if
     nothing else reads the silu: no other node, not the product's second operand, and nobody
-    outside, which `keep` names.
+    outside, which `keep` names. Of two silus that could go, the first operand does.
     """
     uses = Counter(name for node in nodes for name in node.inputs)
     silu = {

@@ -106,7 +106,8 @@ def fit(rows: Sequence[Row], num_kernels: int) -> Fit:
 
     `launch_us` and `replay_us` are the host's times on the smallest size: with long kernels the
     queue of the device may fill up, and then a launch waits. Kernel times come from the graph,
-    whose GPU lane has no gaps: what is left of `graph_us` after the submission, per kernel.
+    whose GPU lane never waits for the host: what is left of `graph_us` after the submission, per
+    kernel.
     """
     raise NotImplementedError
 
