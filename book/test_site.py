@@ -375,3 +375,29 @@ def test_the_graph_timeline_follows_the_recurrence_of_its_document(widget):
         for key in ("launches", "step_us", "gpu_busy"):
             value = float(row.locator(f'[data-result="{key}"]').get_attribute("data-value"))
             assert value == pytest.approx(example[key], rel=1e-12), (key, example)
+
+
+OUTSIDE = """() => {
+    const canvas = document.querySelector("svg").getBoundingClientRect();
+    return [...document.querySelectorAll("svg text")].filter((text) => {
+        const box = text.getBoundingClientRect();
+        const wide = box.left < canvas.left - 1 || box.right > canvas.right + 1;
+        const high = box.top < canvas.top - 2 || box.bottom > canvas.bottom + 2;
+        return box.width && (wide || high);
+    }).map((text) => text.textContent);
+}"""
+
+
+def test_no_text_of_a_figure_leaves_its_canvas(browser):
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    figures = sorted([*ROOT.glob("phase-*/figures/*.svg"), *ROOT.glob("book/figures/*.svg")])
+    found = {}
+    for figure in figures:
+        page.set_content(figure.read_text(encoding="utf-8"))
+        if outside := page.evaluate(OUTSIDE):
+            found[figure.relative_to(ROOT).as_posix()] = outside
+    page.set_content("<svg width='40' height='20'><text x='20' y='15'>too long</text></svg>")
+    assert page.evaluate(OUTSIDE) == ["too long"]
+    page.close()
+    assert len(figures) > 100
+    assert found == {}

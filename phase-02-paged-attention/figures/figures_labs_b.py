@@ -221,7 +221,7 @@ def split_and_merge() -> str:
     svg.text(
         left,
         166,
-        f"the same {context:,} keys and values asked for {group} times, one block of 16 at a time; "
+        f"the same {context:,} keys and values read {group} times, one block of 16 at a time; "
         f"{first_version:,} programs at batch {num_seqs}",
         size=12,
         css="soft",

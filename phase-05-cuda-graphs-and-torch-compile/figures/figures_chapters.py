@@ -124,7 +124,7 @@ def dispatch() -> str:
     modes = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
     svg = Svg(
         780,
-        366,
+        374,
         "Five modes, two kinds of batch, 600 token counts",
         "Recorded answers of the real dispatcher with max_num_seqs 256. NONE: no graph. PIECEWISE "
         "and FULL: that graph up to 512 tokens, any batch. FULL_DECODE_ONLY: FULL for decodes "

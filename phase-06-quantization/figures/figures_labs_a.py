@@ -249,7 +249,7 @@ def bits() -> str:
         "lost: thousandths of a bit per byte (dot), 95 % interval (line)", "",
         {value: str(value) for value in (0, 5, 10, 15, 20, 25, 30)}, {},
     )  # fmt: skip
-    svg.text(672, 30, "bytes of the linears", size=12)
+    svg.text(672, 30, "bytes of linears", size=12)
     for number, (name, (mean, low, high)) in enumerate(found):
         y = 40 + 24 * number + 12
         colour = BLUE if "8" in name.split()[0] and "W8A8" not in name else ORANGE

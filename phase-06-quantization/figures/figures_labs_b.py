@@ -172,7 +172,7 @@ def alphas() -> str:
     kinds: tuple[tuple[str, Callable, Callable, str], ...] = (
         ("one scale each", lab.fake_quant, lab.fake_quant, BLUE),
         ("a scale per row of W", lab.fake_quant, by_row, ORANGE),
-        ("per token of X and row of W", by_row, by_row, GREEN),
+        ("per token of X, row of W", by_row, by_row, GREEN),
     )
     grid = [k / 20 for k in range(21)]
     svg = Svg(760, 330, "Error of W8A8 over the smoothing strength alpha", "")
