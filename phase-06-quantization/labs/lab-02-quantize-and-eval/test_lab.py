@@ -69,6 +69,13 @@ def test_param_split_matches_known_total(lab):
         "Qwen2.5-7B, whose table and head are two matrices.\n"
         f"expected 7,615,616,512\ncame     {total:,}"
     )
+    wide = lab.ModelShape(1024, 28, 16, 8, 128, 3072, 151936, True, False)
+    linear = (lab.split_params(wide) or (None,))[0]
+    assert linear == 440_401_920, (
+        "Qwen3-0.6B: 16 heads of 128 are 2,048 wide, and hidden is 1,024. q is 1,024 x 2,048, o is "
+        "2,048 x 1,024: heads * head_dim need not be hidden.\n"
+        f"expected 440,401,920\ncame     {linear}"
+    )
 
 
 def test_param_split_of_the_shipped_model(lab):
@@ -109,9 +116,15 @@ def test_bits_per_weight_ledger(lab):
 def test_unquantized_params_stay_16bit(lab):
     expected = {"bf16": 988_065_536, "fp8": 630_238_976, "w4_asym": 458_314_496}
     got = {fmt: lab.weight_bytes(qwen_05b(lab), fmt) for fmt in expected}
+    counts = (lab.weight_bytes, lab.streamed_bytes)
+    small = tuple(count(qwen_05b(lab), "w4_sym", 32) for count in counts)
     assert got == expected, (
         "Qwen2.5-0.5B: 27.6 % of the parameters are in the table, norms and biases, and keep 2 "
         f"bytes each. So FP8 is 64 % of bf16, not half.\nexpected {expected}\ncame     {got}"
+    )
+    assert small == (473_689_856,) * 2, (
+        "the same in groups of 32: 4.5 bits for each linear weight. The group size goes all the "
+        f"way down.\nexpected 473,689,856, in memory and streamed\ncame     {small}"
     )
 
 
@@ -211,6 +224,12 @@ def test_audit_accepts_plausible_rows(lab):
         "rates below the ceilings, and gains up to exactly what is saved; 4 bits slower than FP8 "
         f"is no contradiction, since a ceiling is only an upper bound.\ncame {flags}"
     )
+    flags = lab.audit([{"fmt": "bf16", "tok_s": 3700}], qwen_7b(lab), 16, 3.35e12)
+    assert flags == [], (
+        "Qwen2.5-7B on an H100: 15.2 GB of weights allow 3,519 tokens/s at batch 16, but 1.09 GB "
+        "of them are the table, which is not streamed. The ceiling is 3,790, and 3,700 can be "
+        f"true.\ncame {flags}"
+    )
 
 
 def test_audit_takes_what_is_there(lab):
@@ -233,6 +252,7 @@ LOG = (
     "INFO 01-01 00:00:00 [model.py:1] The model is convertible to awq_marlin during runtime. Using "
     "awq_marlin kernel.",
     "INFO 01-01 00:00:00 [cuda.py:1] Using FLASH_ATTN attention backend out of potential backends",
+    "INFO 01-01 00:00:00 [topk_topp_sampler.py:1] Using FlashInfer for top-p & top-k sampling.",
     "(EngineCore pid=7) INFO 01-01 00:00:00 [awq_marlin.py:1] Using MarlinLinearKernel for "
     "AWQMarlinLinearMethod",
     "(EngineCore pid=7) INFO 01-01 00:00:00 [gpu_model_runner.py:5133] Model loading took 0.44 GiB "
@@ -246,15 +266,21 @@ def test_the_log_lines(lab):
     got = lab.read_log(LOG)
     expected = lab.RunLog(0.44, 1_234_567, (("MarlinLinearKernel", "AWQMarlinLinearMethod"),))
     assert got == expected, (
-        "weights, tokens with commas, and a kernel with its method. awq_marlin and FLASH_ATTN are "
-        f"no kernel classes.\nexpected {expected}\ncame     {got}"
+        "weights, tokens with commas, and a kernel with its method. awq_marlin, FLASH_ATTN and "
+        f"FlashInfer are no kernel classes of a linear layer: their names do not end in Kernel.\n"
+        f"expected {expected}\ncame     {got}"
     )
-    more = [*LOG, "x Selected CutlassFP8ScaledMMLinearKernel for Fp8OnlineLinearMethod", LOG[2]]
+    more = [*LOG, "x Selected CutlassFP8ScaledMMLinearKernel for Fp8OnlineLinearMethod", LOG[3]]
     got = lab.read_log(more).kernels
     assert got == (
         ("MarlinLinearKernel", "AWQMarlinLinearMethod"),
         ("CutlassFP8ScaledMMLinearKernel", "Fp8OnlineLinearMethod"),
     ), f"Selected or Using, each pair once, in the order of the lines; came {got}"
+    got = lab.read_log([*LOG, LOG[4].replace("0.44", "0.45"), LOG[5].replace("1,234", "999")])
+    assert (got.weight_gib, got.kv_tokens) == (0.45, 999_567), (
+        "each of these two lines stands twice in the log, as with a draft model or a second load: "
+        f"the last one counts.\nexpected (0.45, 999567)\ncame     {got.weight_gib, got.kv_tokens}"
+    )
     got = lab.read_log([])
     assert got == lab.RunLog(None, None, ()), f"lines that are not there are None; came {got}"
 

@@ -115,6 +115,7 @@ def _smoothing_factors(x_max: np.ndarray, w_max: np.ndarray, alpha: float) -> np
     """s [in_features] from the channel maxima of both sides."""
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha={alpha}: need a number from 0 to 1")
+    x_max, w_max = x_max.astype(np.float64), w_max.astype(np.float64)
     s = np.ones(len(x_max))
     alive = (x_max > 0) & (w_max > 0)
     s[alive] = x_max[alive] ** alpha / w_max[alive] ** (1 - alpha)

@@ -87,6 +87,30 @@ def test_fake_quant_stays_within_half_a_step(lab):
         )
 
 
+def test_sixteen_bit_inputs_are_widened_first(lab):
+    X, W = (A.astype(np.float16) for A in setup())
+    wide_X, wide_W = X.astype(np.float64), W.astype(np.float64)
+    got, expected = lab.fake_quant(X), lab.fake_quant(wide_X)
+    differ = "all" if got is None or expected is None else int(np.sum(got != expected))
+    assert got is not None and got.dtype == np.float64 and differ == 0, (
+        "activations arrive in 16 bits. X / scale in float16 has an error of its own, of up to a "
+        "32nd of a step at code 127, so some codes come out wrong: widen first.\n"
+        f"expected float64, the values of X.astype(np.float64)\n"
+        f"came     {getattr(got, 'dtype', None)}, {differ} of {X.size} values differ"
+    )
+    for name, got, expected in zip(
+        ("X_s", "W_s", "s"),
+        smoothed(lab, X, W),
+        smoothed(lab, wide_X, wide_W),
+        strict=True,
+    ):
+        assert got.dtype == np.float64 and rel(got, expected) < 1e-12, (
+            f"smooth, {name}: float64 from the maxima on, whatever came in.\n"
+            f"expected float64, as of widened inputs\n"
+            f"came     {got.dtype}, error {rel(got, expected):.1e}"
+        )
+
+
 def test_shapes_that_do_not_fit_are_refused(lab):
     for X, W in ((np.ones((4, 1)), np.ones((3, 6))), (np.ones((4, 5)), np.ones((5, 6)))):
         calls = {

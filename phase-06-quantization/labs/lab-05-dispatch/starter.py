@@ -212,7 +212,8 @@ def choose_kernel(
 
     Raises:
         ValueError: none is left of `backend`, and the message has its name; or all were turned
-            down. Then the message has a line for each, in order: the kernel's name and the reason.
+            down. Then the message has a line for each, in order: the kernel's name and the reason,
+            which is "disabled", the capability it needs, or its objection.
 
     Source: `vllm/model_executor/kernels/linear/__init__.py:618` `choose_mp_linear_kernel`.
     """
@@ -303,6 +304,9 @@ class Linear:
         dtype: np.dtype | type | str = np.float32,
     ) -> None:
         """Find the method and let it create the weights.
+
+        Sets `in_features`, `out_features`, `prefix`, `dtype` and `quant_method`; the first four
+        before anybody is asked, since methods read them.
 
         Without a config it is `UnquantizedMethod`. With one, the config decides, and None is an
         error: a linear layer that nobody computes would be a hole in the model.

@@ -112,13 +112,14 @@ def test_a_contradiction_is_an_error(lab):
 
 
 def test_ignored_by_full_name(lab):
-    ignored = ["model.layers.1.mlp.down_proj", "lm_head", "model.layers.2"]
+    ignored = ["model.layers.1.mlp.down_proj", "lm_head", "model.layers.2", "up_proj"]
     cases = {
         "model.layers.1.mlp.down_proj": True,
         "model.layers.11.mlp.down_proj": False,
         "model.layers.2.mlp.down_proj": False,
         "lm_head": True,
         "down_proj": False,
+        "model.layers.5.mlp.up_proj": False,
     }
     for prefix, expected in cases.items():
         got = lab.is_layer_skipped(prefix, ignored)
@@ -157,6 +158,27 @@ def test_a_fused_layer_is_judged_by_its_parts(lab):
         )
     got = lab.is_layer_skipped("qkv_proj", ["q_proj", "k_proj", "v_proj"])
     assert got is True, f"a prefix without a dot has parts without one; came {got}"
+    got = lab.is_layer_skipped(QKV, ["qkv_proj"], substring=True)
+    assert got is False, (
+        f"by substring, too, it is the parts that are searched, and none has qkv_proj in its name."
+        f"\nexpected False\ncame     {got}"
+    )
+
+
+def test_the_model_says_what_is_fused(lab):
+    whole = {"qkv_proj": ["qkv_proj"]}  # Phi-3: stored as one matrix, and listed under that name
+    other = {"wqkv": ["wq", "wk", "wv"]}
+    for prefix, ignored, fused, expected in (
+        ("a.qkv_proj", ["a.qkv_proj"], whole, True),
+        ("a.wqkv", ["a.wq", "a.wk", "a.wv"], other, True),
+        ("a.wqkv", ["a.wqkv"], other, False),
+        ("a.qkv_proj", ["a.q_proj"], other, False),
+    ):
+        got = lab.is_layer_skipped(prefix, ignored, fused)
+        assert got is expected, (
+            f"{prefix}, ignore list {ignored}, fused {fused}: each model class brings its own map, "
+            f"and FUSED is only the default.\nexpected {expected}\ncame     {got}"
+        )
 
 
 def test_parts_that_disagree_are_an_error(lab):
@@ -232,6 +254,12 @@ def test_every_refusal_is_listed_in_order(lab):
         f"order of the list.\ncame {said!r}"
     )
     lines = said.splitlines()
+    too_new = [lab.Kernel("off", "x", 100, lambda r, c: "objection")]
+    first = refused(lab.choose_kernel, request(lab), 80, too_new, disabled=["off"])
+    assert "disabled" in first and "100" not in first, (
+        "a kernel that is disabled and wants capability 100 was turned down for the first of the "
+        f"two: the word disabled, and no capability.\ncame {first!r}"
+    )
     expected = {
         "MacheteLinearKernel": "90",
         "AllSparkLinearKernel": "disabled",
@@ -366,6 +394,12 @@ def test_int8_after_loading(lab):
     assert got.dtype == x.dtype and np.allclose(
         got, [[7.46457, 44.88189, 0], [-2.89764, -27.55905, 0]], atol=1e-5
     ), f"x @ (codes * scale).T in the dtype of x; came {got.dtype} {got}"
+    for kind in (np.float16, np.float32):
+        got = layer(x.astype(kind))
+        assert got.dtype == kind, (
+            f"x is {np.dtype(kind)}, and the next layer expects the same; came {got.dtype}. A "
+            "float32 scale widens a float16 product"
+        )
 
 
 def test_all_parts_are_loaded_before_any_is_processed(lab):
@@ -402,6 +436,26 @@ def test_all_parts_are_loaded_before_any_is_processed(lab):
     said = refused(lab.load_weights, layers, checkpoint)
     assert "a.o_proj.weight" in said and not seen, (
         f"a missing tensor is named, and nothing is processed; came {said!r}, {seen}"
+    )
+
+
+def test_config_and_loader_use_the_map_they_are_given(lab):
+    other = {"wqkv": ["wq", "wk", "wv"]}
+
+    def refuse():
+        raise AssertionError(
+            "get_quant_method must hand the config's `fused` on to is_layer_skipped: with "
+            f"{other} all parts of a.wqkv are ignored, and the layer needs no quantized method"
+        )
+
+    lab.Linear(2, 3, lab.QuantConfig(refuse, ["a.wq", "a.wk", "a.wv"], other), "a.wqkv")
+    layer = lab.Linear(2, 3, None, "a.wqkv")
+    stored = {f"a.{name}.weight": np.full((1, 2), k) for k, name in enumerate(other["wqkv"])}
+    lab.load_weights([layer], stored, other)
+    rows = layer.weight[:, 0].tolist()
+    assert rows == [0, 1, 2], (
+        f"load_weights with {other}: wq, wk and wv fill the rows of a.wqkv.\n"
+        f"expected [0, 1, 2]\ncame     {rows}"
     )
 
 
