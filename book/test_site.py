@@ -377,6 +377,20 @@ def test_the_graph_timeline_follows_the_recurrence_of_its_document(widget):
             assert value == pytest.approx(example[key], rel=1e-12), (key, example)
 
 
+def test_the_code_points_follow_the_rounding_of_their_document(widget):
+    document = widgets.code_points()
+    host = widget("code-points")
+    for example in document["examples"]:
+        host.locator('[data-input="row"]').select_option(example["row"])
+        host.locator('[data-input="format"]').select_option(example["format"])
+        if "size" not in document["formats"][example["format"]]:
+            host.locator('[data-input="size"]').select_option(str(example["size"]))
+        host.locator('[data-input="spike"]').fill(str(example["spike"]))
+        for key in ("error", "zeros", "bits"):
+            value = float(host.locator(f'[data-result="{key}"]').get_attribute("data-value"))
+            assert value == pytest.approx(example[key], rel=1e-9), (key, example)
+
+
 OUTSIDE = """() => {
     const canvas = document.querySelector("svg").getBoundingClientRect();
     return [...document.querySelectorAll("svg text")].filter((text) => {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 
+import numpy as np
 import pytest
 
 from conformance import parts
@@ -52,3 +55,45 @@ def test_decode_is_bound_by_memory_at_batch_1_and_the_cache_outweighs_the_weight
     many = widgets.decode_step(shape, gpu, 64, 2048)
     assert alone["intensity"] < alone["ridge"]
     assert many["kv_bytes"] > many["weight_bytes"] == alone["weight_bytes"]
+
+
+@pytest.fixture(scope="module")
+def study():
+    """The phase's own decoding and rounding of the formats."""
+    path = REPOSITORY / "phase-06-quantization" / "studies" / "code_points.py"
+    spec = importlib.util.spec_from_file_location("code_points_of_phase_06", path)
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = before
+    return module
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "E4M3", "E5M2", "E2M1"])
+def test_code_points_are_those_of_the_study(study, name):
+    assert widgets.FORMATS[name]["points"] == study.grid(name).tolist()
+
+
+@pytest.mark.parametrize("name", ["int8", "E4M3", "E5M2", "int4", "E2M1", "MXFP4", "NVFP4"])
+@pytest.mark.parametrize("spike", [1, 12])
+def test_a_quantized_row_is_that_of_the_study(study, name, spike):
+    # The study works in float32 for NVFP4, so its sums differ in the last digits.
+    for row in (np.array(values) for values in widgets.code_points()["rows"].values()):
+        loud = np.abs(row).argmax()
+        spiked = row.copy()
+        spiked[loud] *= spike
+        by_block = {"MXFP4": study.mxfp4, "NVFP4": study.nvfp4}
+        quantize = by_block.get(name, lambda W: study.per_tensor(W, name))
+        got = quantize(spiked[None])[0]
+        rest = np.delete(spiked, loud)
+        error = np.linalg.norm(np.delete(got, loud) - rest) / np.linalg.norm(rest)
+        found = widgets.on_grid(row, name, 256, spike)
+        assert found["error"] == pytest.approx(error, rel=1e-5)
+        assert found["zeros"] == (np.delete(got, loud) == 0).sum()
+
+
+def test_smaller_groups_keep_a_spike_among_fewer(study):
+    row = np.array(next(iter(widgets.code_points()["rows"].values())))
+    errors = [widgets.on_grid(row, "int4", size, 20)["error"] for size in (256, 128, 32, 16)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 2 * errors[-1]

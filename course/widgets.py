@@ -7,12 +7,14 @@ a browser test holds against this module's own. Mirrors nothing upstream.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from course import film, gantt
 from mini_vllm import launches
-from mini_vllm.checkpoint import expected_shapes, parse_config, read_json, resolve
+from mini_vllm.checkpoint import expected_shapes, load_checkpoint, parse_config, read_json, resolve
 from mini_vllm.transformer import ModelConfig
 
 
@@ -158,11 +160,98 @@ def cuda_graphs() -> dict[str, Any]:
     }
 
 
+def _floats(exponent_bits: int, mantissa_bits: int, count: int) -> list[float]:
+    """The first `count` values of a small float format, from 0 upwards."""
+    bias, steps = (1 << (exponent_bits - 1)) - 1, 1 << mantissa_bits
+    found = []
+    for code in range(count):
+        exponent, fraction = code // steps, code % steps / steps
+        normal = exponent > 0
+        found.append((normal + fraction) * 2.0 ** ((exponent if normal else 1) - bias))
+    return found
+
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "int8": {"points": [float(n) for n in range(128)], "bits": 8, "rule": "absmax"},
+    "int4": {"points": [float(n) for n in range(8)], "bits": 4, "rule": "absmax"},
+    "E4M3": {"points": _floats(4, 3, 127), "bits": 8, "rule": "absmax"},
+    "E5M2": {"points": _floats(5, 2, 124), "bits": 8, "rule": "absmax"},
+    "E2M1": {"points": _floats(2, 1, 8), "bits": 4, "rule": "absmax"},
+    "MXFP4": {"points": _floats(2, 1, 8), "bits": 4, "rule": "power of two", "size": 32},
+    "NVFP4": {"points": _floats(2, 1, 8), "bits": 4, "rule": "E4M3", "size": 16},
+}
+"""Non-negative values, bits of a code, what a scale may be, and the group where it is fixed."""
+
+SCALE_BITS = {"absmax": 16, "power of two": 8, "E4M3": 8}
+
+
+def round_to_points(sizes: np.ndarray, points: Sequence[float]) -> np.ndarray:
+    """Index of the nearest point of each size (float64, not negative); ties to the even index."""
+    values = np.asarray(points)
+    above = np.clip(np.searchsorted(values, sizes), 1, len(values) - 1)
+    middle = (values[above - 1] + values[above]) / 2
+    up = (sizes > middle) | ((sizes == middle) & (above % 2 == 0))
+    found: np.ndarray = np.where(up, above, above - 1)
+    return found
+
+
+def on_grid(row: np.ndarray, name: str, size: int, spike: float) -> dict[str, float]:
+    """Quantize `row` (float64) with one scale per `size` neighbours; float64 throughout.
+
+    Its largest weight is first made `spike` times as large. Returns `error`, the norm of the error
+    of all other weights over theirs; `zeros`, how many of them became 0; `bits` per weight.
+    NVFP4's float32 scale of the whole tensor is that of this row, and counts as no bits.
+    """
+    form = FORMATS[name]
+    size = form.get("size", size)
+    loud = int(np.abs(row).argmax())
+    weights = row.copy()
+    weights[loud] *= spike
+    blocks = weights.reshape(-1, size)
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    if form["rule"] == "absmax":
+        scale = largest / form["points"][-1]
+    elif form["rule"] == "power of two":
+        scale = 2.0 ** (np.floor(np.log2(largest)) - 2)
+    else:
+        e4m3 = FORMATS["E4M3"]["points"]
+        whole = 448 * 6 / largest.max()
+        scale = np.take(e4m3, round_to_points(np.minimum(whole * largest / 6, 448), e4m3)) / whole
+    back = np.take(form["points"], round_to_points(np.abs(blocks) / scale, form["points"])) * scale
+    sizes, got = np.delete(np.abs(weights), loud), np.delete(back.ravel(), loud)
+    error = float(np.linalg.norm(got - sizes) / np.linalg.norm(sizes))
+    bits = form["bits"] + SCALE_BITS[form["rule"]] / size
+    return {"error": error, "zeros": int((got == 0).sum()), "bits": bits}
+
+
+def code_points() -> dict[str, Any]:
+    """Rows of the shipped model's weights, the formats, and worked examples of `on_grid`."""
+    weights = load_checkpoint("byte-llama").weights
+    rows = {}
+    for layer, place, number in ((3, "mlp.gate_proj", 219), (0, "self_attn.o_proj", 114)):
+        name = f"{place.split('.')[1]} of layer {layer}, row {number}"
+        rows[name] = weights[f"model.layers.{layer}.{place}.weight"][number].astype(float)
+    examples = [
+        {"row": row, "format": name, "size": size, "spike": spike}
+        | on_grid(rows[row], name, size, spike)
+        for row in rows
+        for name in FORMATS
+        for size, spike in ((256, 1), (256, 20), (32, 8))
+    ]
+    return {
+        "rows": {name: row.tolist() for name, row in rows.items()},
+        "formats": FORMATS,
+        "scale_bits": SCALE_BITS,
+        "examples": examples,
+    }
+
+
 WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "engine-timeline": gantt.engine_timeline,
     "pool-film": lambda: dict(film.pool_film()),
     "kv-calculator": kv_calculator,
     "roofline": roofline,
     "cuda-graphs": cuda_graphs,
+    "code-points": code_points,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""

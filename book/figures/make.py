@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course import gantt  # noqa: E402
-from course.figures import BLUE, GREEN, ORANGE, Svg, write_or_check  # noqa: E402
+from course import gantt, widgets  # noqa: E402
+from course.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg, write_or_check  # noqa: E402
 from mini_vllm.launches import LAYER, MODES, simulate  # noqa: E402
 
 
@@ -57,7 +59,52 @@ def cuda_graphs() -> str:
     return svg.render()
 
 
-FIGURES = {"engine-timeline.svg": engine_timeline, "cuda-graphs.svg": cuda_graphs}
+def code_points() -> str:
+    """One row of weights on int4 and on E4M3, as it is and with its largest weight 8 times."""
+    name, values = next(iter(widgets.code_points()["rows"].items()))
+    row = np.array(values)
+    loud = int(np.abs(row).argmax())
+    svg = Svg(
+        760,
+        4 * 74 + 34,
+        f"{len(row)} weights ({name}) on two grids",
+        "Above the line of each lane the weights, red where they become 0; below it the values the "
+        "format can say, one scale for the row. With the largest weight 8 times as large, int4 "
+        "loses nearly all others to 0, and E4M3 none.",
+    )
+    left, width = 150, 596
+    for lane, (form, spike) in enumerate((f, s) for s in (1, 8) for f in ("int4", "E4M3")):
+        points = np.array(widgets.FORMATS[form]["points"])
+        weights = row.copy()
+        weights[loud] *= spike
+        largest = np.abs(weights).max()
+        codes = widgets.round_to_points(np.abs(weights) / largest * points[-1], points)
+        found = widgets.on_grid(row, form, len(row), spike)
+        y = 12 + 74 * lane
+        svg.text(0, y + 18, form + (f", one weight x{spike}" if spike > 1 else ""), bold=True)
+        svg.text(0, y + 36, f"error {found['error']:.1%}", css="soft", size=12)
+        svg.text(0, y + 52, f"{found['zeros']} lost to 0", css="soft", size=12)
+        spots = left + width * (weights / largest + 1) / 2
+        grid = left + width * (np.concatenate([-points[:0:-1], points]) / points[-1] + 1) / 2
+        for places, top, colour in (
+            (spots[codes > 0], y, BLUE),
+            (spots[codes == 0], y, RED),
+            (grid, y + 34, GREY),
+        ):
+            strokes = "".join(f"M{x:.1f} {top}v{26 if top > y else 30}" for x in np.sort(places))
+            svg.raw(f'<path d="{strokes}" fill="none" style="stroke:{colour}"/>')
+        svg.line(left, y + 32, left + width, y + 32, css="grid-line")
+    svg.text(
+        left, 4 * 74 + 28, "blue: a weight; red: one that becomes 0; grey: a value of the format"
+    )
+    return svg.render()
+
+
+FIGURES = {
+    "engine-timeline.svg": engine_timeline,
+    "cuda-graphs.svg": cuda_graphs,
+    "code-points.svg": code_points,
+}
 
 if __name__ == "__main__":
     raise SystemExit(write_or_check(FIGURES, Path(__file__).parent))
