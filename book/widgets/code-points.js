@@ -101,8 +101,8 @@ CourseWidgets.mount("code-points", (data) => {
         draw(found, form.points, perGroup, format.value);
         const others = found.weights.length - 1;
         const shown = [
-            ["error of the others", "error", `${(100 * found.error).toFixed(found.error < 0.1 ? 2 : 1)} %`],
-            ["of them lost to 0", "zeros", `${found.zeros} of ${others}`],
+            ["error of others", "error", `${(100 * found.error).toFixed(found.error < 0.1 ? 2 : 1)} %`],
+            ["lost to 0", "zeros", `${found.zeros} of ${others}`],
             ["bits per weight", "bits", found.bits.toFixed(found.bits % 1 ? 4 : 0)],
         ];
         results.replaceChildren(...shown.map(([words, id, text]) =>
