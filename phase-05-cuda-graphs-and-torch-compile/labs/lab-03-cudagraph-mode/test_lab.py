@@ -128,6 +128,7 @@ def test_unknown_mode(lab):
         ([1, 1, 40], 1, False),
         ([3, 3], 3, True),
         ([3, 1], 3, False),
+        ([4, 2], 3, False),
         ([3, 3, 0], 3, False),
         ([1, 1, 1], 3, False),
         ([3, 3], 1, False),

@@ -208,9 +208,10 @@ def flag_impossible(
 
 
 def plateau(steps: Mapping[int, float], tolerance: float = 0.1) -> list[int]:
-    """Batches whose step takes as long as that of the smallest, within `tolerance` of it.
+    """Batches whose step is no longer than that of the smallest, or longer by `tolerance` at most.
 
-    From the smallest on without a gap. On the plateau of an eager arm the work of the step does
-    not show: something that does not grow with the batch sets the pace.
+    In ascending order, from the smallest on without a gap: the first that takes longer ends it.
+    On the plateau of an eager arm the work of the step does not show: something that does not grow
+    with the batch sets the pace.
     """
     raise NotImplementedError

@@ -118,6 +118,7 @@ def test_decode_sizes_stop_at_max_num_seqs(lab):
         "with 60 requests a decode batch of 64 cannot be, so there is no full graph for it.",
     )
     same(lab.decode_capture_sizes([1, 2, 4, 8, 16], 4, 3), [4, 8], "3 <= rung <= 4 x 3.")
+    same(lab.decode_capture_sizes([8, 1, 64, 4], 8), [8, 1, 4], "kept in the order they came in.")
     for case in CASES:
         if case["kind"] == "dispatch" and case["mode"] == "FULL_DECODE_ONLY":
             got = lab.decode_capture_sizes(case["sizes"], case["max_num_seqs"])

@@ -91,8 +91,10 @@ def split(graph: Sequence[Node], splitting: Collection[str] = SPLITTING) -> list
     """Cut the graph before and after each splitting operation.
 
     Splitting operations that follow each other directly share a piece. A getitem goes where its
-    input is, wherever it stands, so that no tuple crosses a cut. Placeholders and the output are
-    in no piece; no piece is empty; pieces and their nodes keep the order of the graph.
+    input is, wherever it stands, so that no tuple crosses a cut; two splitting operations with a
+    getitem between them do not follow each other directly, even if it goes elsewhere. Placeholders
+    and the output are in no piece; no piece is empty; pieces and their nodes keep the order of the
+    graph.
 
     Source: `vllm/compilation/backends.py:548` `split_graph`.
     """
@@ -264,9 +266,9 @@ def split_fx(
 def fuse_fx(model: GraphModule, fused: Callable[..., Any]) -> int:
     """`fuse` for `torch.fx`, in place: `torch.mul(silu(x), y)` becomes `fused(x, y)`.
 
-    Both `torch.mul` and `operator.mul` are products; `torch.nn.functional.silu` is the silu. Same
-    conditions as `fuse`. No other node may go: a call whose result nobody reads may be there for
-    what it does. Recompiles the module.
+    Both `torch.mul` and `operator.mul` are products, in either order, and `y` may be a number;
+    `torch.nn.functional.silu` is the silu. Same conditions as `fuse`. No other node may go: a call
+    whose result nobody reads may be there for what it does. Recompiles the module.
 
     Returns:
         How many products were rewritten.

@@ -89,7 +89,7 @@ def elements_at_gain(
     ratio: float,
     bandwidth: float,
     floor_us: float,
-) -> int | None:
+) -> int:
     """The fewest elements per kernel with which the graph gains at most `ratio`.
 
     0 if the shortest kernel the device has, `floor_us`, is too long already or a graph never gains
@@ -140,5 +140,8 @@ def reads(actions: Sequence[Action]) -> tuple[list[int | None], list[int | None]
 
     Returns:
         What the reads noted, and what the kept tensors hold at the end.
+
+    Raises:
+        ValueError: another action.
     """
     raise NotImplementedError
