@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,20 @@ def rel(a, b) -> float:
 
 def gaussian(shape, seed=0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@contextmanager
+def refused(named, why):
+    """A ValueError whose message says `named`; fails, with `why`, where none comes."""
+    try:
+        yield
+    except ValueError as error:
+        assert named in str(error), (
+            f"{why}: the ValueError should say {named!r}, so that its reader knows what to mend.\n"
+            f"came {str(error)!r}"
+        )
+    else:
+        pytest.fail(f"{why}: expected a ValueError that says {named!r}, none came", pytrace=False)
 
 
 def test_the_worked_example(lab):
@@ -57,6 +73,34 @@ def test_the_worked_example(lab):
     expected = [[7.464567, 44.881890, 0], [-2.897638, -27.559055, 0]]
     assert np.allclose(y, expected, atol=1e-5), (
         f"quant_linear is x @ dequantized.T.\nexpected {expected}\ncame     {y.tolist()}"
+    )
+
+
+def test_square_matrix_scale_axis(lab):
+    W = gaussian((8, 8)) * 2.0 ** np.arange(-4, 4, dtype=np.float32)[:, None]  # loud rows last
+    q, scales = lab.quantize_per_channel(W)
+    assert np.allclose(scales, np.abs(W).max(axis=1) / 127, rtol=1e-6), (
+        "scales belong to output channels, the rows of [out_features, in_features]. On a square "
+        "matrix the wrong axis has the right shape.\n"
+        f"expected {np.abs(W).max(axis=1) / 127}\ncame     {scales}"
+    )
+    back = lab.dequantize(q, scales)
+    worst = max(rel(back[o], W[o]) for o in range(8))
+    assert worst < 0.02, (
+        f"every row must come back within 2 %; the worst errs by {worst:.3f}. q * scales without "
+        "scales[:, None] multiplies columns, and on a square matrix numpy does not object."
+    )
+
+
+def test_negative_dominated_row(lab):
+    W = np.array([[-4.0, 1.0, 0.5, -0.25], [-3.0, -2.0, -1.0, -0.5]], np.float32)
+    q, scales = lab.quantize_per_channel(W)
+    assert q[:, 0].tolist() == [-127, -127], (
+        "the largest magnitude of a row gets the largest code, whatever its sign: expected -127 "
+        f"twice, came {q[:, 0].tolist()}. max(W) is not max|W|."
+    )
+    assert np.allclose(scales, [4 / 127, 3 / 127], rtol=1e-6), (
+        f"expected [{4 / 127:.6f} {3 / 127:.6f}]\ncame     {scales}"
     )
 
 
@@ -139,34 +183,6 @@ def test_quant_linear_matches_fp_matmul(lab):
     )
 
 
-def test_square_matrix_scale_axis(lab):
-    W = gaussian((8, 8)) * 10.0 ** np.arange(8, dtype=np.float32)[:, None]  # loud rows last
-    q, scales = lab.quantize_per_channel(W)
-    assert np.allclose(scales, np.abs(W).max(axis=1) / 127, rtol=1e-6), (
-        "scales belong to output channels, the rows of [out_features, in_features]. On a square "
-        "matrix the wrong axis has the right shape.\n"
-        f"expected {np.abs(W).max(axis=1) / 127}\ncame     {scales}"
-    )
-    back = lab.dequantize(q, scales)
-    worst = max(rel(back[o], W[o]) for o in range(8))
-    assert worst < 0.02, (
-        f"every row must come back within 2 %; the worst errs by {worst:.3f}. q * scales without "
-        "scales[:, None] multiplies columns, and on a square matrix numpy does not object."
-    )
-
-
-def test_negative_dominated_row(lab):
-    W = np.array([[-4.0, 1.0, 0.5, -0.25], [-3.0, -2.0, -1.0, -0.5]], np.float32)
-    q, scales = lab.quantize_per_channel(W)
-    assert q[:, 0].tolist() == [-127, -127], (
-        "the largest magnitude of a row gets the largest code, whatever its sign: expected -127 "
-        f"twice, came {q[:, 0].tolist()}. max(W) is not max|W|."
-    )
-    assert np.allclose(scales, [4 / 127, 3 / 127], rtol=1e-6), (
-        f"expected [{4 / 127:.6f} {3 / 127:.6f}]\ncame     {scales}"
-    )
-
-
 def test_zero_and_denormal_rows(lab):
     tiny = np.float32(1e-44)  # a denormal: divided by 127 it is 0
     small = np.float32(2e-43)  # divided by 127 it is the smallest denormal, too coarse a step
@@ -174,13 +190,19 @@ def test_zero_and_denormal_rows(lab):
     try:
         with np.errstate(divide="raise", invalid="raise"):
             q, scales = lab.quantize_per_channel(W)
-            _, zero = lab.quantize_per_tensor(np.zeros((2, 3), np.float32))
-    except FloatingPointError as error:
-        pytest.fail(f"something was divided by 0 ({error}): replace scales that are 0 first")
-    assert scales[:2].tolist() == [1.0, 1.0] and zero == 1.0, (
-        "where the scale is 0 in float32 use 1.0, so that nothing divides by 0: expected 1.0 for a "
-        "row of zeros, for a row of 1e-44 (whose scale underflows) and for a zero tensor; came "
-        f"{scales[:2].tolist()} and {zero}"
+            of_tensors = [
+                lab.quantize_per_tensor(np.full((2, 3), value, np.float32))[1]
+                for value in (np.float32(0), tiny)
+            ]
+    except (FloatingPointError, ValueError) as error:
+        pytest.fail(
+            f"a scale of 0 was divided by or passed on ({error}). Look at the scales, not at the "
+            "weights: a row of 1e-44 is not zero, but 1e-44 / 127 is 0 in float32"
+        )
+    assert scales[:2].tolist() == [1.0, 1.0] and of_tensors == [1.0, 1.0], (
+        "where the scale is 0 in float32 use 1.0: for a row or tensor of zeros, and for one of "
+        f"1e-44, whose scale underflows.\nexpected [1.0, 1.0] for rows and for tensors\n"
+        f"came     {scales[:2].tolist()} and {of_tensors}"
     )
     assert q[:2].tolist() == [[0, 0], [0, 0]], f"those rows have codes 0; came {q[:2].tolist()}"
     assert q[2].tolist() == [127, -127], (
@@ -205,12 +227,9 @@ def test_clip_external_scale(lab):
         f"expected [[127, 127], [100, 50]]\ncame     {per_row.tolist()}"
     )
     for scale in (0.0, -1.0, np.nan, np.inf, np.array([1.0, 0.0]), np.ones(3), np.ones((2, 1))):
-        with pytest.raises(ValueError, match="scale"):
+        why = f"scale={scale!r} is not positive and finite, of shape () or [out_features]"
+        with refused("scale", why):
             lab.quantize_with_scale(W, scale)
-            pytest.fail(
-                f"scale={scale!r} must be refused with a ValueError that names scale: it must be "
-                "positive and finite, of shape () or [out_features]"
-            )
 
 
 def test_negation_symmetry(lab):
@@ -242,9 +261,8 @@ def test_requantize_is_idempotent(lab):
 def test_bad_input_is_refused_and_good_input_kept(lab):
     for bad in (np.zeros(4), np.zeros((2, 2, 2)), np.zeros((0, 4)), [[1.0, np.nan]], [[np.inf, 1]]):
         for name in ("quantize_per_channel", "quantize_per_tensor"):
-            with pytest.raises(ValueError, match="W "):
+            with refused("W ", f"{name} of {np.array(bad)!r}: call check_matrix first"):
                 getattr(lab, name)(np.array(bad))
-                pytest.fail(f"{name} must refuse {np.array(bad)!r}: call check_matrix first")
     W = gaussian((4, 8))
     W[2] = 0
     kept = W.copy()
@@ -258,6 +276,28 @@ def test_bad_input_is_refused_and_good_input_kept(lab):
     assert q.tolist() == [[1, 2], [3, 4]] and scales.tolist() == [1.0, 2.0], (
         "dequantize changed its arguments"
     )
+
+
+def test_any_float_dtype_goes_in(lab):
+    W = gaussian((6, 16)).astype(np.float16)  # exact in all three
+    q, scales = lab.quantize_per_channel(W.astype(np.float32))
+    one, scale = lab.quantize_per_tensor(W.astype(np.float32))
+    for dtype in (np.float16, np.float64):
+        same, same_scales = lab.quantize_per_channel(W.astype(dtype))
+        assert same_scales.dtype == np.float32 and np.array_equal(same_scales, scales), (
+            f"a checkpoint in {dtype.__name__} gets float32 scales, computed in float32: work with "
+            f"what check_matrix returns.\nexpected {scales} (float32)\n"
+            f"came     {same_scales} ({same_scales.dtype})"
+        )
+        other, other_scale = lab.quantize_per_tensor(W.astype(dtype))
+        assert isinstance(other_scale, float) and other_scale == scale, (
+            f"per tensor, {dtype.__name__}: the scale has a float32's value.\n"
+            f"expected {scale!r}\ncame     {other_scale!r}"
+        )
+        assert np.array_equal(same, q) and np.array_equal(other, one), (
+            f"the same weights in {dtype.__name__} must give the same codes; "
+            f"{int((same != q).sum() + (other != one).sum())} differ"
+        )
 
 
 def test_linear_is_a_part_of_the_engine(lab):
@@ -274,7 +314,10 @@ def test_linear_is_a_part_of_the_engine(lab):
     )
     with_bias = lab.Linear(weight, bias)
     first = with_bias(x)
-    assert np.allclose(first, plain(x) + bias, atol=1e-6), "the bias is added, in floating point"
+    assert np.allclose(first, plain(x) + bias, atol=1e-6), (
+        "the bias is added to the product, in floating point.\n"
+        f"expected {(plain(x) + bias)[0]}\ncame     {first[0]} (first token)"
+    )
     assert np.array_equal(with_bias(x), first), "calling the layer twice gives the same"
     assert with_bias(x.astype(np.float64)).dtype == np.float64, (
         "float64 in, float64 out: the engine's equality tests run in float64"

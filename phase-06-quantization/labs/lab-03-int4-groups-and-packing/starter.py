@@ -85,7 +85,8 @@ def quantize_grouped(W: np.ndarray, group_size: int = 128) -> tuple[np.ndarray, 
         scale as stored, after its rounding to float16. Where the stored scale is 0 it is 1.0.
 
     Raises:
-        ValueError: as `check_matrix` and `group_width`; a scale that is infinite in float16.
+        ValueError: as `check_matrix` and `group_width`; a scale that is infinite in float16, which
+            the message names.
     """
     raise NotImplementedError
 
@@ -99,7 +100,7 @@ def dequantize_grouped(q: np.ndarray, scales: np.ndarray, group_size: int) -> np
         group_size: as given to `quantize_grouped`.
 
     Raises:
-        ValueError: as `group_width`; `scales` is not [out_features, num_groups].
+        ValueError: as `group_width`; `scales` is not [out_features, num_groups], naming `scales`.
     """
     raise NotImplementedError
 
@@ -167,7 +168,8 @@ def pack_layout(q: np.ndarray, layout: str) -> np.ndarray:
             *outputs*, in the order `AWQ`.
 
     Raises:
-        ValueError: another layout, a packed axis that is not a multiple of 8, a code outside -8..7.
+        ValueError: another name, with `layout` in the message; a packed axis that is not a multiple
+            of 8; a code outside -8..7.
     """
     raise NotImplementedError
 
@@ -176,7 +178,7 @@ def unpack_layout(words: np.ndarray, layout: str) -> np.ndarray:
     """The inverse of `pack_layout`: int8 [out_features, in_features].
 
     Raises:
-        ValueError: another layout.
+        ValueError: another name, with `layout` in the message.
     """
     raise NotImplementedError
 
