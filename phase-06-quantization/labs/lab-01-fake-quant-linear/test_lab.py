@@ -76,6 +76,18 @@ def test_the_worked_example(lab):
     )
 
 
+def test_negative_dominated_row(lab):
+    W = np.array([[-4.0, 1.0, 0.5, -0.25], [-3.0, -2.0, -1.0, -0.5]], np.float32)
+    q, scales = lab.quantize_per_channel(W)
+    assert q[:, 0].tolist() == [-127, -127], (
+        "the largest magnitude of a row gets the largest code, whatever its sign: expected -127 "
+        f"twice, came {q[:, 0].tolist()}. max(W) is not max|W|."
+    )
+    assert np.allclose(scales, [4 / 127, 3 / 127], rtol=1e-6), (
+        f"expected [{4 / 127:.6f} {3 / 127:.6f}]\ncame     {scales}"
+    )
+
+
 def test_square_matrix_scale_axis(lab):
     W = gaussian((8, 8)) * 2.0 ** np.arange(-4, 4, dtype=np.float32)[:, None]  # loud rows last
     q, scales = lab.quantize_per_channel(W)
@@ -89,18 +101,6 @@ def test_square_matrix_scale_axis(lab):
     assert worst < 0.02, (
         f"every row must come back within 2 %; the worst errs by {worst:.3f}. q * scales without "
         "scales[:, None] multiplies columns, and on a square matrix numpy does not object."
-    )
-
-
-def test_negative_dominated_row(lab):
-    W = np.array([[-4.0, 1.0, 0.5, -0.25], [-3.0, -2.0, -1.0, -0.5]], np.float32)
-    q, scales = lab.quantize_per_channel(W)
-    assert q[:, 0].tolist() == [-127, -127], (
-        "the largest magnitude of a row gets the largest code, whatever its sign: expected -127 "
-        f"twice, came {q[:, 0].tolist()}. max(W) is not max|W|."
-    )
-    assert np.allclose(scales, [4 / 127, 3 / 127], rtol=1e-6), (
-        f"expected [{4 / 127:.6f} {3 / 127:.6f}]\ncame     {scales}"
     )
 
 
