@@ -3,7 +3,8 @@
 `python phase-06-quantization/experiments/evaluate.py --out my-evaluation` quantizes the 16 linear
 layers (not the embedding and the head, as in vLLM), reads text the model never saw, prints the
 table and writes `evaluation.json`. `--only NAME` measures some rows and keeps the others of that
-file; `--mine FILE[:CLASS]` adds a row for a layer class of yours. One thread, about four minutes.
+file; `--mine FILE[:CLASS]` adds a row for a layer class of yours. The model as shipped is measured
+wherever it is missing, since all others are compared with it. One thread, about four minutes.
 """
 
 from __future__ import annotations
@@ -183,11 +184,24 @@ def measure_row(
 
 
 def layer_class(argument: str) -> tuple[str, Any]:
-    """`FILE[:CLASS]` as a name and a class; the class defaults to `Linear`."""
+    """`FILE[:CLASS]` as the name of a row and a class; the class defaults to `Linear`.
+
+    Raises:
+        ValueError: no such file, no such class, or a class that is not written yet.
+    """
     path, _, name = argument.partition(":")
-    module = mine.load(Path(path).resolve())
-    folder = "-".join(Path(path).resolve().parent.name.split("-")[:2])
-    return f"yours, {folder}"[:24], getattr(module, name or "Linear")
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise ValueError(f"there is no file {path}")
+    layer = getattr(mine.load(file), name or "Linear", None)
+    if layer is None:
+        raise ValueError(f"{path} defines no {name or 'Linear'}; name your class as FILE:CLASS")
+    try:
+        layer(np.eye(256, dtype=np.float32), None)(np.ones((1, 256), np.float32))
+    except NotImplementedError:
+        raise ValueError(f"{path}: {layer.__name__} is not written yet") from None
+    folder = "-".join(file.parent.name.split("-")[:2])
+    return f"yours, {name or folder}"[:24], layer
 
 
 def scheme_of(layer: Any) -> schemes.Scheme:
@@ -277,26 +291,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=[*SCHEMES, "planted"], default=[])
     parser.add_argument("--mine", action="append", default=[], metavar="FILE[:CLASS]")
     args = parser.parse_args(argv)
+    everything = not (args.only or args.mine)
+    wanted = {name: s for name, s in SCHEMES.items() if everything or name in args.only}
+    for argument in args.mine:
+        try:
+            name, layer = layer_class(argument)
+        except ValueError as error:
+            parser.error(f"--mine {argument}: {error}")
+        wanted[name] = scheme_of(layer)
     files = {name: text[:BYTES_PER_FILE] for name, text in heldout.library(True).items()}
     path = args.out / "evaluation.json"
     fresh = new_results(files)
     saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else fresh
     if saved["text"] != fresh["text"]:
         parser.error(f"{path}: measured on other text; give another --out")
+    if BASE not in saved["rows"]:
+        wanted = {BASE: SCHEMES[BASE], **wanted}
     calibration_texts = list(heldout.library(False, 2 * CALIBRATION_FILES).values())[::2]
     calibration = inputs_of(heldout.model(), calibration_texts)
     longest = sorted(files.values(), key=len)[-8:]
     sample = inputs_of(heldout.model(), longest)
-    wanted = {name: s for name, s in SCHEMES.items() if not args.only or name in args.only}
-    if args.mine and not args.only:
-        wanted = {BASE: SCHEMES[BASE]}
-    for argument in args.mine:
-        name, layer = layer_class(argument)
-        try:
-            layer(np.eye(256, dtype=np.float32), None)(np.ones((1, 256), np.float32))
-        except NotImplementedError:
-            parser.error(f"--mine {argument}: not written yet")
-        wanted[name] = scheme_of(layer)
     saved["inputs"] = {name: input_facts(known.sample) for name, known in calibration.items()}
     args.out.mkdir(parents=True, exist_ok=True)
 
@@ -309,7 +323,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, scheme in wanted.items():
         keep("rows", name, measure_row(heldout.model, scheme, calibration, sample, files))
         print(name, flush=True)
-    if "planted" in args.only or not (args.only or args.mine):
+    if "planted" in args.only or everything:
         calibration, sample = (
             inputs_of(heldout.plant(heldout.model()), texts)
             for texts in (calibration_texts, longest)

@@ -12,6 +12,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from course import pristine
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -282,6 +284,40 @@ def test_the_findings_of_the_pages_hold_in_the_committed_numbers():
     assert change("W8A8 per token", "planted") > 20 * change("W8A8 per token, smoothed", "planted")
     for row in saved("gptq")["layers"].values():
         assert row["gptq_weight"] > row["weight"] and row["gptq_output"] < row["output"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("nowhere.py", "there is no file nowhere.py"),
+        ("{lab}/test_lab.py", "defines no Linear"),
+        ("{lab}/solution.py:Quantizer", "defines no Quantizer"),
+        ("{lab}/as-shipped.py", "Linear is not written yet"),
+    ],
+)
+def test_a_file_without_a_layer_is_refused_before_anything_is_measured(
+    argument, words, tmp_path, capsys
+):
+    lab = HERE.parent / "labs" / "lab-03-int4-groups-and-packing"
+    for name in ("test_lab.py", "solution.py"):
+        (tmp_path / name).write_text((lab / name).read_text(encoding="utf-8"), encoding="utf-8")
+    shipped = pristine.read(HERE.parents[1])["06-03"]
+    (tmp_path / "as-shipped.py").write_text(shipped, encoding="utf-8")
+    argument = argument.format(lab=tmp_path)
+    with pytest.raises(SystemExit):
+        evaluate.main(["--out", str(tmp_path / "out"), "--mine", argument])
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_whatever_is_asked_for_is_compared_with_the_model_as_shipped(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(heldout, "library", lambda held_out, limit=None: {"probe": PROBE})
+    monkeypatch.setattr(evaluate, "tokens_per_second", lambda model: 1.0)
+    evaluate.main(["--out", str(tmp_path), "--only", "int4 g128"])
+    said = capsys.readouterr().out
+    kept = json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8"))
+    assert list(kept["rows"]) == [evaluate.BASE, "int4 g128"]
+    assert evaluate.table(kept) in said
 
 
 def test_a_class_of_ones_own_gets_a_row():
