@@ -120,7 +120,7 @@ def audit(
     Each row has `fmt`, and may have `tok_s` and `blocks`. First all rates are held against the
     ceiling of their format. Then the blocks of all rows but those of "bf16" are compared with the
     first "bf16" row: a format cannot free more bytes than it saves. One sentence per contradiction,
-    with the format, in the order of the rows.
+    in the order of the rows, each beginning with its format and a colon: "fp8: ...".
 
     Args:
         rows: as measured, or as claimed.
