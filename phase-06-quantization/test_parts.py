@@ -72,7 +72,9 @@ def test_scheduling_does_not_change_what_quantized_layers_say(lab_id):
 
 
 @pytest.mark.parametrize(
-    ("lab_id", "bits"), [("06-01", 8 + 32 * 10_497 / 3_211_520), ("06-03", 4.125)]
+    # 3,211,520 weights in 10,497 rows: four layers of 2,560 rows, and the head's 257
+    ("lab_id", "bits"),
+    [("06-01", 8 + 32 * 10_497 / 3_211_520), ("06-03", 4.125)],
 )
 def test_every_layer_of_the_engine_is_quantized_and_holds_that_many_bits(lab_id, bits):
     transformer = model(lab_id)
