@@ -306,6 +306,12 @@ def test_submissions_of_twelve_layers(lab):
         "writes and 12 attentions. Fusion saves launches in eager only; a graph is one launch "
         "however many kernels it holds.",
     )
+    views = small(lab, ("t", "attention", "x"), ("p", "chunk", "t"), ("u", "attention", "p"))
+    same(
+        lab.submissions(lab.split(views), "piecewise"),
+        2,
+        "two attentions with a chunk between them: a piece of views has nothing to launch.",
+    )
     refused(lambda: lab.submissions(lab.split(graph), "graphs"), "the unknown mode 'graphs'")
 
 
