@@ -55,7 +55,7 @@ def record(workload: workloads.Workload) -> recording.Recording:
             if live.pop(request_id, None):
                 reasons[request_id] = "abort"
         plan = scheduler.schedule()
-        step = _observe(scheduler, plan)
+        step = observe(scheduler, plan)
         sampled: dict[str, int] = {}
         for request_id in plan.num_scheduled_tokens:
             request = live[request_id]
@@ -74,7 +74,7 @@ def record(workload: workloads.Workload) -> recording.Recording:
     return {"upstream": recording.UPSTREAM, **workload, "outputs": outputs, "steps": steps}
 
 
-def _observe(scheduler: Any, plan: Any) -> dict[str, Any]:
+def observe(scheduler: Any, plan: Any) -> dict[str, Any]:
     """The state between `schedule` and the update: the counters have already advanced."""
     running, manager = scheduler.running, scheduler.kv_cache_manager
     return {

@@ -121,7 +121,7 @@ def read(path: Path) -> Iterator[Recording]:
         except json.JSONDecodeError as error:
             message = f"{path}:{number}: not JSON: {error.msg}, column {error.colno}"
             raise RecordingError(message) from error
-        problem = _problem(recording)
+        problem = problem_of(recording)
         if problem:
             raise RecordingError(f"{path}:{number}: {problem}")
         count += 1
@@ -154,7 +154,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise RecordingError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _problem(recording: object) -> str:
+def problem_of(recording: object) -> str:
     """What is wrong with one parsed line, "" when nothing is."""
     if not isinstance(recording, dict):
         return "not a JSON object"

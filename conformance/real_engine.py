@@ -1,0 +1,316 @@
+"""The whole real engine on the shipped model, beside the mini engine on the same arrivals.
+
+    python -m conformance.real_engine record --out engine.json.gz    # a GPU and vllm==0.22.1
+    python -m conformance.real_engine compare engine.json.gz         # any machine
+
+`record` wraps the scheduler inside vLLM's engine core and notes every step in the format of
+`recording.py`, with the tokens that the GPU's model chose and their two likeliest candidates.
+`compare` asks two questions apart: given those tokens, does the mini scheduler decide the same? And
+does the mini model choose the same tokens? Greedy decoding in another precision may leave the
+recorded text where two candidates are close, so each first difference is shown with both gaps.
+Mirrors `vllm/v1/engine/core.py:428` `EngineCore.step`, `async_scheduling=False`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance import recording, replay
+from conformance.record import MAX_STEPS, observe
+from mini_vllm import EngineParts, LLMEngine, Sampler, SamplingParams
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / "models" / "byte-llama"
+EOS = 256
+CONFIG = {
+    "num_blocks": 120,
+    "block_size": 16,
+    "max_num_seqs": 24,
+    "max_num_batched_tokens": 256,
+    "long_prefill_token_threshold": 0,
+    "enable_prefix_caching": True,
+    "enable_chunked_prefill": True,
+    "max_model_len": 512,
+    "policy": "fcfs",
+}
+"""Small on purpose: prompts are cut, prefixes shared, the pool runs out, requests are evicted."""
+
+
+def workload(num_prompts: int = 128, max_tokens: int = 48) -> dict[str, Any]:
+    """Prompts of the course's glossary in bytes: eight arrive at every third step.
+
+    Every second one begins with the same 96 bytes, so that blocks are shared.
+    """
+    text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").encode()
+    common = text[:96]
+    events: list[dict[str, Any]] = []
+    for number in range(num_prompts):
+        start = 200 + 97 * number
+        own = text[start : start + 24 + 7 * (number % 19)]
+        prompt = (common if number % 2 else b"") + own
+        add = {
+            "request_id": f"r{number}",
+            "prompt_token_ids": list(prompt),
+            "max_tokens": max_tokens,
+            "priority": 0,
+            "arrival_time": float(number),
+            "ignore_eos": False,
+        }
+        if number % 8 == 0:
+            events.append({"step": 3 * (number // 8), "add": [], "abort": []})
+        events[-1]["add"].append(add)
+    return {"seed": 0, "eos_token_id": EOS, "config": dict(CONFIG), "events": events}
+
+
+# ---------------------------------------------------------------------- on the real engine
+
+
+def drive(engine: Any, scheduler: Any, work: Mapping[str, Any], params: Any) -> dict[str, Any]:
+    """Feed a workload to an engine step by step, and note what its scheduler does.
+
+    Args:
+        engine: `add_request(id, prompt, params, arrival_time, priority=...)` and `step()`, as
+            `vllm/v1/engine/llm_engine.py:209` `LLMEngine.add_request`.
+        scheduler: the engine's own; `schedule` and `update_from_output` are wrapped meanwhile.
+        params: makes the engine's sampling parameters from `max_tokens` and `ignore_eos`.
+
+    Returns:
+        "recording" in the format of `recording.py`, and "candidates": per request and token the
+        two likeliest [token id, log probability], where the engine reports them.
+
+    Raises:
+        RuntimeError: one call of `step` scheduled twice, or the work did not end.
+    """
+    steps: list[dict[str, Any]] = []
+    outputs: dict[str, list[int]] = {}
+    candidates: dict[str, list[list[list[float]]]] = {}
+    schedule, update = scheduler.schedule, scheduler.update_from_output
+
+    def watched_schedule() -> Any:
+        plan = schedule()
+        steps.append(observe(scheduler, plan))
+        return plan
+
+    def watched_update(plan: Any, *rest: Any) -> Any:
+        live = {name: scheduler.requests[name] for name in plan.num_scheduled_tokens}
+        found = update(plan, *rest)
+        ended = sorted(name for name, request in live.items() if request.is_finished())
+        steps[-1]["finished"] = ended
+        steps[-1]["finish_reasons"] = {n: str(live[n].get_finished_reason()) for n in ended}
+        outputs.update({name: list(request.output_token_ids) for name, request in live.items()})
+        return found
+
+    pending = {event["step"]: event["add"] for event in work["events"]}
+    scheduler.schedule, scheduler.update_from_output = watched_schedule, watched_update
+    try:
+        while pending or scheduler.has_unfinished_requests():
+            number = len(steps)
+            for add in pending.pop(number, ()):
+                engine.add_request(
+                    add["request_id"],
+                    {"prompt_token_ids": add["prompt_token_ids"]},
+                    params(max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"]),
+                    add["arrival_time"],
+                    priority=add["priority"],
+                )
+            for result in engine.step():
+                if result.finished and result.outputs[0].logprobs:
+                    rows = result.outputs[0].logprobs
+                    candidates[result.request_id] = [_two_likeliest(row) for row in rows]
+            if len(steps) != number + 1 or number >= MAX_STEPS:
+                raise RuntimeError(f"step {number}: the engine scheduled {len(steps) - number}x")
+    finally:
+        scheduler.schedule, scheduler.update_from_output = schedule, update
+    entry = {"upstream": recording.UPSTREAM, **work, "outputs": outputs, "steps": steps}
+    return {"recording": entry, "candidates": candidates}
+
+
+def _two_likeliest(row: Mapping[int, Any]) -> list[list[float]]:
+    ranked = sorted(row.items(), key=lambda item: -item[1].logprob)
+    return [[int(token), float(entry.logprob)] for token, entry in ranked[:2]]
+
+
+def record(dtype: str, num_prompts: int) -> dict[str, Any]:
+    """Run the workload on vLLM with the engine core in this process. Needs a GPU."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
+    import torch
+    import vllm
+
+    work = workload(num_prompts)
+    config = work["config"]
+    llm = vllm.LLM(
+        model=str(MODEL),
+        dtype=dtype,
+        seed=0,
+        async_scheduling=False,
+        max_model_len=config["max_model_len"],
+        max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+        block_size=config["block_size"],
+        num_gpu_blocks_override=config["num_blocks"],
+        enable_prefix_caching=config["enable_prefix_caching"],
+        enable_chunked_prefill=config["enable_chunked_prefill"],
+        gpu_memory_utilization=0.4,
+    )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    found = drive(
+        llm.llm_engine,
+        scheduler,
+        work,
+        lambda **wishes: vllm.SamplingParams(temperature=0.0, logprobs=2, **wishes),
+    )
+    found["machine"] = {
+        "gpu": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "vllm": vllm.__version__,
+        "dtype": dtype,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python -m conformance.real_engine", *sys.argv[1:]]),
+    }
+    return found
+
+
+# ---------------------------------------------------------------------- on any machine
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDifference:
+    """Where the mini model left the recorded tokens of a request, and how close it was."""
+
+    request_id: str
+    position: int
+    """Index among the request's output tokens."""
+    recorded: int
+    mini: int
+    mini_gap: float
+    """The mini model's logit of its token minus that of the recorded one, float64; 0 or more."""
+    recorded_gap: float | None
+    """Log probabilities of the recorded engine's two likeliest tokens, their difference."""
+
+
+class _Watching(Sampler):
+    def __init__(self) -> None:
+        self.logits: list[np.ndarray] = []
+
+    def sample(
+        self,
+        logits: np.ndarray,
+        params: SamplingParams,
+        rng: np.random.Generator | None = None,
+    ) -> int:
+        self.logits.append(logits.copy())
+        return super().sample(logits, params, rng)
+
+
+def _next_logits(tokens: list[int]) -> np.ndarray:
+    """The mini model's logits [vocab_size] in float64 for the token behind `tokens`."""
+    watching = _Watching()
+    engine = LLMEngine(dtype="float64", parts=EngineParts(sampler=lambda: watching))
+    engine.generate([tokens], SamplingParams(max_tokens=1))
+    return watching.logits[-1]
+
+
+def compare_tokens(found: Mapping[str, Any]) -> tuple[int, list[FirstDifference]]:
+    """Generate every prompt with the mini engine in float64; prompts, and first differences."""
+    entry = found["recording"]
+    adds = [add for event in entry["events"] for add in event.get("add", ())]
+    engine = LLMEngine(num_blocks=2048, max_num_batched_tokens=2048, dtype="float64")
+    results = engine.generate(
+        [add["prompt_token_ids"] for add in adds],
+        [SamplingParams(max_tokens=a["max_tokens"], ignore_eos=a["ignore_eos"]) for a in adds],
+    )
+    differences = []
+    for add, result in zip(adds, results, strict=True):
+        name = add["request_id"]
+        recorded, ours = entry["outputs"][name], result.token_ids
+        if recorded == ours:
+            continue
+        pairs = enumerate(zip(recorded, ours, strict=False))
+        place = next((i for i, (a, b) in pairs if a != b), None)
+        if place is None:
+            raise recording.RecordingError(
+                f"{name}: the same tokens, but {len(recorded)} recorded and {len(ours)} here"
+            )
+        logits = _next_logits(add["prompt_token_ids"] + ours[:place])
+        rows = found.get("candidates", {}).get(name)
+        gap = rows[place][0][1] - rows[place][1][1] if rows else None
+        differences.append(
+            FirstDifference(
+                name,
+                place,
+                recorded[place],
+                ours[place],
+                float(logits[ours[place]] - logits[recorded[place]]),
+                gap,
+            )
+        )
+    return len(adds), differences
+
+
+def compare(found: Mapping[str, Any]) -> tuple[str, bool]:
+    """The comparison in words, and whether every scheduling decision was the same."""
+    entry = found["recording"]
+    problem = recording.problem_of(entry)
+    if problem:
+        raise recording.RecordingError(problem)
+    steps, difference = replay.replay(entry)
+    lines = [f"recorded on: {', '.join(f'{k} {v}' for k, v in found['machine'].items())}"]
+    preempted = sum(len(step["preempted"]) for step in entry["steps"])
+    lines.append(
+        f"scheduling, given the recorded tokens: {steps} of {len(entry['steps'])} steps, "
+        f"{preempted} preemptions: {'1 differs' if difference else '0 differ'}"
+    )
+    if difference:
+        lines.append(str(difference))
+    count, differences = compare_tokens(found)
+    same = count - len(differences)
+    lines.append(f"tokens: {same} of {count} prompts equal to the last token ({same / count:.1%})")
+    for each in differences:
+        theirs = "unknown" if each.recorded_gap is None else f"{each.recorded_gap:.2e}"
+        lines.append(
+            f"  {each.request_id} token {each.position}: recorded {each.recorded}, mini "
+            f"{each.mini}; gap {each.mini_gap:.2e} in mini's logits, {theirs} in the recorded ones"
+        )
+    return "\n".join(lines), difference is None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m conformance.real_engine")
+    commands = parser.add_subparsers(dest="command", required=True)
+    recorder = commands.add_parser("record", help="run vLLM on the shipped model; needs a GPU")
+    recorder.add_argument("--out", type=Path, required=True, help="a .json.gz file")
+    recorder.add_argument("--dtype", default="float16", choices=("float16", "bfloat16", "float32"))
+    recorder.add_argument("--prompts", type=int, default=128)
+    comparer = commands.add_parser("compare", help="the mini engine against a recorded run")
+    comparer.add_argument("file", type=Path)
+    arguments = parser.parse_args(argv)
+    if arguments.command == "record":
+        found = record(arguments.dtype, arguments.prompts)
+        arguments.out.write_bytes(gzip.compress(json.dumps(found).encode(), 9, mtime=0))
+        print(f"{len(found['recording']['steps'])} steps written to {arguments.out}")
+        return 0
+    try:
+        found = json.loads(gzip.decompress(arguments.file.read_bytes()))
+        words, same = compare(found)
+    except (OSError, EOFError, ValueError, KeyError, recording.RecordingError) as error:
+        print(f"{arguments.file}: not a recorded engine: {error}", file=sys.stderr)
+        return 2
+    print(words)
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,174 @@
+"""The probe around an engine, and the comparison, on stand-ins: no GPU was at hand.
+
+The stand-in for vLLM's engine is the real scheduler of the pinned tree with mini_vllm's model
+behind it (marked upstream). Without the tree, mini's own run poses as the recorded one.
+"""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conformance import real_engine, replay
+from mini_vllm import LLMEngine, SamplingParams
+
+MACHINE = {"gpu": "none, a stand-in", "dtype": "float64"}
+
+
+@pytest.fixture(scope="module")
+def work() -> dict[str, Any]:
+    return real_engine.workload(24, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def tokens(work) -> dict[str, list[int]]:
+    """What the shipped model answers, by request."""
+    adds = [add for event in work["events"] for add in event["add"]]
+    engine = LLMEngine(num_blocks=512, dtype="float64")
+    results = engine.generate(
+        [add["prompt_token_ids"] for add in adds], SamplingParams(max_tokens=12)
+    )
+    return {add["request_id"]: result.token_ids for add, result in zip(adds, results, strict=True)}
+
+
+@pytest.fixture
+def found(work, tokens) -> dict[str, Any]:
+    """Mini's own run, posing as a recorded engine."""
+    entry = replay.run({**work, "outputs": tokens})
+    return copy.deepcopy({"machine": MACHINE, "recording": entry, "candidates": {}})
+
+
+def test_the_workload_shares_prefixes_and_fills_the_pool():
+    work = real_engine.workload()
+    adds = [add for event in work["events"] for add in event["add"]]
+    assert len(adds) >= 100
+    assert len({add["request_id"] for add in adds}) == len(adds)
+    assert all(max(add["prompt_token_ids"]) < real_engine.EOS for add in adds)
+    outputs = {add["request_id"]: [101] * add["max_tokens"] for add in adds}
+    steps = replay.run({**work, "outputs": outputs})["steps"]
+    assert any(step["preempted"] for step in steps)
+    assert any(step["resumed"] for step in steps)
+    tables = {}
+    for step in steps:
+        tables = {**step["block_ids"], **tables}
+    assert tables["r9"][:6] == tables["r1"][:6], "96 bytes of prefix are six blocks"
+    assert tables["r8"][0] != tables["r1"][0]
+
+
+def test_equal_runs_are_equal(found):
+    words, same = real_engine.compare(found)
+    assert same
+    assert "0 differ" in words
+    assert "24 of 24 prompts equal" in words
+
+
+def test_another_block_is_a_difference(found):
+    found["recording"]["steps"][2]["free_blocks"] -= 1
+    words, same = real_engine.compare(found)
+    assert not same
+    assert "step 2, free_blocks" in words
+
+
+def test_another_token_is_shown_with_both_gaps(found, tokens):
+    outputs = found["recording"]["outputs"]
+    outputs["r5"] = [*tokens["r5"][:4], 35, *tokens["r5"][5:]]
+    found["candidates"]["r5"] = [[[35, -0.5], [36, -0.75]]] * len(outputs["r5"])
+    found["recording"] = replay.run(
+        {k: v for k, v in found["recording"].items() if k not in ("steps", "upstream")}
+    )
+    words, same = real_engine.compare(found)
+    assert same, "given the recorded tokens the decisions are the same"
+    assert "23 of 24 prompts equal" in words
+    (line,) = [line for line in words.splitlines() if "r5 token 4" in line]
+    assert f"recorded 35, mini {tokens['r5'][4]}" in line
+    assert "2.50e-01 in the recorded ones" in line
+    (difference,) = real_engine.compare_tokens(found)[1]
+    assert difference.mini_gap > 0
+
+
+def test_the_command_reads_what_was_written(found, tmp_path, capsys):
+    path = tmp_path / "engine.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(found).encode()))
+    assert real_engine.main(["compare", str(path)]) == 0
+    assert "24 of 24" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", gzip.compress(b"{}")])
+def test_a_file_that_is_none_is_refused(tmp_path, capsys, content):
+    path = tmp_path / "engine.json.gz"
+    path.write_bytes(content)
+    assert real_engine.main(["compare", str(path)]) == 2
+    assert "not a recorded engine" in capsys.readouterr().err
+
+
+class StandIn:
+    """vLLM's engine as `drive` uses it: the real scheduler, mini's tokens."""
+
+    def __init__(self, scheduler: Any, tokens: dict[str, list[int]], real: Any) -> None:
+        self.scheduler, self.tokens, self.real = scheduler, tokens, real
+
+    def add_request(self, name, prompt, params, arrival_time, *, priority):
+        add = {"request_id": name, "arrival_time": arrival_time, "priority": priority}
+        request = self.real.make_request({**prompt, **params, **add}, 16, real_engine.EOS)
+        self.scheduler.add_request(request)
+
+    def step(self) -> list[Any]:
+        plan = self.scheduler.schedule()
+        live = {name: self.scheduler.requests[name] for name in plan.num_scheduled_tokens}
+        sampled = {
+            name: self.tokens[name][request.num_output_tokens]
+            for name, request in live.items()
+            if request.num_computed_tokens == request.num_tokens
+        }
+        self.scheduler.update_from_output(plan, self.real.runner_output(plan, sampled))
+        likely = {7: SimpleNamespace(logprob=-2.0), 8: SimpleNamespace(logprob=-0.25)}
+        return [
+            SimpleNamespace(
+                request_id=name,
+                finished=True,
+                outputs=[SimpleNamespace(logprobs=[likely] * request.num_output_tokens)],
+            )
+            for name, request in live.items()
+            if request.is_finished()
+        ]
+
+
+@pytest.mark.upstream
+def test_the_probe_notes_what_the_real_scheduler_does(work, tokens):
+    from conformance import real, record
+
+    scheduler = real.make_scheduler(work["config"])
+    engine = StandIn(scheduler, tokens, real)
+    found = real_engine.drive(engine, scheduler, work, dict)
+    assert found["recording"] == record.record({**work, "outputs": tokens})
+    assert found["recording"]["outputs"] == tokens
+    assert found["candidates"]["r0"][0] == [[8, -0.25], [7, -2.0]]
+    assert scheduler.schedule.__func__ is type(scheduler).schedule
+    words, same = real_engine.compare({**found, "machine": MACHINE})
+    assert same
+    assert "24 of 24 prompts equal" in words
+
+
+@pytest.mark.upstream
+def test_the_probe_refuses_an_engine_that_schedules_twice(work, tokens):
+    from conformance import real
+
+    scheduler = real.make_scheduler(work["config"])
+    engine = StandIn(scheduler, tokens, real)
+    once = engine.step
+    engine.step = lambda: [*once(), *once()]
+    with pytest.raises(RuntimeError, match="step 0: the engine scheduled 2x"):
+        real_engine.drive(engine, scheduler, work, dict)
+
+
+@pytest.mark.gpu
+def test_the_real_engine_on_a_gpu(tmp_path):
+    pytest.importorskip("vllm", reason="needs vllm==0.22.1")
+    path = tmp_path / "engine.json.gz"
+    assert real_engine.main(["record", "--out", str(path), "--prompts", "104"]) == 0
+    assert real_engine.main(["compare", str(path)]) == 0
