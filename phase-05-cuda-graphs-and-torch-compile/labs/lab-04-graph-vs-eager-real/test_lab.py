@@ -20,7 +20,8 @@ from conformance import parts
 
 HERE = Path(__file__).parent
 UPSTREAM = HERE.parents[2] / "upstream"
-PREFIX = "(EngineCore pid=4242) INFO 01-01 00:00:00 [gpu_model_runner.py:6457] "
+PROCESS = "(EngineCore pid=4242) "
+PREFIX = PROCESS + "INFO 01-01 00:00:00 [gpu_model_runner.py:6457] "
 
 
 def same(got, expected, why: str) -> None:
@@ -58,7 +59,8 @@ def bar(name: str, done: int, total: int) -> str:
 
 
 def bars(name: str, total: int) -> str:
-    return "".join(bar(name, done, total) for done in (0, total // 3, total)) + "\n"
+    updates = "".join(bar(name, done, total) for done in (0, total // 3, total))
+    return PROCESS + updates + "\n"  # the process names itself once per line, before the first \r
 
 
 # --- Part A ---------------------------------------------------------------------------------------
