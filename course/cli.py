@@ -7,6 +7,7 @@ question; never a traceback for anything a user can mend. Mirrors nothing upstre
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -255,14 +256,18 @@ def selfcheck(
 
 
 def _selected(labs: list[Lab], lab: Lab, names: list[str] | None) -> bool:
-    """Whether a lab is named, by itself or by its phase folder."""
+    """Whether a lab is named, by itself or by its phase: `06`, or the phase's folder."""
     if not names:
         return True
     for name in names:
-        phase = Path(name).name
-        if phase.startswith("phase-") and lab.phase == phase:
-            return True
-        if not phase.startswith("phase-") and pick(labs, name) is lab:
+        phase = f"phase-{name}" if re.fullmatch(r"\d\d", name) else Path(name).name
+        if phase.startswith("phase-"):
+            of_phase = [each for each in labs if (each.phase + "-").startswith(phase + "-")]
+            if not of_phase:
+                raise CourseError(f"There is no lab in {name!r}.")
+            if lab in of_phase:
+                return True
+        elif pick(labs, name) is lab:
             return True
     return False
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -157,7 +157,22 @@ def check_links(root: Path, page: Path) -> list[Finding]:
             findings.append(Finding(page, line, f"{target}: {problem}"))
     for block in blocks(page):
         findings += _capture_problems(page, block)
+    findings += [
+        Finding(page, line, "a list begins inside a paragraph: leave a line, or reword this one")
+        for line in _interrupted(page)
+    ]
     return findings
+
+
+def _interrupted(page: Path) -> Iterator[int]:
+    """Lines where a sentence that wraps at a number or a sign became a list."""
+    tokens = _tokens(page)
+    for before, token in pairwise(tokens):
+        opens = token.type in ("bullet_list_open", "ordered_list_open") and token.level == 0
+        if opens and before.type == "paragraph_close" and token.map:
+            line = token.map[0]
+            if page.read_text(encoding="utf-8").splitlines()[line - 1].strip():
+                yield line + 1
 
 
 def _dead(root: Path, page: Path, path: str, fragment: str) -> str:

@@ -120,15 +120,13 @@ class Progress:
         self._write()
 
     def next_lab(self, labs: Sequence[Lab], after: Lab | None = None) -> Lab | None:
-        """The first lab, in course order, that is not passed and needs no GPU; else any left.
+        """The first lab, in course order, that is not passed; every lab has a part for a CPU.
 
         With `after` the search begins behind that lab, and comes round to the labs before it.
         """
         start = labs.index(after) + 1 if after in labs else 0
         around = [*labs[start:], *labs[:start]]
-        left = [lab for lab in around if self.state(lab) != PASSED]
-        cpu = [lab for lab in left if lab.manifest.tag != "GPU-REQ"]
-        return next(iter(cpu or left), None)
+        return next((lab for lab in around if self.state(lab) != PASSED), None)
 
 
 def digest_of(lab: Lab) -> str:

@@ -233,6 +233,8 @@ def _split_comparison(message: str) -> tuple[str, str]:
             return "The test gives no words of its own.", message.removeprefix("assert ")
         return message, ""
     first = comparison.splitlines()[0]
+    if first.startswith("("):  # pytest shows only one half of `a and b`, and not which
+        return words, ""
     if len(first) > LONGEST_COMPARISON:
         first = first[:LONGEST_COMPARISON] + " ..."
     return words, first

@@ -162,6 +162,13 @@ def test_selfcheck_passes_sound_labs_and_says_the_counts(course):
     assert "2 labs, 2 tests, 2 misconceptions caught, 0 labs to mend" in ran.out
 
 
+def test_selfcheck_takes_a_whole_phase_by_its_number(course):
+    for name in ("90", "phase-90-little"):
+        assert "2 labs, 2 tests" in course("selfcheck", name).out
+    gone = course("selfcheck", "17")
+    assert gone.code == 2 and "There is no lab in '17'." in gone.err
+
+
 def test_selfcheck_pack_records_the_starters_it_finds_sound(course, starter, little_course):
     starter.write_text(starter.read_text() + "# a new comment\n")
     assert course("selfcheck", "90-00").code == 1

@@ -120,6 +120,14 @@ def test_a_dead_link_is_refused_with_the_reason(tmp_path, page, text, complaint)
     assert len(found) == 1 and found[0][0] == 3 and complaint in found[0][1]
 
 
+def test_a_sentence_that_wraps_into_a_list_is_refused(tmp_path, page):
+    assert linked(tmp_path, page("Costs more than P\n+ k per request.\n")) == [
+        (2, "a list begins inside a paragraph: leave a line, or reword this one")
+    ]
+    sound = "Two:\n\n1. one\n   - in it\n2. two\n\n- three\n\nAt most\n16. That is all.\n"
+    assert linked(tmp_path, page(sound, "sound.md")) == []
+
+
 def test_an_anchor_that_is_nearly_right_is_answered_with_the_near_ones(tmp_path, page):
     page("# Block table\n\n# Block size\n", "other.md")
     (found,) = linked(tmp_path, page("[a](other.md#block-tabel)\n"))
