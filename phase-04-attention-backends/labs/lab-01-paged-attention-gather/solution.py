@@ -38,7 +38,7 @@ def dense_attention(q: np.ndarray, K: np.ndarray, V: np.ndarray) -> np.ndarray:
         V: [n, d_v].
 
     Returns:
-        [d_v]. The largest score is subtracted before `exp`.
+        [d_v]. The largest score is subtracted before `exp`; no argument is changed.
     """
     scores = K @ q * len(q) ** -0.5
     weights = np.exp(scores - scores.max())
@@ -49,12 +49,12 @@ def softmax_step(state: State, scores: np.ndarray, values: np.ndarray) -> State:
     """The state after one more block. What `state` summed is rescaled to the new maximum.
 
     Args:
-        state: of the keys before; not changed.
+        state: of the keys before.
         scores: [n] scaled scores of the block, n >= 1.
         values: [n, d_v].
 
     Returns:
-        A new state.
+        A new state; no argument is changed.
 
     Source: `vllm/v1/attention/ops/triton_attention_helpers.py:361` `softmax_step`.
     """

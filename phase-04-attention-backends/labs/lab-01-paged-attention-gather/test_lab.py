@@ -74,6 +74,12 @@ def test_hand_trace_two_blocks(lab):
         "1, so denom is 1.5 and acc is 1/2 x 1 + 1 x 2 = 2.5.\n"
         f"expected m, denom, acc = [{LN2:.4f}, 1.5, 2.5]\ncame     {got}"
     )
+    assert scores[1] == LN2 and V[1, 0] == 2, (
+        "softmax_step changed its arguments: the scores were 0 and ln 2, the values 1 and 2. "
+        "`scores -= m` and `np.exp(..., out=...)` write into the caller's array, and values are a "
+        f"view of the cache.\nexpected scores [0, 0.6931], values [1, 2]\ncame     scores "
+        f"{scores[:2]}, values {V[:2, 0]}"
+    )
     second = lab.softmax_step(first, scores[2:], V[2:])
     got = [second.m, second.denom, float(second.acc[0])]
     assert np.allclose(got, [3 * LN2, 1.875, 6.125], atol=TOLERANCE), (
@@ -109,10 +115,13 @@ def test_the_other_order_gives_the_same_sums(lab):
 
 def test_dense_attention_is_a_softmax(lab):
     q, K, V = sequence(11)
+    before, expected = q.copy(), softmax_product(K @ q / math.sqrt(8), V)
     got = lab.dense_attention(q, K, V)
-    expected = softmax_product(K @ q / math.sqrt(8), V)
     assert largest_difference(got, expected) <= TOLERANCE, (
         f"softmax(K q / sqrt(d)) V for 11 keys, d = 8.\nexpected {expected}\ncame     {got}"
+    )
+    assert np.array_equal(q, before), (
+        f"q was changed; its caller uses it again.\nexpected {before}\ncame     {q}"
     )
     with np.errstate(all="ignore"):
         got = lab.dense_attention(q, 1000 * K, V)
@@ -233,6 +242,20 @@ def test_poisoned_cache_never_read(lab):
             "left, and a weight of 0 does not help: 0 x NaN is NaN.\n"
             f"expected {expected}\ncame     {got}"
         )
+
+
+def test_nan_of_the_sequence_comes_out(lab):
+    q, K, V = sequence(10, 4)
+    V[6, 2] = np.nan
+    caches = scatter(K, V, 4, 9, [5, 2, 8])
+    with np.errstate(all="ignore"):
+        got = np.asarray(lab.paged_online_attention(q, *caches, [5, 2, 8], 10), dtype=float)
+    expected = [False, False, True, False, False, False]
+    assert np.isnan(got).tolist() == expected, (
+        "token 6 is of the sequence and its value has a NaN in place 2, so the output has one "
+        "there. Code that replaces NaN passes over garbage it should not have read, and hides a "
+        f"layer that is broken.\nexpected NaN {expected}\ncame     {got}"
+    )
 
 
 def test_table_tail_never_dereferenced(lab):

@@ -20,7 +20,11 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a backend declares. An empty `head_sizes` is any; a bound of None is none."""
+    """What a backend declares. An empty `head_sizes` is any.
+
+    `lowest` and `highest` are both included, and compared as pairs: (12, 0) and (12, 1) are within
+    a highest of (12, 1), (12, 2) is not. A bound of None is none.
+    """
 
     dtypes: tuple[str, ...]
     kv_cache_dtypes: tuple[str, ...]
@@ -320,7 +324,8 @@ which may result in reduced performance. Consider removing --block-size to auto-
 optimal block size.
 
     Raises:
-        ValueError: no such name; an override that is not valid; nothing valid::
+        ValueError: no such name (given back in capitals); an override that is not valid; nothing
+            valid::
 
             Unknown attention backend: 'X'. Valid options are: FLASH_ATTN, FLASH_ATTN_DIFFKV, ...
             Selected backend AttentionBackendEnum.X is not valid for this configuration. \
@@ -375,7 +380,8 @@ def _forced(name: str, cfg: SelectorConfig, device: Device) -> Selection:
 def select_cpu(cfg: SelectorConfig, override: str | None = None) -> Selection:
     """Choose on the CPU platform: always CPU_ATTN, whatever the override, and no validation.
 
-    An override other than CPU_ATTN leaves one log line; without one it is ""::
+    `override` is read as in `select_backend`: any case of letters, "auto" is none. One other than
+    CPU_ATTN leaves a log line; otherwise the line is ""::
 
         Cannot use AttentionBackendEnum.FLASH_ATTN backend on CPU.
 
@@ -389,8 +395,9 @@ def select_cpu(cfg: SelectorConfig, override: str | None = None) -> Selection:
         raise NotImplementedError("MLA is not supported on CPU.")
     if cfg.use_sparse:
         raise NotImplementedError("Sparse Attention is not supported on CPU.")
-    ignored = override is not None and override != "CPU_ATTN"
-    line = f"Cannot use AttentionBackendEnum.{override} backend on CPU." if ignored else ""
+    asked = "AUTO" if override is None else override.upper()
+    ignored = asked not in ("AUTO", "CPU_ATTN")
+    line = f"Cannot use AttentionBackendEnum.{asked} backend on CPU." if ignored else ""
     return Selection("CPU_ATTN", ["CPU_ATTN"], {}, line)
 
 

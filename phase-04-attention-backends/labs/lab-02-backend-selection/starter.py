@@ -20,7 +20,11 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a backend declares. An empty `head_sizes` is any; a bound of None is none."""
+    """What a backend declares. An empty `head_sizes` is any.
+
+    `lowest` and `highest` are both included, and compared as pairs: (12, 0) and (12, 1) are within
+    a highest of (12, 1), (12, 2) is not. A bound of None is none.
+    """
 
     dtypes: tuple[str, ...]
     kv_cache_dtypes: tuple[str, ...]
@@ -261,7 +265,8 @@ which may result in reduced performance. Consider removing --block-size to auto-
 optimal block size.
 
     Raises:
-        ValueError: no such name; an override that is not valid; nothing valid::
+        ValueError: no such name (given back in capitals); an override that is not valid; nothing
+            valid::
 
             Unknown attention backend: 'X'. Valid options are: FLASH_ATTN, FLASH_ATTN_DIFFKV, ...
             Selected backend AttentionBackendEnum.X is not valid for this configuration. \
@@ -278,7 +283,8 @@ Reasons: {FLASH_ATTN: [head_size not supported, dtype not supported], FLASHINFER
 def select_cpu(cfg: SelectorConfig, override: str | None = None) -> Selection:
     """Choose on the CPU platform: always CPU_ATTN, whatever the override, and no validation.
 
-    An override other than CPU_ATTN leaves one log line; without one it is ""::
+    `override` is read as in `select_backend`: any case of letters, "auto" is none. One other than
+    CPU_ATTN leaves a log line; otherwise the line is ""::
 
         Cannot use AttentionBackendEnum.FLASH_ATTN backend on CPU.
 

@@ -80,6 +80,8 @@ def test_flash_attention_versions(lab):
         ((10, 0), False, False, 2, "Blackwell without version 4; 3 runs on 9.x only"),
         ((10, 0), True, True, 2, "batch invariance turns 4 into 2"),
         ((9, 0), True, True, 3, "batch invariance leaves 3"),
+        ((10, 3), True, False, 4, "B300, of the same family"),
+        ((11, 0), True, False, 2, "11.x is not 10.x"),
         ((12, 0), True, False, 2, "12.x is not 10.x"),
     )
     for capability, fa4, invariant, expected, why in cases:
@@ -102,6 +104,8 @@ def test_head_sizes_of_flash_attention(lab):
         ("FLASH_ATTN", 256, ada, True, "256 is the last one for everybody"),
         ("FLASH_ATTN", 512, ada, False, "above 256 needs version 4, which cannot run on 8.x"),
         ("FLASH_ATTN", 512, hopper, True, "version 4 can run on 9.x, though 3 is the default"),
+        ("FLASH_ATTN", 512, lab.Device((11, 0)), True, "version 4 can run on 11.x too"),
+        ("FLASH_ATTN", 512, lab.Device((12, 0)), False, "and on 12.x it cannot"),
         ("FLASH_ATTN", 512, old_wheel, False, "a wheel without version 4"),
         ("TRITON_ATTN", 100, ada, True, "32 and more"),
         ("TRITON_ATTN", 16, ada, False, "32 and more"),
@@ -130,6 +134,27 @@ def test_block_sizes_are_divisors(lab):
         got = lab.supports_block_size(name, size)
         assert got is expected, (
             f"{name}, --block-size {size}: {why}.\nexpected {expected}\ncame     {got}"
+        )
+
+
+def test_both_bounds_of_the_capability_count(lab):
+    cases = (
+        ("FLASHINFER", (7, 2), True, "the lowest is 7.5"),
+        ("FLASHINFER", (7, 5), False, "a T4 is the lowest"),
+        ("FLASHINFER", (12, 1), False, "a GB10 is the highest"),
+        ("FLASHINFER", (12, 2), True, "the highest is 12.1"),
+        ("FLASH_ATTN", (12, 1), False, "8.0 and no highest"),
+        ("FLASHMLA", (10, 3), False, "the highest is 10.99, for any 10.x"),
+        ("FLASHMLA", (11, 0), True, "the highest is 10.99"),
+        ("TRITON_ATTN", (7, 0), False, "no bounds"),
+    )
+    for name, capability, expected, why in cases:
+        reasons = lab.validate_configuration(name, config(lab), lab.Device(capability)) or []
+        got = "compute capability not supported" in reasons
+        assert got is expected, (
+            f"{name} on {capability}: {why}. Bounds are pairs and both are included.\n"
+            f"expected {'rejected' if expected else 'not rejected'} for its compute capability\n"
+            f"came     {reasons}"
         )
 
 
@@ -204,6 +229,17 @@ def test_few_heads_turn_the_sparse_pair(lab):
         )
 
 
+def test_a_family_has_one_order(lab):
+    for asked, expected in ((config(lab), FI), (config(lab, has_sink=True), FI)):
+        for capability in ((10, 0), (10, 3)):
+            chosen = lab.select_backend(asked, lab.Device(capability))
+            assert chosen and chosen.name == expected, (
+                f"{asked} on {capability}: B200 and B300 are 10.0 and 10.3, one family with one "
+                "order and the same TRT-LLM kernels. Only the major number counts.\n"
+                f"expected {expected}\ncame     {chosen and chosen.name}"
+            )
+
+
 def test_recorded_choices(lab):
     for asked in recorded.questions():
         said = recorded.choice_difference(lab, asked)
@@ -269,6 +305,11 @@ def test_unknown_override_lists_options(lab):
         "a name that no platform has: the error lists MEMBERS, in their order.\n"
         f"expected {expected}, ... CPU_ATTN, TURBOQUANT, CUSTOM\ncame     {got}"
     )
+    got = refused(lab, config(lab), lab.Device((9, 0)), "flash_attention")
+    assert got.startswith(expected), (
+        "the same in small letters: the name is put into capitals before it is looked up, and "
+        f"comes back so.\nexpected {expected}, ...\ncame     {got}"
+    )
     got = refused(lab, config(lab), lab.Device((9, 0)), "ROCM_ATTN")
     assert got.endswith("Reason: ['ImportError']"), (
         "ROCM_ATTN is a member, so not unknown, and has no entry in BACKENDS: it counts as not "
@@ -297,6 +338,13 @@ def test_block_size_warning_only_when_sole_reason(lab):
         "MLA with an fp8 cache and blocks of 16 on 9.0: FLASHMLA lost by the block size alone. "
         "FLASHINFER_MLA would not run on 9.0 with any block size, so it is not named.\n"
         f"expected {expected!r}\ncame     {chosen and chosen.warning!r}"
+    )
+    chosen = lab.select_backend(mla(lab, block_size=16), lab.Device((10, 0)))
+    expected = "--block-size 16 precluded higher-priority backend(s) FLASHINFER_MLA, CUTLASS_MLA. "
+    assert chosen and chosen.warning.startswith(expected), (
+        "MLA with blocks of 16 on 10.0: two better backends had no other reason, and both are "
+        "named, in order of priority, separated by a comma and a space.\n"
+        f"expected {expected!r}...\ncame     {chosen and chosen.warning!r}"
     )
     silent = (
         (mla(lab, kv_cache_dtype="fp8", block_size=64), "blocks of 64 suit FLASHMLA"),
@@ -344,6 +392,9 @@ def test_cpu_ignores_override(lab):
         (None, "", "nothing was asked for, nothing is said"),
         ("CPU_ATTN", "", "this is what it gets anyway"),
         ("FLASH_ATTN", "Cannot use AttentionBackendEnum.FLASH_ATTN backend on CPU.", "a log line"),
+        ("auto", "", "auto is as if nothing were given"),
+        ("cpu_attn", "", "small letters are fine"),
+        ("flashinfer", "Cannot use AttentionBackendEnum.FLASHINFER backend on CPU.", "in capitals"),
     )
     for override, line, why in cases:
         chosen = lab.select_cpu(config(lab, head_size=100, block_size=8), override)
@@ -384,6 +435,7 @@ def test_the_backend_of_a_log(lab):
         ([auto], "TRITON_MLA", "the automatic choice"),
         ([forced], "FLASHINFER", "an override: without its AttentionBackendEnum"),
         ([auto, version, forced], "FLASHINFER", "two starts in one file: the last one counts"),
+        ([auto.removeprefix(prefix)], "TRITON_MLA", "nothing in front of it"),
         ([version], None, "the version of a kernel library is no choice of a backend"),
         (["Cannot use AttentionBackendEnum.FLASH_ATTN backend on CPU."], None, "a refusal"),
         (["INFO Using Flash Attention backend."], None, "no line of this version on CUDA"),

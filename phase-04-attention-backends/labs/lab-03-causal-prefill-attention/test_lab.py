@@ -88,10 +88,29 @@ def test_closed_form_rows(lab):
         "scores t ln 2, so the weights are 1, 2, 4, ...; values t + 1. Position p sees keys 0 to "
         "p: 1, then (1 + 2*2)/3 = 5/3, then (1 + 4 + 12)/7 = 17/7"
     )
-    assert_rows(lab.dense_causal_attention(Q, K, V), expected, 0, f"dense: {why}")
+    assert_rows(lab.dense_causal_attention(Q.copy(), K, V), expected, 0, f"dense: {why}")
     caches = scatter(K, V, 2, 5, [3, 0, 2])
     got = lab.paged_causal_prefill_attention(Q, *caches, [3, 0, 2])
     assert_rows(got, expected, 0, f"paged, blocks of 2: {why}")
+
+
+def test_inputs_stay_as_they_were(lab):
+    Q, K, V = sequence(9, 15)
+    caches = scatter(K, V, 4, 10, TABLE)
+    given = {"Q": Q, "K": K, "V": V, "k_cache": caches[0], "v_cache": caches[1]}
+    before = {name: array.copy() for name, array in given.items()}
+    for name, arguments in (
+        ("dense_causal_attention", (Q, K, V)),
+        ("paged_causal_prefill_attention", (Q, *caches, TABLE)),
+    ):
+        got = getattr(lab, name)(*arguments)
+        assert np.shape(got) == (9, 6), f"{name}: expected shape (9, 6), came {np.shape(got)}"
+        changed = [key for key in given if not np.array_equal(given[key], before[key], True)]
+        assert not changed, (
+            f"{name} changed {changed}. A slice of Q is a view, so `q *= scale` in a tile writes "
+            "into the batch that the next layer's work still needs.\nexpected changed []\n"
+            f"came     changed {changed}"
+        )
 
 
 def test_dense_rows_from_any_start(lab):
@@ -167,6 +186,20 @@ def test_progressive_cache(lab, chunks):
         start = stop
 
 
+def test_nan_a_row_sees_comes_out(lab):
+    Q, K, V = sequence(12, 5)
+    V[6, 2] = np.nan
+    caches = scatter(K, V, 4, 10, TABLE)
+    with np.errstate(all="ignore"):
+        got = lab.paged_causal_prefill_attention(Q[6:], *caches, TABLE, 6)
+    found = np.isnan(np.asarray(got, dtype=float)).any(axis=0).tolist()
+    assert found == [False, False, True, False, False, False] and np.isnan(got[:, 2]).all(), (
+        "rows 6 to 11 see token 6, whose value has a NaN in place 2, so each of them has one "
+        "there. Code that replaces NaN passes over slots it should not have read, and hides a "
+        f"layer that is broken.\nexpected NaN in column 2 only, every row\ncame\n{got}"
+    )
+
+
 def test_chunk_of_one_is_decode(lab):
     Q, K, V = sequence(11, 6)
     caches = scatter(K, V, 4, 10, TABLE)
@@ -195,7 +228,7 @@ def test_tile_size_changes_nothing(lab, tile):
 def test_scores_far_from_zero(lab):
     rng = np.random.default_rng(13)
     Q, V = np.tile([2.0, 0, 0, 0], (9, 1)), rng.standard_normal((9, 3))
-    for middle in (-1000, 1000):
+    for middle in (-1000, 1000, -20_000):
         K = np.zeros((9, 4))
         K[:, 0] = middle + rng.standard_normal(9)
         caches = scatter(K, V, 4, 10, TABLE)
@@ -203,7 +236,8 @@ def test_scores_far_from_zero(lab):
             got = lab.paged_causal_prefill_attention(Q, *caches, TABLE)
         what = (
             f"all scores are near {middle}: exp(1000) overflows and exp(-1000) is 0, so a row's "
-            "maximum has to be its own from its first key on; a 0 that no key scored is too large"
+            "maximum has to be its own from its first key on, and no number of yours, such as 0 or "
+            "-10,000, may stand for 'no key' or 'hidden': it may be the largest"
         )
         assert_rows(got, expected_rows(Q, K, V), 0, what, 1e-9)
 
@@ -216,12 +250,29 @@ def test_float32_in_float32_out(lab):
         "paged_causal_prefill_attention": (rows[0], *caches, TABLE),
         "varlen_causal_attention": (rows[0], *caches, [TABLE], [0, 9], [9]),
     }
+    batch = Batch([TABLE], [0, 9], [9])
+    calls["paged_attention"] = (
+        rows[0][:, None],
+        np.stack([caches[0]] * 2)[:, :, :, None],
+        batch,
+        1,
+    )
     for name, arguments in calls.items():
         got = np.asarray(getattr(lab, name)(*arguments)).dtype
         assert got == np.float32, (
             f"{name}: the output has the dtype of the queries, as the next layer expects.\n"
             f"expected float32\ncame     {got}"
         )
+
+
+class Batch:
+    """What `paged_attention` takes from the engine's `ForwardBatch`."""
+
+    def __init__(self, block_tables, query_start_loc, seq_lens, block_size=4):
+        self.block_tables = np.array(block_tables)
+        self.query_start_loc = np.array(query_start_loc)
+        self.seq_lens = np.array(seq_lens)
+        self.num_reqs, self.block_size = len(seq_lens), block_size
 
 
 class Watched(np.ndarray):
@@ -376,13 +427,27 @@ def test_varlen_mixed_batch(lab):
     assert_ragged(lab, [20, 1, 1], [22, 1, 30], "a chunk longer than a tile, two decodes")
 
 
-def test_varlen_options_reach_every_request(lab):
+def test_varlen_options_reach_every_request(lab, monkeypatch):
     assert_ragged(lab, [1, 5, 9], [7, 11, 9], "window 3", window=3)
-    assert_ragged(lab, [1, 5, 9], [7, 11, 9], "scale 0.1, tile 2", scale=0.1, tile=2)
+    attend_tile, rows = lab.attend_tile, []
+
+    def watch(q, *others, **more):
+        rows.append(len(q))
+        return attend_tile(q, *others, **more)
+
+    monkeypatch.setattr(lab, "attend_tile", watch)
+    assert_ragged(lab, [1, 5, 9], [7, 11, 9], "scale 0.1, tile 4", scale=0.1, tile=4)
+    assert rows == [1, 4, 1, 4, 4, 1], (
+        "requests of 1, 5 and 9 rows in tiles of 4: no tile is larger, and none has rows of two "
+        f"requests.\nexpected rows per tile [1, 4, 1, 4, 4, 1]\ncame     {rows}"
+    )
 
 
 def test_varlen_requests_without_rows(lab):
     assert_ragged(lab, [0, 3, 0, 1, 0], [5, 6, 0, 4, 9], "requests that are not in this step")
+    Q, K, V = sequence(5)
+    got = lab.paged_causal_prefill_attention(Q[:0], *scatter(K, V, 4, 10, TABLE), TABLE, 5)
+    assert np.shape(got) == (0, 6), f"a chunk without rows: expected shape (0, 6), came {got!r}"
 
 
 def test_varlen_rejects_bad_offsets(lab):
@@ -395,7 +460,8 @@ def test_varlen_rejects_bad_offsets(lab):
         ([0, 8, 7], [9, 6], "decreases: request 1 would have -1 rows"),
         ([0, 3, 7], [2, 6], "request 0 has 3 rows and 2 tokens: it would start at position -1"),
         ([1, 3, 7], [5, 6], "starts at 1: row 0 belongs to nobody"),
-        ([0, 7], [5, 6], "two offsets for two requests: three are needed"),
+        ([0, 7], [7, 6], "two offsets for two requests: three are needed"),
+        ([0, 3, 7, 7], [5, 6], "four offsets for two requests: whose is the third part?"),
     )
     for offsets, seq_lens, why in cases:
         try:
@@ -501,19 +567,14 @@ def test_heads_of_a_group_share_a_tile(lab, monkeypatch):
         calls.append((len(q), np.asarray(positions).tolist()))
         return attend_tile(q, positions, *others, **more)
 
-    class Batch:
-        block_tables = np.array([[3, 0, 5], [1, 4, 0]])
-        query_start_loc = np.array([0, 10, 11])
-        seq_lens = np.array([11, 6])
-        num_reqs, block_size = 2, 4
-
+    batch = Batch([[3, 0, 5], [1, 4, 0]], [0, 10, 11], [11, 6])
     query = rng.standard_normal((11, 4, 8))
     cache = rng.standard_normal((2, 6, 4, 2, 8))
     monkeypatch.setattr(lab, "attend_tile", watch)
-    got = lab.paged_attention(query, cache, Batch(), 0.3)
+    got = lab.paged_attention(query, cache, batch, 0.3)
     for head in range(4):
         for r, (rows, start) in enumerate(((slice(0, 10), 1), (slice(10, 11), 5))):
-            K, V = (cache[i, Batch.block_tables[r], :, head // 2].reshape(12, 8) for i in (0, 1))
+            K, V = (cache[i, batch.block_tables[r], :, head // 2].reshape(12, 8) for i in (0, 1))
             expected = expected_rows(query[rows, head], K, V, start, scale=0.3)
             what = f"query head {head} reads KV head {head // 2} of 2, request {r}, scale 0.3"
             assert_rows(np.asarray(got)[rows, head], expected, start, what)
@@ -527,6 +588,25 @@ def test_heads_of_a_group_share_a_tile(lab, monkeypatch):
         "would read every block twice.\n"
         f"expected (rows, positions) {expected_calls}\ncame     {got_calls}"
     )
+
+
+def test_a_group_wider_than_a_tile(lab):
+    rng = np.random.default_rng(16)
+    query = rng.standard_normal((3, 20, 8))
+    cache = rng.standard_normal((2, 2, 4, 1, 8))
+    why = "20 query heads on one KV head: the tile has to hold one token of all of them"
+    try:
+        got = np.asarray(lab.paged_attention(query, cache, Batch([[1, 0]], [0, 3], [6]), 0.3))
+    except ValueError as error:
+        pytest.fail(
+            f"{why}. TILE_ROWS // 20 is 0, and at least one token goes into a tile; raised "
+            f"{error!r}",
+            pytrace=False,
+        )
+    K, V = (cache[i, [1, 0], :, 0].reshape(8, 8) for i in (0, 1))
+    for head in (0, 15, 16, 19):
+        expected = expected_rows(query[:, head], K, V, 3, scale=0.3)
+        assert_rows(got[:, head], expected, 3, f"{why}; head {head}")
 
 
 def test_the_engine_runs_on_your_attention(lab, shipped):
