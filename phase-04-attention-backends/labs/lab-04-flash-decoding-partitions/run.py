@@ -31,7 +31,7 @@ CASES = (
     {"seq_lens": (130, 17), "heads": 2, "kv_heads": 2, "dim": 64, "splits": 1},
     {"seq_lens": (200, 129), "heads": 8, "kv_heads": 2, "dim": 32, "splits": 3},
 )
-"""What `--export` and the GPU tests run: ragged, empty splits, groups of 1, 3 and 4."""
+"""What `--export` and the GPU tests run: ragged, empty splits, groups of 1 to 4."""
 
 
 def auto_splits(num_seqs: int, num_kv_heads: int, max_seq_len: int, num_sms: int) -> int:

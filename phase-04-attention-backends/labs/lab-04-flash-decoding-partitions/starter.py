@@ -24,7 +24,7 @@ class Partial(NamedTuple):
 
 
 def attend_partial(q: np.ndarray, K: np.ndarray, V: np.ndarray) -> Partial:
-    """What a part of the keys contributes.
+    """What a part of the keys contributes. No argument is changed.
 
     Args:
         q: [d], scores scaled by d ** -0.5.

@@ -67,6 +67,12 @@ def flat(partial):
 
 def test_two_halves_by_hand(lab):
     a, b = halves(lab)
+    q = np.array([2.0, 0, 0, 0])
+    lab.attend_partial(q, np.ones((2, 4)), np.ones((2, 1)))
+    assert q[0] == 2, (
+        "attend_partial changed q, and the next part needs it as it was. (q *= scale writes into "
+        f"the caller's array.)\nexpected [2, 0, 0, 0]\ncame     {q}"
+    )
     for name, got, expected in (
         ("first half, scores 0 and ln 2, values 1 and 2", flat(a), [LN2, 1.5, 2.5]),
         ("second half, scores ln 4 and ln 8, values 3 and 4", flat(b), [3 * LN2, 1.5, 5.5]),
