@@ -108,7 +108,7 @@ def test_inputs_stay_as_they_were(lab):
         changed = [key for key in given if not np.array_equal(given[key], before[key], True)]
         assert not changed, (
             f"{name} changed {changed}. A slice of Q is a view, so `q *= scale` in a tile writes "
-            "into the batch that the next layer's work still needs.\nexpected changed []\n"
+            "into the caller's batch.\nexpected changed []\n"
             f"came     changed {changed}"
         )
 
