@@ -33,6 +33,9 @@ PAGE_LIMIT = 1_500_000
 @pytest.fixture(scope="session")
 def site():
     """The folder of the finished site, built now."""
+    pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs chromium on the PATH")
     pytest.importorskip("latex2mathml", reason="needs the book extra")
     try:
         book.find_mdbook()
