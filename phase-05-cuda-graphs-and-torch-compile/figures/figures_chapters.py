@@ -1,8 +1,8 @@
 """Figures of the chapters of phase 05; `make.py` writes them.
 
-`lanes` and `regimes` are drawn from runs of `mini_vllm.launches`, `dispatch` and `fallback` from
-the recording of the real dispatcher. `freeze`, `strip`, `wrappers` and `pipeline` are diagrams. No
-upstream counterpart.
+`served_steps` is a run of the mini engine, `lanes` and `regimes` are runs of `mini_vllm.launches`;
+`dispatch` and `fallback` come from the recording of the real dispatcher. `freeze`, `strip`,
+`wrappers` and `pipeline` are diagrams. No upstream counterpart.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+for folder in (str(ROOT), str(Path(__file__).resolve().parent)):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+import served  # noqa: E402
 
 from conformance import parts  # noqa: E402
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
@@ -327,7 +330,43 @@ def pipeline() -> str:
     return svg.render()
 
 
+def served_steps() -> str:
+    """Every step of a run of the mini engine: its tokens, its padding, its runtime mode."""
+    steps = served.routed(served.serve(), found("FULL_AND_PIECEWISE", served.MAX_NUM_SEQS))
+    names = ("FULL", "PIECEWISE", "NONE")
+    tally = {name: sum(mode == name for mode, _, _ in steps) for name in names}
+    real, rows = (sum(step[place] for step in steps) for place in (1, 2))
+    svg = Svg(
+        780,
+        300,
+        "A run of the mini engine and the mode of each step",
+        f"{len(steps)} steps with max_num_seqs 60, so rungs up to 120: "
+        + ", ".join(f"{count} {name}" for name, count in tally.items())
+        + f". {real:,} tokens, {rows - real} rows of padding.",
+    )
+    axes = Axes(svg, (50, 24, 716, 226), (0, len(steps)), (0, 260))
+    axes.frame(
+        "step",
+        "tokens in the step; light on top: padding",
+        {n: str(n) for n in range(0, len(steps), 20)},
+        {n: str(n) for n in (0, 60, 120, 180, 240)},
+    )
+    wide = axes.x(1) - axes.x(0) - 0.6
+    for number, (mode, tokens, padded) in enumerate(steps):
+        colour = COLORS[mode]
+        x, y = axes.x(number), axes.y(tokens)
+        words = f"step {number}: {tokens} tokens, {mode} {padded}"
+        svg.rect(x, y, wide, axes.y(0) - y, fill=colour, opacity=0.8, tip=words)
+        svg.rect(x, axes.y(padded), wide, y - axes.y(padded), fill=colour, opacity=0.35)
+    for place, name in enumerate(names):
+        svg.rect(560, 30 + 20 * place, 12, 12, fill=COLORS[name], opacity=0.8)
+        words = "no graph" if name == "NONE" else name
+        svg.text(578, 41 + 20 * place, f"{words}: {tally[name]} steps", size=12)
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "served-steps.svg": served_steps,
     "lanes.svg": lanes,
     "regimes.svg": regimes,
     "dispatch.svg": dispatch,

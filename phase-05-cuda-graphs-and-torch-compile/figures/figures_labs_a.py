@@ -16,8 +16,11 @@ from types import ModuleType
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+for folder in (str(ROOT), str(Path(__file__).resolve().parent)):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+import served  # noqa: E402
 
 from conformance import parts  # noqa: E402
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
@@ -80,62 +83,6 @@ def two_humps() -> dict[int, int]:
         for n in range(1, 129)
     }
     return {n: steps for n, steps in humps.items() if steps}
-
-
-def optimal() -> str:
-    """Padding against the number of rungs: chosen for the traffic, default, powers of two."""
-    lab = solution("lab-05-capture-sizes")
-    traffic = two_humps()
-    real = sum(n * steps for n, steps in traffic.items())
-
-    def share(sizes: list[int]) -> float:
-        return 100 * sum(s * lab.padded_tokens(n, sizes) for n, s in traffic.items()) / real
-
-    chosen = {k: share(lab.optimal_sizes(traffic, k)) for k in range(1, 33)}
-    fixed = {
-        "powers of two": ([2**i for i in range(8)], ORANGE),
-        "default": (lab.default_capture_sizes(128), BLUE),
-        "interactivity": (lab.default_capture_sizes(128, None, "interactivity"), PURPLE),
-    }
-    at = {name: (len(sizes), share(sizes)) for name, (sizes, _) in fixed.items()}
-    svg = Svg(
-        780,
-        430,
-        "Rungs chosen for the traffic against fixed ladders",
-        "Above, steps per batch size with two humps at 23 and 97 and the eight rungs chosen for "
-        "them. Below, padding in percent of real rows against the number of rungs. Chosen: "
-        + ", ".join(f"{k} rungs {chosen[k]:.1f} %" for k in (4, 8, 16))
-        + ". "
-        + "; ".join(f"{name}: {k} rungs, {value:.1f} %" for name, (k, value) in at.items())
-        + ".",
-    )
-    top = Axes(svg, (56, 34, 700, 100), (0, 130), (0, 1000))
-    top.frame(
-        "tokens in the step; lines: the 8 rungs chosen",
-        "steps",
-        {n: str(n) for n in (1, 16, 32, 48, 64, 80, 96, 112, 128)},
-        {0: "0", 1000: "1000"},
-    )
-    for n, steps in traffic.items():
-        svg.rect(top.x(n) - 2.2, top.y(steps), 4.4, top.y(0) - top.y(steps), fill=GREY, opacity=0.6)
-    for rung in lab.optimal_sizes(traffic, 8):
-        svg.line(top.x(rung), top.y(0), top.x(rung), top.y(1000), stroke=GREEN, width=2)
-    axes = Axes(svg, (56, 222, 700, 160), (0, 50), (0, 60))
-    axes.frame(
-        "rungs: each costs startup time and memory",
-        "padding rows per 100 real rows",
-        {n: str(n) for n in range(0, 51, 10)},
-        {n: f"{n} %" for n in (0, 20, 40, 60)},
-    )
-    axes.curve([(k, v) for k, v in chosen.items() if v <= 60], GREEN)
-    axes.dots([(k, v) for k, v in chosen.items() if v <= 60], GREEN, radius=2.5)
-    axes.label(3, chosen[3], "chosen for this traffic", GREEN)
-    for name, (_, color) in fixed.items():
-        axes.dots([at[name]], color, radius=6)
-        words = f"{name}: {at[name][0]} rungs, {at[name][1]:.1f} %"
-        anchor, dx = ("end", 6) if at[name][0] > 40 else ("start", 9)
-        axes.label(*at[name], words, color, dx=dx, dy=-10, anchor=anchor)
-    return svg.render()
 
 
 # ------------------------------------------------------------------ lab 05-03
@@ -297,10 +244,47 @@ def regimes() -> str:
     return svg.render()
 
 
+def run_ladders() -> str:
+    """How often the steps of a run had how many tokens, and three ladders for them."""
+    lab = solution("lab-05-capture-sizes")
+    steps = {n: c for n, c in served.histogram(served.serve()).items() if n <= 120}
+    default = lab.default_capture_sizes(2 * served.MAX_NUM_SEQS)
+    ladders = {"default": default} | {"chosen": lab.optimal_sizes(steps, 11)}
+    ladders["chosen, as many"] = lab.optimal_sizes(steps, len(default))
+    real = sum(n * count for n, count in steps.items())
+    words = []
+    for name, sizes in ladders.items():
+        rows = sum(count * lab.padded_tokens(n, sizes) for n, count in steps.items())
+        words.append(f"{name}: {len(sizes)} rungs, {rows / real:.1%} extra rows")
+    svg = Svg(
+        780,
+        312,
+        "Capture sizes for the traffic of a run",
+        f"Steps of a run of the mini engine by their number of tokens, up to 120. "
+        f"{'. '.join(words)}. The eleven are {ladders['chosen']}.",
+    )
+    axes = Axes(svg, (50, 24, 716, 150), (0, 122), (0, max(steps.values()) + 1))
+    axes.frame(
+        "tokens in the step", "steps", {n: str(n) for n in range(0, 121, 20)},
+        {n: str(n) for n in range(0, max(steps.values()) + 1, 2)},
+    )  # fmt: skip
+    for n, count in steps.items():
+        y, wide = axes.y(count), axes.x(0.8) - axes.x(0)
+        tip = f"{n} tokens: {count} steps"
+        svg.rect(axes.x(n - 0.4), y, wide, axes.y(0) - y, fill=BLUE, opacity=0.8, tip=tip)
+    for row, (name, sizes) in enumerate(ladders.items()):
+        y = 218 + 32 * row
+        svg.text(axes.x(0), y + 10, words[row], size=12)
+        for size in sizes:
+            colour = GREY if name == "default" else ORANGE
+            svg.line(axes.x(size), y + 14, axes.x(size), y + 26, stroke=colour, width=2.5)
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "lab-05-run.svg": run_ladders,
     "lab-02-regimes.svg": regimes,
     "lab-01-tape.svg": tape,
     "lab-03-routes.svg": routes,
     "lab-05-padding.svg": padding,
-    "lab-05-optimal.svg": optimal,
 }
