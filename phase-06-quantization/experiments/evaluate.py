@@ -232,8 +232,8 @@ def table(saved: Mapping[str, Any], part: str = "rows") -> str:
     rows, sizes = saved[part], saved["text"]["sizes"]
     total = sum(sizes.values())
     head = (
-        f"{'':<25}{'bits/byte':>10}{'change':>10}{'95 % interval':>18}{'linears':>11}"
-        f"{'scales':>9}{'model':>11}{'error':>8}{'worst':>7}{'tok/s':>7}"
+        f"{'':<24}{'bits/byte':>10}{'change':>8}{'95 % interval':>17}{'linears':>11}"
+        f"{'scales':>9}{'error':>8}{'worst':>7}{'tok/s':>6}"
     )
     lines = [head]
     for name, row in rows.items():
@@ -242,12 +242,11 @@ def table(saved: Mapping[str, Any], part: str = "rows") -> str:
         speed = f"{row['tokens_per_second']:.0f}" if "tokens_per_second" in row else "-"
         known = name == BASE
         lines.append(
-            f"{name:<25}{sum(row['bits'].values()) / total:>10.4f}"
-            f"{'-' if known else f'{1000 * change:+.1f}':>9}"
-            f"{'-' if known else f'{1000 * low:+.1f} to {1000 * high:+.1f}':>20}"
+            f"{name:<24}{sum(row['bits'].values()) / total:>10.4f}"
+            f"{'-' if known else f'{1000 * change:+.1f}':>8}"
+            f"{'-' if known else f'{1000 * low:+.1f} to {1000 * high:+.1f}':>17}"
             f"{row['weight_bytes']:>11,}{row['scale_bytes']:>9,}"
-            f"{row['weight_bytes'] + saved['other_bytes']:>11,}"
-            f"{sum(errors) / len(errors):>8.4f}{max(errors):>7.4f}{speed:>7}"
+            f"{sum(errors) / len(errors):>8.4f}{max(errors):>7.4f}{speed:>6}"
         )
     return "\n".join(lines)
 
