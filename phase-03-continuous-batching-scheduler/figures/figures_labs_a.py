@@ -5,18 +5,25 @@ What shows engine behaviour is drawn from runs of mini_vllm. No upstream counter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from conformance import hazard, replay
 from course import gantt
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.gantt import Arrival
-from mini_vllm.block_pool import KVCacheBlock
 from mini_vllm.engine import EngineParts, LLMEngine
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
 from mini_vllm.scheduler import Scheduler, SchedulerOutput
+
+EXPERIMENTS = str(Path(__file__).resolve().parents[1] / "experiments")
+if EXPERIMENTS not in sys.path:
+    sys.path.insert(0, EXPERIMENTS)
+
+from policies import OldestFirst, ReservingKV  # noqa: E402
 
 # ------------------------------------------------------------------ lab 03-01
 
@@ -83,35 +90,6 @@ def eviction() -> str:
     arrivals = [Arrival("a", "aaaabbbb", 8), Arrival("b", "ccccdddd", 8)]
     title = "Two prompts of 8 tokens, 8 outputs each, in 4 usable blocks of 4"
     return gantt.draw(gantt.record(engine, arrivals, title))
-
-
-class OldestFirst(Scheduler):
-    """Evicts the request that has run longest; the engine's refund takes care of the plan."""
-
-    def _pop_victim(self) -> Request:
-        return self.running.pop(0)
-
-
-class ReservingKV(KVCacheManager):
-    """Admits only what can run to its cap beside all caps admitted before it: never preempts."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.reserved: dict[str, int] = {}
-
-    def full_sequence_fits(
-        self, request: Request, new_computed_blocks: Sequence[KVCacheBlock]
-    ) -> bool:
-        longest = request.num_prompt_tokens + request.sampling_params.max_tokens - 1
-        needed = -(-longest // self.block_size)
-        fits = sum(self.reserved.values()) + needed <= len(self.block_pool.blocks) - 1
-        if fits:
-            self.reserved[request.request_id] = needed
-        return fits
-
-    def free(self, request: Request) -> None:
-        super().free(request)
-        self.reserved.pop(request.request_id, None)
 
 
 def pool_sweep() -> str:
