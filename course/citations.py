@@ -163,6 +163,9 @@ def _scan(
         line, column = place(match.start())
         if _inside_code(chunk, match.start()):
             continue
+        if "\n" in match[0]:
+            findings.append(Finding(page, line, "an include directive stands on one line"))
+            continue
         citations.append(Citation(page, line, column, match["path"], 0, 0, match["symbol"] or ""))
     spans = list(_SPAN.finditer(chunk))
     for index, span in enumerate(spans):

@@ -144,6 +144,7 @@ def test_fenced_code_cites_nothing(tmp_path, tree, page):
         ("`csrc/cache.cu:3` `reshape_and_cache`", "does not stand there; it stands on line 2"),
         ("`csrc/cache.cu:1` `absent`", "the file does not hold 'absent'"),
         ("{{#upstream vllm/pool.py Pool.gone}}", "the file defines no such symbol"),
+        ("{{#upstream vllm/pool.py\nPool.used}}", "an include directive stands on one line"),
     ],
 )
 def test_an_untrue_citation_is_refused_with_the_reason(tmp_path, tree, page, text, complaint):
