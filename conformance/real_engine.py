@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import os
 import sys
@@ -193,9 +194,11 @@ class FirstDifference:
     request_id: str
     position: int
     """Index among the request's output tokens."""
-    recorded: int
-    mini: int
-    mini_gap: float
+    recorded: int | None
+    """None where the recorded text ended and the mini model's went on."""
+    mini: int | None
+    """None where the mini model's text ended first."""
+    mini_gap: float | None
     """The mini model's logit of its token minus that of the recorded one, float64; 0 or more."""
     recorded_gap: float | None
     """Log probabilities of the recorded engine's two likeliest tokens, their difference."""
@@ -238,12 +241,11 @@ def compare_tokens(found: Mapping[str, Any]) -> tuple[int, list[FirstDifference]
         recorded, ours = entry["outputs"][name], result.token_ids
         if recorded == ours:
             continue
-        pairs = enumerate(zip(recorded, ours, strict=False))
-        place = next((i for i, (a, b) in pairs if a != b), None)
-        if place is None:
-            raise recording.RecordingError(
-                f"{name}: the same tokens, but {len(recorded)} recorded and {len(ours)} here"
-            )
+        pairs = enumerate(itertools.zip_longest(recorded, ours))
+        place, (theirs, mine) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        if theirs is None or mine is None:  # another end, not another token
+            differences.append(FirstDifference(name, place, theirs, mine, None, None))
+            continue
         logits = _next_logits(add["prompt_token_ids"] + ours[:place])
         rows = found.get("candidates", {}).get(name)
         gap = rows[place][0][1] - rows[place][1][1] if rows else None
@@ -251,9 +253,9 @@ def compare_tokens(found: Mapping[str, Any]) -> tuple[int, list[FirstDifference]
             FirstDifference(
                 name,
                 place,
-                recorded[place],
-                ours[place],
-                float(logits[ours[place]] - logits[recorded[place]]),
+                theirs,
+                mine,
+                float(logits[mine] - logits[theirs]),
                 gap,
             )
         )
@@ -279,10 +281,15 @@ def compare(found: Mapping[str, Any]) -> tuple[str, bool]:
     same = count - len(differences)
     lines.append(f"tokens: {same} of {count} prompts equal to the last token ({same / count:.1%})")
     for each in differences:
+        where = f"  {each.request_id} token {each.position}: "
+        if each.mini_gap is None:
+            ended = "the recorded text" if each.recorded is None else "the mini model's"
+            lines.append(f"{where}{ended} has ended, the other goes on")
+            continue
         theirs = "unknown" if each.recorded_gap is None else f"{each.recorded_gap:.2e}"
         lines.append(
-            f"  {each.request_id} token {each.position}: recorded {each.recorded}, mini "
-            f"{each.mini}; gap {each.mini_gap:.2e} in mini's logits, {theirs} in the recorded ones"
+            f"{where}recorded {each.recorded}, mini {each.mini}; gap {each.mini_gap:.2e} in mini's "
+            f"logits, {theirs} in the recorded ones"
         )
     return "\n".join(lines), difference is None
 
@@ -305,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = json.loads(gzip.decompress(arguments.file.read_bytes()))
         words, same = compare(found)
-    except (OSError, EOFError, ValueError, KeyError, recording.RecordingError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, recording.RecordingError) as error:
         print(f"{arguments.file}: not a recorded engine: {error}", file=sys.stderr)
         return 2
     print(words)

@@ -91,6 +91,18 @@ def test_another_token_is_shown_with_both_gaps(found, tokens):
     assert difference.mini_gap > 0
 
 
+def test_another_end_is_a_difference_too(found, tokens):
+    found["recording"]["outputs"]["r5"] = tokens["r5"][:-2]
+    found["recording"]["outputs"]["r7"] = [*tokens["r7"], 46]
+    count, differences = real_engine.compare_tokens(found)
+    ends = {d.request_id: (d.position, d.recorded, d.mini, d.mini_gap) for d in differences}
+    assert count == 24
+    assert ends == {
+        "r5": (10, None, tokens["r5"][10], None),
+        "r7": (12, 46, None, None),
+    }
+
+
 def test_the_command_reads_what_was_written(found, tmp_path, capsys):
     path = tmp_path / "engine.json.gz"
     path.write_bytes(gzip.compress(json.dumps(found).encode()))
@@ -98,7 +110,7 @@ def test_the_command_reads_what_was_written(found, tmp_path, capsys):
     assert "24 of 24" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", gzip.compress(b"{}")])
+@pytest.mark.parametrize("content", [b"", b"{}", gzip.compress(b"{}"), gzip.compress(b"[1]")])
 def test_a_file_that_is_none_is_refused(tmp_path, capsys, content):
     path = tmp_path / "engine.json.gz"
     path.write_bytes(content)
