@@ -7,8 +7,6 @@ What the pinned tree gave is in `recordings/parts/quantization_layouts.json.gz`,
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 
 from conformance import parts
+from course.files import load_module
 
 PHASE = Path(__file__).resolve().parents[1] / "phase-06-quantization"
 CASES = parts.load("quantization_layouts")
@@ -26,14 +25,7 @@ LAYOUTS = ("gptq", "awq", "compressed-tensors")
 @functools.cache
 def load(path: str) -> ModuleType:
     """A file of phase 06; phase folders are no packages."""
-    file = PHASE / path
-    name = "_quantization_" + "_".join(file.parts[-2:]).replace("-", "_").removesuffix(".py")
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(PHASE / path)
 
 
 def int8_lab() -> ModuleType:

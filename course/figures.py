@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
+from course.files import load_module
+
 # Mid-tones that read on white and on near-black; chosen apart in lightness as well as in hue.
 BLUE, ORANGE, GREEN, PURPLE, RED, GREY = (
     "#3f86d8",
@@ -277,6 +279,21 @@ def _share(value: float, limits: tuple[float, float], log: bool) -> float:
     if log:
         return (math.log10(value) - math.log10(low)) / (math.log10(high) - math.log10(low))
     return (value - low) / (high - low)
+
+
+def collect(folder: Path) -> dict[str, Callable[[], str]]:
+    """The `FIGURES`, file name to drawing function, of every `figures_*.py` in a folder.
+
+    Raises:
+        ValueError: two of them name the same file.
+    """
+    figures: dict[str, Callable[[], str]] = {}
+    for path in sorted(folder.glob("figures_*.py")):
+        own = load_module(path).FIGURES
+        if twice := figures.keys() & own.keys():
+            raise ValueError(f"{path.name}: {', '.join(sorted(twice))} is drawn twice")
+        figures |= own
+    return figures
 
 
 def write_or_check(

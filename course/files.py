@@ -1,13 +1,17 @@
-"""Writing files so that a reader sees the old text or the new one, never half of either.
+"""Files: written so that a reader sees the old text or the new one, and loaded as modules.
 
 Mirrors nothing upstream.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -27,3 +31,18 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def load_module(path: Path) -> ModuleType:
+    """A Python file as a new module, by path: phases and labs are folders, not packages.
+
+    Raises:
+        FileNotFoundError: there is no such file. Whatever the file raises is raised as it is.
+    """
+    name = "_".join(["_loaded", *path.resolve().with_suffix("").parts[-3:]])
+    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", name), path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

@@ -9,14 +9,12 @@ nothing upstream.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from course.files import load_module
 from course.labs import CourseError, Lab
 
 
@@ -36,17 +34,6 @@ def attribute_of(part: str) -> str:
     return str(getattr(defaults[part], "__name__", part))
 
 
-def load(path: Path) -> ModuleType:
-    """The lab file at `path` as a module of its own."""
-    name = f"_mine_{path.parent.name}_{path.stem}".replace("-", "_")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def parts_of(
     labs: list[Lab], passed: Callable[[Lab], bool], file: Callable[[Lab], Path]
 ) -> tuple[dict[str, Any], dict[str, Lab]]:
@@ -61,7 +48,7 @@ def parts_of(
         if part is None or not passed(lab):
             continue
         name = attribute_of(part)
-        module = load(file(lab))
+        module = load_module(file(lab))
         if not hasattr(module, name):
             raise CourseError(f"{lab.id}: {file(lab).name} defines no {name} for the part {part}")
         parts[part] = getattr(module, name)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from course.figures import Axes, Svg, num, write_or_check
+from course.figures import Axes, Svg, collect, num, write_or_check
 
 
 def draw() -> str:
@@ -52,3 +52,14 @@ def test_check_reports_a_stale_or_missing_figure(tmp_path, capsys):
     (tmp_path / "a.svg").write_text("old")
     assert write_or_check(figures, tmp_path, ["--check"]) == 1
     assert "a.svg" in capsys.readouterr().out
+
+
+def test_figures_of_a_folder_are_collected_and_none_may_be_drawn_twice(tmp_path):
+    (tmp_path / "figures_a.py").write_text("FIGURES = {'one.svg': lambda: 'a'}\n")
+    (tmp_path / "figures_b.py").write_text("FIGURES = {'two.svg': lambda: 'b'}\n")
+    (tmp_path / "other.py").write_text("raise AssertionError('not a figures_ file')\n")
+    found = collect(tmp_path)
+    assert {name: draw() for name, draw in found.items()} == {"one.svg": "a", "two.svg": "b"}
+    (tmp_path / "figures_c.py").write_text("FIGURES = {'one.svg': lambda: 'c'}\n")
+    with pytest.raises(ValueError, match=r"figures_c.py: one.svg is drawn twice"):
+        collect(tmp_path)

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from course.files import load_module
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted((*ROOT.glob("phase-*/figures/make.py"), ROOT / "book" / "figures" / "make.py"))
 
 
-@functools.cache
-def load(script: Path) -> ModuleType:
-    """`make.py` as a module; phase folders are no packages, so by path."""
-    name = "_figures_" + script.parts[-3].replace("-", "_")
-    spec = importlib.util.spec_from_file_location(name, script)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+load = functools.cache(load_module)
 
 FIGURES = [
     pytest.param(script, name, id=f"{script.parts[-3]}/{name}")

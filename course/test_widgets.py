@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 
@@ -12,6 +11,7 @@ import pytest
 from conformance import parts
 from course import widgets
 from course.conftest import REPOSITORY
+from course.files import load_module
 
 
 @pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
@@ -61,10 +61,8 @@ def test_decode_is_bound_by_memory_at_batch_1_and_the_cache_outweighs_the_weight
 def study():
     """The phase's own decoding and rounding of the formats."""
     path = REPOSITORY / "phase-06-quantization" / "studies" / "code_points.py"
-    spec = importlib.util.spec_from_file_location("code_points_of_phase_06", path)
-    module = importlib.util.module_from_spec(spec)
     before = list(sys.path)
-    spec.loader.exec_module(module)
+    module = load_module(path)
     sys.path[:] = before
     return module
 

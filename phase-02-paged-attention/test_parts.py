@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from course import cli, mine, pristine
+from course.files import load_module
 from course.labs import find_labs
 from mini_vllm import BlockPool, EngineParts, LLMEngine, SamplingParams
 
@@ -31,9 +32,9 @@ SUPPLIED = {
 def parts_from(pool: Path | None, manager: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if pool is not None:
-        found["block_pool"] = mine.load(pool).BlockPool
+        found["block_pool"] = load_module(pool).BlockPool
     if manager is not None:
-        found["kv_cache_manager"] = mine.load(manager).KVCacheManager
+        found["kv_cache_manager"] = load_module(manager).KVCacheManager
     return found
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,18 +11,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from course.files import load_module
 from mini_vllm.transformer import ModelConfig, Transformer
 
 HERE = Path(__file__).parent
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"_phase_00_{name}", HERE / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(HERE / f"{name}.py")
 
 
 roofline = load("measure_roofline")

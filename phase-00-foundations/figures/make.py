@@ -6,7 +6,6 @@ in `../experiments/measured/`. No upstream counterpart.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
@@ -31,6 +30,7 @@ from course.figures import (  # noqa: E402
     Svg,
     write_or_check,
 )
+from course.files import load_module  # noqa: E402
 from mini_vllm.engine import LLMEngine  # noqa: E402
 from mini_vllm.sampler import SamplingParams  # noqa: E402
 
@@ -40,18 +40,7 @@ N_8B, KV_8B, ATTENTION_8B = 8e9, 131_072, 524_288
 
 def solution(lab: str) -> ModuleType:
     """The solution of one of this phase's labs, as a module."""
-    return load(PHASE / "labs" / lab / "solution.py")
-
-
-def load(path: Path) -> ModuleType:
-    """A Python file as a module of its own name."""
-    name = f"_figure_{path.parent.name}_{path.stem}".replace("-", "_")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(PHASE / "labs" / lab / "solution.py")
 
 
 # ------------------------------------------------------------------ drawings without data
@@ -496,7 +485,7 @@ def steps() -> str:
 
 def experiment(name: str) -> ModuleType:
     """One of this phase's measuring scripts, as a module."""
-    return load(PHASE / "experiments" / f"{name}.py")
+    return load_module(PHASE / "experiments" / f"{name}.py")
 
 
 def measured(name: str) -> dict:

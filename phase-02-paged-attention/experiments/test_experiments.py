@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 
+from course.files import load_module
 from mini_vllm.block_pool import BlockPool
 
 HERE = Path(__file__).parent
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"_phase_02_{name}", HERE / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(HERE / f"{name}.py")
 
 
 churn = load("measure_churn")

@@ -6,7 +6,6 @@ not typed. No upstream counterpart.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +16,14 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from course.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg  # noqa: E402
+from course.files import load_module  # noqa: E402
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 
 
 def solution(folder: str) -> ModuleType:
     """The reference solution of a lab as a module of its own."""
-    name = "_figure_" + folder.replace("-", "_")
-    spec = importlib.util.spec_from_file_location(name, LABS / folder / "solution.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(LABS / folder / "solution.py")
 
 
 # ------------------------------------------------------------------ lab 06

@@ -9,7 +9,6 @@ counterpart.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 import textwrap
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from course.figures import (  # noqa: E402
     Svg,
     write_or_check,
 )
+from course.files import load_module  # noqa: E402
 from course.film import BlockState, Frame, pool_film  # noqa: E402
 from mini_vllm.block_pool import ROOT_HASH, BlockPool, hash_block_tokens  # noqa: E402
 from mini_vllm.engine import LLMEngine  # noqa: E402
@@ -588,12 +588,7 @@ def merge(path: Path) -> None:
     """Add the figures another script defines, if it is there."""
     if not path.is_file():
         return
-    name = f"_phase_02_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses of the script look their module up
-    spec.loader.exec_module(module)
+    module = load_module(path)
     twice = FIGURES.keys() & module.FIGURES.keys()
     if twice:
         raise ValueError(f"{path}: figures of this name exist already: {sorted(twice)}")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+from course.files import load_module
 from mini_vllm import ToyModel
 from mini_vllm.scheduler import Scheduler
 
@@ -18,12 +17,7 @@ HERE = Path(__file__).parent
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"_phase_03_{name}", HERE / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(HERE / f"{name}.py")
 
 
 lab = load("policy_lab")

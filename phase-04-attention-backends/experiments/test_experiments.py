@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+from course.files import load_module
+
 HERE = Path(__file__).resolve().parent
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"_phase_04_{name}", HERE / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(HERE / f"{name}.py")
 
 
 traffic = load("measure_traffic")

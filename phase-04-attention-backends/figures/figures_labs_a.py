@@ -6,7 +6,6 @@ States, reads and merges come from the labs' reference solutions; measured curve
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
@@ -22,19 +21,14 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
+from course.files import load_module  # noqa: E402
 
 PHASE = Path(__file__).resolve().parents[1]
 
 
 def solution(folder: str) -> ModuleType:
     """The reference solution of a lab as a module of its own."""
-    name = "_figure_" + folder.replace("-", "_")
-    spec = importlib.util.spec_from_file_location(name, PHASE / "labs" / folder / "solution.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(PHASE / "labs" / folder / "solution.py")
 
 
 # ------------------------------------------------------------------ lab 04-01
@@ -336,11 +330,8 @@ def splits_and_merge() -> str:
 def predicted_latency() -> str:
     """The model of `run.py` over context: splits 1 and automatic, batch 1 and 64."""
     path = PHASE / "labs" / "lab-04-flash-decoding-partitions" / "run.py"
-    spec = importlib.util.spec_from_file_location("_figure_lab_04_run", path)
-    assert spec and spec.loader
-    run = importlib.util.module_from_spec(spec)
     before = list(sys.path)
-    spec.loader.exec_module(run)
+    run = load_module(path)
     sys.path[:] = before
     arguments = run.parse([])
     svg = Svg(

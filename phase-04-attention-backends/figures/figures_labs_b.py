@@ -5,7 +5,6 @@ No upstream counterpart.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,18 +15,14 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from course.figures import BLUE, GREEN, RED, Svg  # noqa: E402
+from course.files import load_module  # noqa: E402
 
 LAB = Path(__file__).resolve().parents[1] / "labs" / "lab-02-backend-selection"
 
 
 def solution() -> ModuleType:
     """The lab's reference solution as a module of its own."""
-    spec = importlib.util.spec_from_file_location("_figure_lab_04_02", LAB / "solution.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(LAB / "solution.py")
 
 
 def walk() -> str:

@@ -5,7 +5,6 @@ What they show comes from the labs' reference solutions. No upstream counterpart
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -19,19 +18,14 @@ if str(ROOT) not in sys.path:
 
 from conformance import parts  # noqa: E402
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
+from course.files import load_module  # noqa: E402
 
 PHASE = Path(__file__).resolve().parents[1]
 
 
 def solution(folder: str) -> ModuleType:
     """The reference solution of a lab as a module of its own."""
-    name = "_figure_05_" + folder.replace("-", "_")
-    spec = importlib.util.spec_from_file_location(name, PHASE / "labs" / folder / "solution.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(PHASE / "labs" / folder / "solution.py")
 
 
 # ------------------------------------------------------------------ lab 05-04

@@ -34,7 +34,7 @@ import gptq  # noqa: E402
 import heldout  # noqa: E402
 import schemes  # noqa: E402
 
-from course import mine  # noqa: E402
+from course.files import load_module  # noqa: E402
 from mini_vllm import LLMEngine, SamplingParams  # noqa: E402
 from mini_vllm.transformer import Transformer  # noqa: E402
 
@@ -193,7 +193,7 @@ def layer_class(argument: str) -> tuple[str, Any]:
     file = Path(path).resolve()
     if not file.is_file():
         raise ValueError(f"there is no file {path}")
-    layer = getattr(mine.load(file), name or "Linear", None)
+    layer = getattr(load_module(file), name or "Linear", None)
     if layer is None:
         raise ValueError(f"{path} defines no {name or 'Linear'}; name your class as FILE:CLASS")
     try:

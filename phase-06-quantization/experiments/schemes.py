@@ -21,10 +21,10 @@ ROOT = PHASE.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course import mine  # noqa: E402
+from course.files import load_module  # noqa: E402
 
-INT8: ModuleType = mine.load(PHASE / "labs" / "lab-01-fake-quant-linear" / "solution.py")
-INT4: ModuleType = mine.load(PHASE / "labs" / "lab-03-int4-groups-and-packing" / "solution.py")
+INT8: ModuleType = load_module(PHASE / "labs" / "lab-01-fake-quant-linear" / "solution.py")
+INT4: ModuleType = load_module(PHASE / "labs" / "lab-03-int4-groups-and-packing" / "solution.py")
 E4M3_MAX = 448.0
 
 Activation = Callable[[np.ndarray], np.ndarray]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from course import mine
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.files import load_module
 
 PHASE = Path(__file__).resolve().parents[1]
 INT8, INT4 = "lab-01-fake-quant-linear", "lab-03-int4-groups-and-packing"
@@ -24,7 +24,7 @@ INT8, INT4 = "lab-01-fake-quant-linear", "lab-03-int4-groups-and-packing"
 @functools.cache
 def solution(lab: str) -> ModuleType:
     """The reference solution of one of this phase's labs."""
-    return mine.load(PHASE / "labs" / lab / "solution.py")
+    return load_module(PHASE / "labs" / lab / "solution.py")
 
 
 def rel(a: np.ndarray, b: np.ndarray) -> float:
@@ -214,7 +214,7 @@ def measured(name: str) -> dict[str, Any]:
 
 def evaluation() -> ModuleType:
     """The script of the table, for its statistics."""
-    return mine.load(PHASE / "experiments" / "evaluate.py")
+    return load_module(PHASE / "experiments" / "evaluate.py")
 
 
 def changes(part: str) -> dict[str, tuple[float, float, float]]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from course import mine
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.files import load_module
 
 PHASE = Path(__file__).resolve().parents[1]
 
@@ -24,7 +24,7 @@ PHASE = Path(__file__).resolve().parents[1]
 @functools.cache
 def solution(lab: str) -> ModuleType:
     """The reference solution of one of this phase's labs."""
-    return mine.load(PHASE / "labs" / lab / "solution.py")
+    return load_module(PHASE / "labs" / lab / "solution.py")
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def study(name: str) -> ModuleType:
     folder = str(PHASE / "studies")
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    return mine.load(PHASE / "studies" / f"{name}.py")
+    return load_module(PHASE / "studies" / f"{name}.py")
 
 
 def measured(name: str) -> dict:
