@@ -392,6 +392,17 @@ def test_the_code_points_follow_the_rounding_of_their_document(widget):
         for key in ("error", "zeros", "bits"):
             value = float(host.locator(f'[data-result="{key}"]').get_attribute("data-value"))
             assert value == pytest.approx(example[key], rel=1e-9), (key, example)
+    host.locator('[data-input="spike"]').fill("12")
+    for form, size, words in (
+        ("E4M3", "256", "They hardly notice."),
+        ("int4", "256", "All others share its scale, and pay."),
+        ("int4", "16", "The 15 that share its scale pay."),
+        ("MXFP4", None, "The 31 that share its scale pay."),
+    ):
+        host.locator('[data-input="format"]').select_option(form)
+        if size:
+            host.locator('[data-input="size"]').select_option(size)
+        assert words in host.inner_text(), form
 
 
 OUTSIDE = """() => {

@@ -107,12 +107,13 @@ CourseWidgets.mount("code-points", (data) => {
         ];
         results.replaceChildren(...shown.map(([words, id, text]) =>
             el("div", {}, el("dt", {}, words), el("dd", { "data-result": id, "data-value": found[id] }, text))));
-        const even = form.points.length > 1 && form.points[2] - form.points[1] === form.points.at(-1) - form.points.at(-2);
+        const before = formulas.onGrid(data, data.rows[row.value], format.value, perGroup, 1).error;
+        const payers = perGroup === found.weights.length ? "All others share its scale, and pay"
+            : `The ${perGroup - 1} that share its scale pay`;
         verdict.textContent = factor === 1
             ? "Make the largest weight larger, and see who pays for it."
-            : even
-                ? "An even grid: whoever shares the scale with the loud weight loses codes."
-                : "An uneven grid: the others move towards 0, where the values are denser.";
+            : `Before, the others erred by ${(100 * before).toFixed(before < 0.1 ? 2 : 1)} %. `
+                + (found.error < 1.1 * before ? "They hardly notice." : `${payers}.`);
     }
 
     const legend = el("p", { class: "widget-legend" }, [["code-kept", "a weight"], ["code-lost", "a weight that becomes 0"],
