@@ -1,10 +1,10 @@
 """The whole real engine on the shipped model, beside the mini engine on the same arrivals.
 
-    python -m conformance.real_engine record --out engine.json.gz    # a GPU and vllm==0.22.1
+    python -m conformance.real_engine record --out engine.json.gz    # needs vllm==0.22.1
     python -m conformance.real_engine compare engine.json.gz         # any machine
 
 `record` wraps the scheduler inside vLLM's engine core and notes every step in the format of
-`recording.py`, with the tokens that the GPU's model chose and their two likeliest candidates.
+`recording.py`, with the tokens that vLLM's model chose and their two likeliest candidates.
 `compare` asks two questions apart: given those tokens, does the mini scheduler decide the same? And
 does the mini model choose the same tokens? Greedy decoding in another precision may leave the
 recorded text where two candidates are close, so each first difference is shown with both gaps.
@@ -142,11 +142,10 @@ def _two_likeliest(row: Mapping[int, Any]) -> list[list[float]]:
     return [[int(token), float(entry.logprob)] for token, entry in ranked[:2]]
 
 
-def record(dtype: str, num_prompts: int) -> dict[str, Any]:
-    """Run the workload on vLLM with the engine core in this process. Needs a GPU."""
+def record(dtype: str, num_prompts: int, eager: bool = False) -> dict[str, Any]:
+    """Run the workload on vLLM with the engine core in this process; on its GPU or CPU build."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
-    import torch
     import vllm
 
     work = workload(num_prompts)
@@ -164,6 +163,7 @@ def record(dtype: str, num_prompts: int) -> dict[str, Any]:
         enable_prefix_caching=config["enable_prefix_caching"],
         enable_chunked_prefill=config["enable_chunked_prefill"],
         gpu_memory_utilization=0.4,
+        enforce_eager=eager,
     )
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     found = drive(
@@ -173,15 +173,27 @@ def record(dtype: str, num_prompts: int) -> dict[str, Any]:
         lambda **wishes: vllm.SamplingParams(temperature=0.0, logprobs=2, **wishes),
     )
     found["machine"] = {
-        "gpu": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
+        **_device(),
         "vllm": vllm.__version__,
         "dtype": dtype,
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python -m conformance.real_engine", *sys.argv[1:]]),
     }
     return found
+
+
+def _device() -> dict[str, str]:
+    """What vLLM ran on, as a capture names it."""
+    import torch
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        import cpuinfo  # vLLM's own way to ask
+
+        device = {"processor": cpuinfo.get_cpu_info()["brand_raw"]}
+    else:
+        device = {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return {**device, "torch": torch.__version__}
 
 
 # ---------------------------------------------------------------------- on any machine
@@ -297,15 +309,16 @@ def compare(found: Mapping[str, Any]) -> tuple[str, bool]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.real_engine")
     commands = parser.add_subparsers(dest="command", required=True)
-    recorder = commands.add_parser("record", help="run vLLM on the shipped model; needs a GPU")
+    recorder = commands.add_parser("record", help="run vLLM on the shipped model")
     recorder.add_argument("--out", type=Path, required=True, help="a .json.gz file")
     recorder.add_argument("--dtype", default="float16", choices=("float16", "bfloat16", "float32"))
     recorder.add_argument("--prompts", type=int, default=128)
+    recorder.add_argument("--eager", action="store_true", help="neither compile nor capture graphs")
     comparer = commands.add_parser("compare", help="the mini engine against a recorded run")
     comparer.add_argument("file", type=Path)
     arguments = parser.parse_args(argv)
     if arguments.command == "record":
-        found = record(arguments.dtype, arguments.prompts)
+        found = record(arguments.dtype, arguments.prompts, arguments.eager)
         arguments.out.write_bytes(gzip.compress(json.dumps(found).encode(), 9, mtime=0))
         print(f"{len(found['recording']['steps'])} steps written to {arguments.out}")
         return 0

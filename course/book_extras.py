@@ -66,7 +66,8 @@ def plain(markdown: str) -> str:
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"[*`|]", " ", re.sub(r"<[^>]+>", "", text))
     text = re.sub(r"\(\s*[,;]*\s*\)", "", " ".join(text.split()))
-    return re.sub(r"\s+([.,;:)])", r"\1", text).strip(" -:")
+    text = re.sub(r"\s+([.,;:)])", r"\1", text)
+    return re.sub(r"(?<!\.)\.\.(?!\.)", ".", text).strip(" -:")  # a citation stood between them
 
 
 def minutes_to_read(text: str) -> int:

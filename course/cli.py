@@ -222,7 +222,10 @@ def gpu_run(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARG...]", help="passed on to run.py")
     ] = None,
-    name: Annotated[str, typer.Option(help="of the capture: captured/NAME.json")] = "run",
+    cpu: Annotated[bool, typer.Option("--cpu", help="on vLLM's CPU build, no GPU")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="of the capture, captured/NAME.json; default run, or cpu")
+    ] = None,
     force: Annotated[bool, typer.Option(help="replace a capture of other hardware")] = False,
     time_limit: Annotated[float, typer.Option(help="seconds per run")] = 1800.0,
 ) -> None:
@@ -232,7 +235,9 @@ def gpu_run(
     root, labs, _ = _open()
     chosen = pick(labs, lab) if lab else None
     console = show.make_console()
-    raise typer.Exit(gpu.run(console, root, labs, chosen, name, arguments or [], force, time_limit))
+    raise typer.Exit(
+        gpu.run(console, root, labs, chosen, name, arguments or [], force, time_limit, cpu)
+    )
 
 
 # ------------------------------------------------------------------ maintainer

@@ -1,5 +1,8 @@
 """`course gpu run`: execute a lab's run.py and keep what it printed, with where it came from.
 
+With `--cpu` the run uses vLLM's CPU build: the same scheduler, block manager, sampler and log
+lines, another model runner and other kernels.
+
 A capture is `captured/<name>.json` in the lab's folder. Promises: a capture is written only after
 a run that succeeded; it names the hardware and every version; one of other hardware is never
 replaced unasked. Mirrors nothing upstream.
@@ -24,7 +27,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import show
+from course import machine, show
 from course.files import write_atomically
 from course.grading import run_killably
 from course.labs import CourseError, Lab
@@ -35,12 +38,19 @@ PACKAGES = ("torch", "triton", "vllm", "transformers", "flashinfer-python", "num
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The GPUs of this machine, as their driver names them."""
+    """What a run used: the GPUs as their driver names them, none in a run on the CPU."""
 
     gpus: tuple[str, ...]
     driver: str
     memory: tuple[str, ...]
     cuda: str
+    processor: str
+    cores: int
+
+    @property
+    def name(self) -> str:
+        """The device in words."""
+        return ", ".join(self.gpus) or f"{self.processor}, {self.cores} cores"
 
 
 def hardware() -> Hardware | None:
@@ -61,7 +71,24 @@ def hardware() -> Hardware | None:
         driver=rows[0][1],
         memory=tuple(row[2] for row in rows),
         cuda=_cuda(),
+        processor=machine.processor(),
+        cores=machine.cores(),
     )
+
+
+def cpu() -> Hardware:
+    """This machine without its GPUs.
+
+    Raises:
+        CourseError: what is installed is not vLLM's CPU build.
+    """
+    version = _versions().get("vllm", "none")
+    if "cpu" not in version:
+        raise CourseError(
+            f"--cpu needs vLLM's CPU build, a version that ends in +cpu; installed: {version}. "
+            "SETUP.md says how to get it."
+        )
+    return Hardware((), "none", (), "none", machine.processor(), machine.cores())
 
 
 def _cuda() -> str:
@@ -79,21 +106,31 @@ def run(
     root: Path,
     labs: Sequence[Lab],
     chosen: Lab | None,
-    name: str,
+    name: str | None,
     arguments: Sequence[str],
     force: bool,
     time_limit: float,
+    on_cpu: bool = False,
 ) -> int:
-    """Run the chosen lab, or every lab that has a run.py; the exit status."""
-    able = [lab for lab in ([chosen] if chosen else labs) if (lab.folder / "run.py").is_file()]
+    """Run the chosen lab, or every lab whose run.py works on the device; the exit status."""
+    device = "cpu" if on_cpu else "gpu"
+    with_run = [lab for lab in labs if (lab.folder / "run.py").is_file()]
+    able = [lab for lab in with_run if device in lab.manifest.run_on]
+    if chosen and chosen not in with_run:
+        raise CourseError(f"Lab {chosen.id} has no run.py: there is nothing to run.")
+    if chosen and chosen not in able:
+        others = ", ".join(lab.id for lab in able) or "none"
+        raise CourseError(f"The run.py of {chosen.id} needs a GPU. These work with --cpu: {others}")
     if not able:
-        which = f"Lab {chosen.id} has no" if chosen else "No lab has a"
-        raise CourseError(f"{which} run.py: there is nothing to run on a GPU.")
-    found = hardware()
+        raise CourseError(f"No lab has a run.py for a {device.upper()}: there is nothing to run.")
+    able = [chosen] if chosen else able
+    name = name or ("cpu" if on_cpu else "run")
+    found = cpu() if on_cpu else hardware()
     if found is None:
         _say_plan(console, root, able, name, arguments)
         return 0
-    show.say(console, f"{', '.join(found.gpus)}, driver {found.driver}, CUDA {found.cuda}", "bold")
+    more = f", driver {found.driver}, CUDA {found.cuda}" if found.gpus else ""
+    show.say(console, found.name + more, "bold")
     failed = 0
     for lab in able:
         failed += _run_one(console, root, lab, found, name, arguments, force, time_limit)
@@ -109,7 +146,7 @@ def _say_plan(
         target = lab.folder / "captured" / f"{name}.json"
         show.say(console, f"  {lab.id} {lab.manifest.title}")
         show.say(console, f"    {shlex.join(_command(root, lab, arguments))}")
-        state = f"captured on {_gpu_of(target)}" if target.is_file() else "not captured yet"
+        state = f"captured on {_device_of(target)}" if target.is_file() else "not captured yet"
         show.say(console, f"    -> {show.relative(target, root)} ({state})")
 
 
@@ -130,8 +167,8 @@ def _run_one(
     """Run one lab and keep its output; whether it failed."""
     target = lab.folder / "captured" / f"{name}.json"
     if target.is_file() and not force:
-        before = _gpu_of(target)
-        if before != ", ".join(found.gpus):
+        before = _device_of(target)
+        if before != found.name:
             show.say(
                 console,
                 f"{lab.id}: {show.relative(target, root)} was captured on {before}. "
@@ -170,9 +207,10 @@ def _run_one(
     return False
 
 
-def _gpu_of(capture: Path) -> str:
+def _device_of(capture: Path) -> str:
     try:
-        return ", ".join(json.loads(capture.read_text(encoding="utf-8"))["gpus"])
+        kept = json.loads(capture.read_text(encoding="utf-8"))
+        return ", ".join(kept["gpus"]) or f"{kept['processor']}, {kept['cores']} cores"
     except (ValueError, KeyError, TypeError):
         return "unknown hardware (the file is not a capture)"
 

@@ -15,8 +15,9 @@ from typing import Any
 import yaml
 
 TAGS = ("CPU-OK", "GPU-OPT", "GPU-REQ")
+DEVICES = ("gpu", "cpu")
 REQUIRED = {"id": str, "title": str, "tag": str, "minutes": int, "hints": dict}
-OPTIONAL = {"part": str, "misconceptions": list}
+OPTIONAL = {"part": str, "run_on": list, "misconceptions": list}
 MISCONCEPTION_REQUIRED = ("name", "why", "replace", "with", "caught_by")
 MISCONCEPTION_OPTIONAL = ("inside",)
 
@@ -48,6 +49,8 @@ class Manifest:
     hints: dict[str, tuple[str, ...]]
     misconceptions: tuple[Misconception, ...] = ()
     part: str | None = None
+    run_on: tuple[str, ...] = ("gpu",)
+    """Where run.py works: on a CUDA GPU, on a CPU."""
 
 
 def load(path: Path) -> Manifest:
@@ -71,6 +74,7 @@ def load(path: Path) -> Manifest:
         tag=data["tag"],
         minutes=data["minutes"],
         part=data.get("part"),
+        run_on=tuple(data.get("run_on", ("gpu",))),
         hints={test: tuple(texts) for test, texts in data["hints"].items()},
         misconceptions=tuple(
             Misconception(
@@ -110,6 +114,9 @@ def _problems(data: Any, path: Path) -> Any:
             yield f'id {data["id"]!r} must be phase-lab, as in "02-01"'
         elif expected and expected != data["id"]:
             yield f"id {data['id']!r} does not agree with the folder, which says {expected!r}"
+    where = data.get("run_on", ["gpu"])
+    if isinstance(where, list) and (not where or any(each not in DEVICES for each in where)):
+        yield f"run_on {where!r} must be a list of {' and '.join(DEVICES)}"
     hints = data.get("hints")
     for test, texts in hints.items() if isinstance(hints, dict) else ():
         if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):

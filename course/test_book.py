@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from course import book, book_pages, book_site, upstream, widgets
+from course import book, book_extras, book_pages, book_site, upstream, widgets
 from course.conftest import REPOSITORY
 from course.labs import CourseError
 
@@ -222,6 +222,15 @@ def test_a_citation_that_is_not_exact_is_refused_by_page_and_line(root):
     guide(root, "# The guide\n\n`vllm/pool.py:1` `Pool.take`\n")
     (only,) = staged(root)
     assert only[:2] == (f"{PHASE}/00-guide.md", 3)
+
+
+def test_a_term_is_defined_by_its_words_without_citation_and_with_one_full_stop(tmp_path):
+    glossary = tmp_path / "GLOSSARY.md"
+    glossary.write_text(
+        "# Glossary\n\n### Warm-up\n\nA run, before `vllm/a.py:1` `b`, a capture... or two.\n"
+        "`vllm/a.py:2` `c`.\n"
+    )
+    assert book_extras.definitions(glossary) == {"warm-up": "A run, before, a capture... or two."}
 
 
 def test_formulas_become_mathml_and_code_and_prices_stay(root):

@@ -9,8 +9,8 @@ import pytest
 from course import gpu
 from course.labs import find_labs
 
-ONE = gpu.Hardware(("NVIDIA T4",), "550.1", ("15360 MiB",), "12.9")
-OTHER = gpu.Hardware(("NVIDIA H200",), "570.2", ("143771 MiB",), "12.9")
+ONE = gpu.Hardware(("NVIDIA T4",), "550.1", ("15360 MiB",), "12.9", "a CPU", 8)
+OTHER = gpu.Hardware(("NVIDIA H200",), "570.2", ("143771 MiB",), "12.9", "a CPU", 8)
 
 
 @pytest.fixture
@@ -83,3 +83,38 @@ def test_a_run_that_fails_is_not_captured(course, lab, monkeypatch):
 def test_a_lab_without_a_run_py_is_refused(course):
     ran = course("gpu", "run", "90-01")
     assert ran.code == 2 and "Lab 90-01 has no run.py" in ran.err
+
+
+def allow_cpu(lab) -> None:
+    manifest = lab.folder / "lab.yaml"
+    manifest.write_text(manifest.read_text() + "run_on: [gpu, cpu]\n")
+
+
+def install_vllm(monkeypatch, version: str) -> None:
+    monkeypatch.setattr(gpu, "_versions", lambda: {"vllm": version})
+
+
+def test_a_run_on_the_cpu_is_kept_beside_the_gpus_and_names_the_processor(course, lab, monkeypatch):
+    allow_cpu(lab)
+    on(monkeypatch, ONE)
+    course("gpu", "run", "90-00")
+    install_vllm(monkeypatch, "0.22.1+cpu")
+    assert course("gpu", "run", "--cpu").code == 0  # the labs that can, and no others
+    capture = captured(lab, "cpu")
+    assert capture["gpus"] == [] and capture["processor"] and capture["cores"] >= 1
+    assert captured(lab)["gpus"] == ["NVIDIA T4"]
+    assert course("gpu", "run", "90-00", "--cpu").code == 0, "the same machine may run again"
+
+
+def test_a_lab_that_needs_a_gpu_is_refused_on_the_cpu(course, lab, monkeypatch):
+    install_vllm(monkeypatch, "0.22.1+cpu")
+    ran = course("gpu", "run", "90-00", "--cpu")
+    assert ran.code == 2 and "needs a GPU. These work with --cpu: none" in ran.err
+
+
+def test_the_cpu_needs_the_cpu_build(course, lab, monkeypatch):
+    allow_cpu(lab)
+    install_vllm(monkeypatch, "0.22.1")
+    ran = course("gpu", "run", "90-00", "--cpu")
+    assert ran.code == 2 and "ends in +cpu; installed: 0.22.1" in ran.err
+    assert not (lab.folder / "captured").exists()

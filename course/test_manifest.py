@@ -37,6 +37,8 @@ def test_a_sound_manifest_loads_with_its_hints_in_order(tmp_path):
         (SOUND.replace("minutes: 5", ""), "missing key 'minutes'"),
         (SOUND.replace("5", "soon"), "minutes must be int, not 'soon'"),
         (SOUND.replace("5", "0"), "minutes 0 must be 1 or more"),
+        (SOUND + "run_on: [tpu]\n", "run_on ['tpu'] must be a list of gpu and cpu"),
+        (SOUND + "run_on: cpu\n", "run_on must be list, not 'cpu'"),
         (SOUND.replace("CPU-OK", "CPU"), "tag 'CPU' must be one of CPU-OK, GPU-OPT, GPU-REQ"),
         (SOUND.replace("02-01", "02-02"), "the folder, which says '02-01'"),
         (SOUND.replace('["one", "two"]', "one"), "hints.test_a must be a list"),

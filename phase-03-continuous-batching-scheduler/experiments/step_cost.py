@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import sys
 import time
@@ -29,6 +28,7 @@ ROOT = HERE.parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from course.machine import processor  # noqa: E402
 from mini_vllm import LLMEngine, SamplingParams, SchedulerOutput  # noqa: E402
 from mini_vllm.model_runner import Model  # noqa: E402
 
@@ -162,16 +162,6 @@ def fit(
         "p95_error": round(float(np.quantile(relative, 0.95)), 4),
         "r2": round(float(1 - ((predicted - seconds) ** 2).sum() / spread), 4),
     }
-
-
-def processor() -> str:
-    """The processor's own name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def fitted(num_steps: int, model: str | Path | Model = "byte-llama") -> dict[str, Any]:

@@ -35,6 +35,7 @@ import heldout  # noqa: E402
 import schemes  # noqa: E402
 
 from course.files import load_module  # noqa: E402
+from course.machine import processor  # noqa: E402
 from mini_vllm import LLMEngine, SamplingParams  # noqa: E402
 from mini_vllm.transformer import Transformer  # noqa: E402
 
@@ -251,20 +252,10 @@ def table(saved: Mapping[str, Any], part: str = "rows") -> str:
     return "\n".join(lines)
 
 
-def machine() -> str:
-    """The processor's name where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def new_results(files: Mapping[str, bytes]) -> dict[str, Any]:
     """What a file of results says besides its rows."""
     return {
-        "machine": machine(),
+        "machine": processor(),
         "threads": 1,
         "python": platform.python_version(),
         "numpy": np.__version__,
