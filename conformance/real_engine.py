@@ -5,21 +5,23 @@
 
 `record` wraps the scheduler inside vLLM's engine core and notes every step in the format of
 `recording.py`, with the tokens that vLLM's model chose and their two likeliest candidates.
-`compare` asks two questions apart: given those tokens, does the mini scheduler decide the same? And
-does the mini model choose the same tokens? Greedy decoding in another precision may leave the
-recorded text where two candidates are close, so each first difference is shown with both gaps.
+`compare` asks apart: given those tokens, does the mini scheduler decide the same? Was every read of
+the KV cache sound? And does the mini model choose the same tokens, with each prompt alone, and with
+the same arrivals? Greedy decoding in another precision may leave the recorded text where two
+candidates are close, so each first difference is shown with both gaps.
 Mirrors `vllm/v1/engine/core.py:428` `EngineCore.step`, `async_scheduling=False`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 import itertools
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance import recording, replay
+from conformance import recording, replay, shadow
 from conformance.record import MAX_STEPS, observe
 from mini_vllm import EngineParts, LLMEngine, Sampler, SamplingParams
 
@@ -72,6 +74,39 @@ def workload(num_prompts: int = 128, max_tokens: int = 48) -> dict[str, Any]:
             events.append({"step": 3 * (number // 8), "add": [], "abort": []})
         events[-1]["add"].append(add)
     return {"seed": 0, "eos_token_id": EOS, "config": dict(CONFIG), "events": events}
+
+
+def hazard(alone: bool = False) -> dict[str, Any]:
+    """`hazard.WORKLOAD` in blocks of 16, in words, on the shipped model.
+
+    The urgent request `high` makes `low` read stale KV; `again` sends the prompt of `low` once
+    more. With `alone` there is `low` and nothing else.
+    """
+    low = b"1. Prefix caching looks up the blocks of a request by their hashes. "
+    low += b"The first block that is not "
+    texts = {"low": (0, 5, low), "high": (1, 0, b"What is a block?"), "again": (2, 9, low)}
+    config = {**CONFIG, "num_blocks": 8, "max_num_seqs": 2, "max_num_batched_tokens": 64}
+    config |= {"long_prefill_token_threshold": 32, "max_model_len": 112, "policy": "priority"}
+    events = []
+    for name, (step, priority, text) in texts.items():
+        add = {
+            "request_id": name,
+            "prompt_token_ids": list(text),
+            "max_tokens": 16,
+            "priority": priority,
+            "arrival_time": float(step),
+            "ignore_eos": True,
+        }
+        events.append({"step": step, "add": [add], "abort": []})
+    events = events[:1] if alone else events
+    return {"seed": 0, "eos_token_id": EOS, "config": config, "events": events}
+
+
+WORKLOADS: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrivals": workload,
+    "hazard": hazard,
+    "alone": functools.partial(hazard, True),
+}
 
 
 # ---------------------------------------------------------------------- on the real engine
@@ -142,13 +177,12 @@ def _two_likeliest(row: Mapping[int, Any]) -> list[list[float]]:
     return [[int(token), float(entry.logprob)] for token, entry in ranked[:2]]
 
 
-def record(dtype: str, num_prompts: int, eager: bool = False) -> dict[str, Any]:
-    """Run the workload on vLLM with the engine core in this process; on its GPU or CPU build."""
+def record(work: Mapping[str, Any], dtype: str, eager: bool = False) -> dict[str, Any]:
+    """Run a workload on vLLM with the engine core in this process; on its GPU or CPU build."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
     import vllm
 
-    work = workload(num_prompts)
     config = work["config"]
     llm = vllm.LLM(
         model=str(MODEL),
@@ -162,6 +196,8 @@ def record(dtype: str, num_prompts: int, eager: bool = False) -> dict[str, Any]:
         num_gpu_blocks_override=config["num_blocks"],
         enable_prefix_caching=config["enable_prefix_caching"],
         enable_chunked_prefill=config["enable_chunked_prefill"],
+        long_prefill_token_threshold=config["long_prefill_token_threshold"],
+        scheduling_policy=config["policy"],
         gpu_memory_utilization=0.4,
         enforce_eager=eager,
     )
@@ -238,19 +274,65 @@ def _next_logits(tokens: list[int]) -> np.ndarray:
     return watching.logits[-1]
 
 
-def compare_tokens(found: Mapping[str, Any]) -> tuple[int, list[FirstDifference]]:
-    """Generate every prompt with the mini engine in float64; prompts, and first differences."""
-    entry = found["recording"]
-    adds = [add for event in entry["events"] for add in event.get("add", ())]
+def generate_alone(entry: Mapping[str, Any]) -> dict[str, list[int]]:
+    """What the mini engine answers in float64 with memory for all: as if each prompt were alone."""
+    adds = _adds(entry)
     engine = LLMEngine(num_blocks=2048, max_num_batched_tokens=2048, dtype="float64")
-    results = engine.generate(
-        [add["prompt_token_ids"] for add in adds],
-        [SamplingParams(max_tokens=a["max_tokens"], ignore_eos=a["ignore_eos"]) for a in adds],
+    prompts = [add["prompt_token_ids"] for add in adds]
+    results = engine.generate(prompts, [_params(add) for add in adds])
+    return {add["request_id"]: r.token_ids for add, r in zip(adds, results, strict=True)}
+
+
+def generate_on_arrivals(entry: Mapping[str, Any]) -> dict[str, list[int]]:
+    """What the mini engine answers in float64 under the recorded configuration and arrivals."""
+    config = entry["config"]
+    engine = LLMEngine(
+        config["num_blocks"],
+        config["block_size"],
+        config["max_num_seqs"],
+        config["max_num_batched_tokens"],
+        config["long_prefill_token_threshold"],
+        config["enable_prefix_caching"],
+        dtype="float64",
+        max_model_len=config["max_model_len"],
+        policy=config["policy"],
+        enable_chunked_prefill=config["enable_chunked_prefill"],
     )
+    pending = {event["step"]: event["add"] for event in entry["events"]}
+    requests = {}
+    for step in range(MAX_STEPS):
+        for add in pending.pop(step, ()):
+            name = engine.add_request(
+                add["prompt_token_ids"],
+                _params(add),
+                request_id=add["request_id"],
+                priority=add["priority"],
+                arrival_time=add["arrival_time"],
+            )
+            requests[name] = engine.scheduler.requests[name]
+        if not pending and not engine.has_unfinished_requests():
+            break
+        engine.step()
+    return {name: list(request.output_token_ids) for name, request in requests.items()}
+
+
+def _adds(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [add for event in entry["events"] for add in event.get("add", ())]
+
+
+def _params(add: Mapping[str, Any]) -> SamplingParams:
+    return SamplingParams(max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"])
+
+
+def first_differences(
+    found: Mapping[str, Any], answers: Mapping[str, list[int]]
+) -> list[FirstDifference]:
+    """Where `answers`, the mini engine's by request, leave the recorded ones."""
+    entry = found["recording"]
     differences = []
-    for add, result in zip(adds, results, strict=True):
+    for add in _adds(entry):
         name = add["request_id"]
-        recorded, ours = entry["outputs"][name], result.token_ids
+        recorded, ours = entry["outputs"][name], answers[name]
         if recorded == ours:
             continue
         pairs = enumerate(itertools.zip_longest(recorded, ours))
@@ -271,7 +353,7 @@ def compare_tokens(found: Mapping[str, Any]) -> tuple[int, list[FirstDifference]
                 gap,
             )
         )
-    return len(adds), differences
+    return differences
 
 
 def compare(found: Mapping[str, Any]) -> tuple[str, bool]:
@@ -289,21 +371,32 @@ def compare(found: Mapping[str, Any]) -> tuple[str, bool]:
     )
     if difference:
         lines.append(str(difference))
-    count, differences = compare_tokens(found)
-    same = count - len(differences)
-    lines.append(f"tokens: {same} of {count} prompts equal to the last token ({same / count:.1%})")
-    for each in differences:
-        where = f"  {each.request_id} token {each.position}: "
-        if each.mini_gap is None:
-            ended = "the recorded text" if each.recorded is None else "the mini model's"
-            lines.append(f"{where}{ended} has ended, the other goes on")
-            continue
-        theirs = "unknown" if each.recorded_gap is None else f"{each.recorded_gap:.2e}"
-        lines.append(
-            f"{where}recorded {each.recorded}, mini {each.mini}; gap {each.mini_gap:.2e} in mini's "
-            f"logits, {theirs} in the recorded ones"
-        )
+    stale = shadow.stale_reads(entry)
+    lines.append(f"stale reads of the KV cache: {len(stale)}")
+    told: list[FirstDifference] = []
+    for how, generate in (
+        ("on the same arrivals", generate_on_arrivals),
+        ("each prompt alone", generate_alone),
+    ):
+        differences = first_differences(found, generate(entry))
+        count = len(entry["outputs"])
+        same = count - len(differences)
+        lines.append(f"tokens, {how}: {same} of {count} texts equal ({same / count:.1%})")
+        lines += [f"  {_in_words(each)}" for each in differences if each not in told]
+        told = differences
     return "\n".join(lines), difference is None
+
+
+def _in_words(each: FirstDifference) -> str:
+    where = f"{each.request_id} token {each.position}: "
+    if each.mini_gap is None:
+        ended = "the recorded text" if each.recorded is None else "the mini model's"
+        return f"{where}{ended} has ended, the other goes on"
+    theirs = "unknown" if each.recorded_gap is None else f"{each.recorded_gap:.2e}"
+    return (
+        f"{where}recorded {each.recorded}, mini {each.mini}; gap {each.mini_gap:.2e} in mini's "
+        f"logits, {theirs} in the recorded ones"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -312,13 +405,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     recorder = commands.add_parser("record", help="run vLLM on the shipped model")
     recorder.add_argument("--out", type=Path, required=True, help="a .json.gz file")
     recorder.add_argument("--dtype", default="float16", choices=("float16", "bfloat16", "float32"))
-    recorder.add_argument("--prompts", type=int, default=128)
+    recorder.add_argument("--workload", default="arrivals", choices=tuple(WORKLOADS))
     recorder.add_argument("--eager", action="store_true", help="neither compile nor capture graphs")
     comparer = commands.add_parser("compare", help="the mini engine against a recorded run")
     comparer.add_argument("file", type=Path)
     arguments = parser.parse_args(argv)
     if arguments.command == "record":
-        found = record(arguments.dtype, arguments.prompts, arguments.eager)
+        found = record(WORKLOADS[arguments.workload](), arguments.dtype, arguments.eager)
         arguments.out.write_bytes(gzip.compress(json.dumps(found).encode(), 9, mtime=0))
         print(f"{len(found['recording']['steps'])} steps written to {arguments.out}")
         return 0
