@@ -283,8 +283,14 @@ def generate_alone(entry: Mapping[str, Any]) -> dict[str, list[int]]:
     return {add["request_id"]: r.token_ids for add, r in zip(adds, results, strict=True)}
 
 
-def generate_on_arrivals(entry: Mapping[str, Any]) -> dict[str, list[int]]:
-    """What the mini engine answers in float64 under the recorded configuration and arrivals."""
+def generate_on_arrivals(
+    entry: Mapping[str, Any], parts: EngineParts | None = None
+) -> dict[str, list[int]]:
+    """What the mini engine answers in float64 under the recorded configuration and arrivals.
+
+    Args:
+        parts: replacements in the mini engine, a scheduler of yours for example.
+    """
     config = entry["config"]
     engine = LLMEngine(
         config["num_blocks"],
@@ -297,6 +303,7 @@ def generate_on_arrivals(entry: Mapping[str, Any]) -> dict[str, list[int]]:
         max_model_len=config["max_model_len"],
         policy=config["policy"],
         enable_chunked_prefill=config["enable_chunked_prefill"],
+        parts=parts,
     )
     pending = {event["step"]: event["add"] for event in entry["events"]}
     requests = {}

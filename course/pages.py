@@ -98,7 +98,8 @@ def run(root: Path, page: Path, time_limit: float = TIME_LIMIT) -> list[Finding]
             "blocks": [[block.text, block.line] for block, _ in pairs],
         }
         job.write_text(json.dumps(data), encoding="utf-8")
-        env = {**os.environ, "PYTHONUTF8": "1", "NO_COLOR": "1", "PYTHONHASHSEED": "0"}
+        env = {"OPENBLAS_NUM_THREADS": "1", **os.environ}  # two that spin cost minutes when busy
+        env |= {"PYTHONUTF8": "1", "NO_COLOR": "1", "PYTHONHASHSEED": "0"}
         tool = str(Path(__file__).parents[1])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), tool, env.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "course.pagerunner", str(job)]

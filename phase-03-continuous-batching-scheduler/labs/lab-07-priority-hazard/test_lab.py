@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import itertools
+import json
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 import mini_vllm
-from conformance import recording, replay, workloads
+from conformance import real_engine, recording, replay, workloads
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 from mini_vllm.checkpoint import load_checkpoint
 from mini_vllm.transformer import Transformer
@@ -99,6 +101,28 @@ def test_a_block_given_to_two_requests_is_seen(lab):
     assert lab.stale_reads(entry), (
         f"{second} has been given {first}'s first block in a copy of a recording: what one of them "
         "reads is the other's. Nothing was found."
+    )
+
+
+def engine_run(name: str) -> dict[str, Any]:
+    """A run of the whole vLLM v0.22.1 on the shipped model, recorded."""
+    content = (RECORDINGS / "engine" / f"{name}-float32.json.gz").read_bytes()
+    return json.loads(gzip.decompress(content))["recording"]
+
+
+def test_the_real_engine_read_what_nobody_wrote(lab):
+    came = lab.stale_reads(engine_run("alone"))
+    assert came == [], (
+        "vLLM serving low alone, recorded: nothing was withdrawn.\n"
+        f"expected []\ncame     {came[:3]}"
+    )
+    came = [tuple(stale) for stale in lab.stale_reads(engine_run("hazard")) if stale.step == 17]
+    expected = [(17, name, position, 6) for name in ("low", "again") for position in range(64, 80)]
+    assert came == expected, (
+        "vLLM serving low beside high, blocks of 16, recorded: low comes back in step 17 and "
+        "adopts block 6. So does again, a new request with the same prompt that was never evicted. "
+        "These are the reads behind the wrong answer on the README.\n"
+        f"expected {expected[:2]} ... {expected[-1]}\ncame     {came[:2]} ... {came[-1:]}"
     )
 
 
@@ -225,3 +249,20 @@ def test_the_shipped_model_speaks_as_if_alone(lab):
         ["The KV cache is divided into blocks "], SamplingParams(max_tokens=4, ignore_eos=True)
     )
     assert alone[0].text == came[0], f"alone it is {alone[0].text!r}"
+
+
+def test_the_fix_would_have_saved_the_real_engines_answers(lab):
+    recorded, alone = engine_run("hazard")["outputs"], engine_run("alone")["outputs"]["low"]
+    came = real_engine.generate_on_arrivals(
+        engine_run("hazard"), EngineParts(scheduler=lab.FixedScheduler)
+    )
+    assert bytes(recorded["low"]) == bytes(recorded["again"]) == b"allowed by the s", (
+        "this test is here because the real engine was wrong twice"
+    )
+    expected = {"low": alone, "high": recorded["high"], "again": alone}
+    assert came == expected, (
+        "the arrivals that made vLLM v0.22.1 answer low and again wrongly, on the mini engine with "
+        "your scheduler: both must be told what low is told alone.\n"
+        f"expected { {name: bytes(ids) for name, ids in expected.items()} }\n"
+        f"came     { {name: bytes(ids) for name, ids in came.items()} }"
+    )
