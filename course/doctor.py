@@ -106,7 +106,7 @@ def examine(root: Path) -> Iterator[Finding]:
     yield _package("torch", "labs and tests marked torch", "pip install -e '.[torch]'")
     yield _package("transformers", "comparing the engine with it", "pip install -e '.[torch]'")
     yield _package("huggingface_hub", "models by hub id", "pip install -e '.[hf]'")
-    yield _package("vllm", "GPU labs on the real engine", "pip install -e '.[vllm]' (Linux, GPU)")
+    yield _package("vllm", "the real engine: course gpu run", "SETUP.md: with and without a GPU")
     yield _gpu()
     yield Finding(
         "uv",

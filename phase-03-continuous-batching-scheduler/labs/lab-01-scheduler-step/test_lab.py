@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import json
 import random
 from collections import deque
 from collections.abc import Callable
@@ -595,6 +597,20 @@ def test_recorded_priorities(lab):
 
 def test_recorded_mixtures(lab):
     check_recorded(lab, ("mixed",))
+
+
+def test_it_decides_as_the_whole_engine_did(lab):
+    path = RECORDINGS / "engine" / "arrivals-float32.json.gz"
+    entry = json.loads(gzip.decompress(path.read_bytes()))["recording"]
+    build = partial(replay.mini_scheduler, scheduler=lab.Scheduler)
+    steps, difference = replay.replay(entry, build)
+    if difference is not None:
+        pytest.fail(
+            "no script this time: vLLM v0.22.1 served the shipped model whole, 128 requests over "
+            "442 steps, and chose the tokens itself.\n" + explained(entry, difference, path.name),
+            pytrace=False,
+        )
+    assert steps == 442, f"all 442 steps of the run are compared; came {steps}"
 
 
 @cache
