@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in (ROOT, ROOT / "phase-00-foundations" / "experiments"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
 
-from machine import describe  # noqa: E402
-
+from course.machine import describe  # noqa: E402
 from mini_vllm.block_pool import FreeKVCacheBlockQueue, KVCacheBlock  # noqa: E402
 
 BATCH = 64
