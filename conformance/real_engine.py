@@ -266,10 +266,18 @@ class _Watching(Sampler):
         return super().sample(logits, params, rng)
 
 
+@functools.cache
+def _watched() -> tuple[LLMEngine, _Watching]:
+    """One engine for all questions, without a cache, so that none depends on another."""
+    watching = _Watching()
+    parts = EngineParts(sampler=lambda: watching)
+    return LLMEngine(dtype="float64", enable_caching=False, parts=parts), watching
+
+
 def _next_logits(tokens: list[int]) -> np.ndarray:
     """The mini model's logits [vocab_size] in float64 for the token behind `tokens`."""
-    watching = _Watching()
-    engine = LLMEngine(dtype="float64", parts=EngineParts(sampler=lambda: watching))
+    engine, watching = _watched()
+    watching.logits.clear()
     engine.generate([tokens], SamplingParams(max_tokens=1))
     return watching.logits[-1]
 

@@ -202,7 +202,10 @@ def test_per_token_scales_are_the_best_on_every_text():
         assert min(losses, key=lambda mode: losses[mode]) == "dynamic token"
 
 
-def test_the_drift_script_prints_the_table_of_what_it_writes(tmp_path, capsys):
+def test_the_drift_script_prints_the_table_of_what_it_writes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        drift, "texts", lambda names: {n: saved("drift.json")["texts"][n] for n in names}
+    )
     drift.main(["--texts", "prose", "--seeds", "1", "--out", str(tmp_path)])
     found = json.loads((tmp_path / "drift.json").read_text(encoding="utf-8"))
     assert capsys.readouterr().out == drift.table(found) + "\n"
