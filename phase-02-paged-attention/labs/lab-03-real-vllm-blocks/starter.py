@@ -116,10 +116,15 @@ def read_startup(lines: Iterable[str]) -> Startup:
         GPU KV cache size: %s tokens
         Maximum concurrency for %s tokens per request: %.2fx
 
+    On a CPU the first one reads otherwise; the memory for the cache stands before the total:
+
+        Auto set (%s/%s) GiB for KV cache on node %s, with ...
+
     Where one occurs more than once, the last counts. Numbers of tokens have commas. Available
     memory may be negative.
 
     Source: `vllm/v1/worker/gpu_worker.py:466-469` `Worker.determine_available_memory`,
+    `vllm/v1/worker/cpu_worker.py:202-211` `CPUWorker.determine_available_memory`,
     `vllm/v1/core/kv_cache_utils.py:1733-1738` `_report_kv_cache_config`.
     """
     raise NotImplementedError

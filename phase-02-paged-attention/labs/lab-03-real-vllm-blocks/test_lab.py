@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -303,6 +305,114 @@ def test_the_formats_are_those_of_the_pinned_tree(lab):
         f"the pinned tree's own templates, filled in: {lines}.\n"
         f"expected (4.83, 140608, 2048, 68.66)\ncame     {tuple(got or ())}"
     )
+
+
+# --- a real run, recorded -------------------------------------------------------------------------
+
+
+def recorded() -> list[dict[str, Any]]:
+    """What vLLM's CPU build printed, engine by engine; `run.py` was recorded, not this file.
+
+    "lines" is everything. The other fields are what the engine's own objects held, which run.py
+    prints beside the log: shape, block size, bytes of memory, blocks, hits.
+    """
+    capture = json.loads((HERE / "captured" / "cpu.json").read_text(encoding="utf-8"))
+    engines = []
+    for part in re.split("^=== ", capture["output"], flags=re.MULTILINE)[1:]:
+        title = part.splitlines()[0]
+
+        def numbers(pattern: str, text: str = part) -> list[int]:
+            match = re.search(pattern, text)
+            assert match, f"the capture has no {pattern!r} in: {text.splitlines()[0]}"
+            return [int(n.replace(",", "")) for group in match.groups() for n in group.split(", ")]
+
+        *shape, block_size, total = numbers(
+            r"shape \[([\d, ]+)\], blocks of (\d+) tokens, .*share of ([\d,]+) bytes"
+        )
+        engines.append(
+            {
+                "title": title,
+                "lines": part.splitlines(),
+                "util": float(re.findall(r"utilization ([\d.]+)", title)[0]),
+                "caching": "caching off" not in title,
+                "shape": shape,
+                "block_size": block_size,
+                "total": total,
+                "blocks": numbers(r"blocks: ([\d,]+) in the engine")[0],
+                "prompts": numbers(r"(\d+) prompts of (\d+) tokens"),
+                "each": numbers(r"cached tokens per prompt: \[([\d, ]+)\]"),
+                "rate": numbers(r"= (\d+) / (\d+)"),
+            }
+        )
+    return engines
+
+
+def test_the_lines_of_a_real_start(lab):
+    engines = recorded()
+    assert len(engines) == 5, f"the capture holds {len(engines)} engines instead of 5"
+    for engine in engines:
+        startup = lab.read_startup(engine["lines"])
+        assert None not in tuple(startup or (None,)), (
+            "recorded from vLLM's CPU build, whose line about available memory reads `Auto set "
+            f"(...)`.\nexpected four numbers\ncame     {startup}\nin       {engine['title']}"
+        )
+        size, blocks = engine["block_size"], engine["blocks"]
+        got = lab.blocks_of_log(startup.tokens, startup.max_model_len, size)
+        assert got == blocks, (
+            f"{engine['title']}: its log says {startup.tokens:,} tokens, {startup.max_model_len:,} "
+            f"a request, and its blocks hold {size}.\nexpected {blocks:,} blocks, as the engine's "
+            f"own config says\ncame     {got:,}"
+        )
+        planned = round(startup.available_gib * GIB) / lab.bytes_per_block(*engine["shape"], size)
+        off = 0.005 * blocks / startup.available_gib + 1
+        assert abs(planned - blocks) <= off, (
+            f"{engine['title']}: {startup.available_gib} GiB in blocks of {size} tokens of shape "
+            f"{engine['shape']} must be the engine's {blocks:,} blocks, give or take the "
+            f"{off:.0f} that two decimals hide.\ncame     {planned:,.0f}"
+        )
+
+
+def test_the_second_run_of_a_real_engine(lab):
+    first, *others = recorded()
+    startup = lab.read_startup(first["lines"])
+    for engine in others:
+        plan = lab.predict_second_run(
+            first["total"], startup, first["util"], engine["util"], engine["shape"],
+            engine["block_size"],
+        )  # fmt: skip
+        # Two decimals of GiB, and 1 % of what the first engine's process held: it is a process,
+        # and a second one holds some pages more or less.
+        held = first["total"] * first["util"] - startup.available_gib * GIB
+        size = 2 * math.prod(engine["shape"]) * engine["block_size"]
+        off = (0.005 * GIB + 0.01 * held) / size + 1
+        assert plan is not None and abs(plan.num_blocks - engine["blocks"]) <= off, (
+            f"the first engine had {first['blocks']:,} blocks of {first['block_size']} at "
+            f"{first['util']}; this one is: {engine['title']}.\n"
+            f"expected {engine['blocks']:,} blocks, give or take {off:.0f}\n"
+            f"came     {getattr(plan, 'num_blocks', None)}"
+        )
+
+
+def test_the_hits_of_a_real_engine(lab):
+    for engine in recorded():
+        (count, length), size = engine["prompts"], engine["block_size"]
+        each = lab.cached_tokens(length, size) if engine["caching"] else 0
+        assert engine["each"] == [0, *[each] * (count - 1)], (
+            f"{engine['title']}: {count} equal prompts of {length} tokens, blocks of {size}. The "
+            f"real engine took from its cache, prompt by prompt:\nexpected {engine['each']}\n"
+            f"came     0, then {each} each"
+        )
+        hits, queries = engine["rate"]
+        rate = lab.hit_rate(count, length, size) if engine["caching"] else 0.0
+        assert rate is not None and abs(rate * queries - hits) < 1e-6, (
+            f"{engine['title']}: the real engine counted {hits} hits in {queries} tokens of "
+            f"{count} prompts of {length}.\nexpected {hits / max(1, queries):.4f}\ncame     {rate}"
+        )
+        usage = lab.read_usage(engine["lines"])
+        assert len(usage or ()) == 1 and abs(usage[0].hit_rate - rate) <= 0.0005 + 1e-9, (
+            f"{engine['title']}: one periodic line, with the same rate in per cent and one decimal."
+            f"\nexpected {rate:.3f}\ncame     {usage}"
+        )
 
 
 # --- on a GPU -------------------------------------------------------------------------------------
