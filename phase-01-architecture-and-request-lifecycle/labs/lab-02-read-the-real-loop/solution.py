@@ -13,7 +13,10 @@ from typing import NamedTuple
 
 
 class Source(NamedTuple):
-    """One logging call: where it begins, and its message with printf fields."""
+    """One logging call: where it begins, and its message with printf fields.
+
+    A call that is given an f-string has `%s` for each of its fields. Two entries may name one line.
+    """
 
     path: str
     line: int
@@ -24,6 +27,17 @@ SOURCES = (
     Source("vllm/config/vllm.py", 977, "Asynchronous scheduling is %s."),
     Source("vllm/v1/engine/core.py", 112, "Initializing a V1 LLM engine (v%s) with config: %s"),
     Source("vllm/v1/worker/gpu_worker.py", 466, "Available KV cache memory: %s GiB"),
+    Source(
+        "vllm/v1/worker/cpu_worker.py",
+        211,
+        "Auto set (%s/%s) GiB for KV cache on node %s, with %s GiB requested memory for the "
+        "worker. %s GiB memory was consumed by non-kv usages.",
+    ),
+    Source(
+        "vllm/v1/worker/cpu_worker.py",
+        211,
+        "Explicitly set (%s/%s) GiB for KV cache on node %s.",
+    ),
     Source("vllm/v1/core/kv_cache_utils.py", 1733, "GPU KV cache size: %s tokens"),
     Source(
         "vllm/v1/core/kv_cache_utils.py",
@@ -61,6 +75,8 @@ SOURCES = (
         "tokens/s, Running: %d reqs, Waiting: %d reqs, GPU KV cache usage: %.1f%%, "
         "Prefix cache hit rate: %.1f%%",
     ),
+    Source("vllm/v1/engine/core.py", 1266, "Shutdown initiated (timeout=%d)"),
+    Source("vllm/v1/engine/core.py", 1289, "Shutdown complete"),
 )
 
 

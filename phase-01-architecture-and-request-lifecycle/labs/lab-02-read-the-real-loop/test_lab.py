@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from conformance import parts
 
 HERE = Path(__file__).parent
 UPSTREAM = HERE.parents[2] / "upstream"
-GENERATED = (HERE / "generated.txt").read_text(encoding="utf-8").splitlines()
+CAPTURES = sorted((HERE / "captured").glob("*.json"))
 
 ITERATION = (
     "Iteration(0): 1 context requests, 6 context tokens, 0 generation requests, "
@@ -151,25 +152,76 @@ def test_the_most_specific_template_wins(lab):
     )
 
 
-def test_every_generated_line_is_attributed(lab):
-    for text in GENERATED:
-        line = lab.parse_line(text)
-        assert line is not None, f"this line must come apart: {text!r}"
-        source = lab.attribute(line.message)
-        assert source is not None, f"this message has a source: {line.message!r}; came None"
-        assert (source.line, source.path.endswith(line.file)) == (line.line, True), (
-            f"the line itself says [{line.file}:{line.line}]; attribute says "
-            f"{source.path}:{source.line}, for {line.message!r}"
+def captured(part: str) -> Iterator[tuple[str, list[str]]]:
+    """Name and lines of one part of run.py, in each capture made without settings of your own."""
+    for path in CAPTURES:
+        capture = json.loads(path.read_text(encoding="utf-8"))
+        if capture["command"].endswith("run.py"):
+            _, after = capture["output"].split(f"=== {part}\n")
+            yield path.name, after.split("\n=== ")[0].splitlines()
+
+
+def is_log(text: str) -> bool:
+    """Whether vLLM's logger wrote the line: run.py writes JSON, the server `data:` and metrics."""
+    return bool(text) and not text.startswith(("{", "data: ", "vllm:"))
+
+
+def test_every_captured_line_is_attributed(lab):
+    places = {(source.path, source.line) for source in lab.SOURCES}
+    for part in ("logs", "probe", "probe-async", "pair", "break", "serve"):
+        for name, lines in captured(part):
+            for text in lines:
+                line = lab.parse_line(text)
+                assert (line is not None) == is_log(text), (
+                    f"{name}, part {part}: is this a log line? {text!r}\n"
+                    f"expected {is_log(text)}\ncame     {line}"
+                )
+                if line is None:
+                    continue
+                expected = [
+                    p for p in places if p[0].endswith(f"/{line.file}") and p[1] == line.line
+                ]
+                source = lab.attribute(line.message)
+                got = [] if source is None else [(source.path, source.line)]
+                assert got == expected, (
+                    f"{name}, part {part}: the line itself says [{line.file}:{line.line}], and "
+                    f"SOURCES {'has' if expected else 'does not have'} that place; its message is "
+                    f"{line.message[:150]!r}\nexpected {expected}\ncame     {got}"
+                )
+
+
+def test_every_captured_iteration_gives_its_numbers(lab):
+    expected = [(0, 24, 0), *((n, 0, 1) for n in range(1, 16)), (16, 0, 0)]
+    for name, lines in captured("logs"):
+        got = []
+        for text in lines:
+            if "] Iteration(" not in text:
+                continue
+            line = lab.parse_line(text)
+            assert line.process == "EngineCore", (
+                f"{name}: the core logs its iterations, from a process of its own; expected "
+                f"'EngineCore', came {line.process!r} for {text!r}"
+            )
+            iteration = lab.parse_iteration(line.message)
+            assert iteration is not None, f"{name}: these six numbers must be read: {text!r}"
+            got.append((iteration.index, iteration.context_tokens, iteration.generation_tokens))
+        assert got == expected, (
+            f"{name}: 24 prompt tokens, fifteen times one, and a line that only passes on who has "
+            f"finished: index, context tokens, generation tokens.\nexpected {expected}\n"
+            f"came     {got}"
         )
 
 
 def test_sixteen_steps_not_seventeen(lab):
-    got = lab.count_work(GENERATED)
-    assert got == (16, 21), (
-        "6 prompt tokens, 16 outputs: one step reads the prompt and samples, 15 follow, and "
-        "6 + 16 - 1 = 21 tokens are computed. The last Iteration line has no tokens: it only "
-        f"passes on that the request ended.\nexpected (16, 21)\ncame     {tuple(got)}"
-    )
+    for name, lines in captured("logs"):
+        got = lab.count_work(lines)
+        assert got == (16, 39), (
+            f"{name}, a real run: 24 prompt tokens, 16 outputs. One step reads the prompt and "
+            "samples, 15 follow, and 24 + 16 - 1 = 39 tokens are computed. The last Iteration line "
+            "has no tokens: it only passes on that the request ended.\n"
+            f"expected (16, 39)\ncame     {tuple(got)}"
+        )
+    assert "cpu.json" in [name for name, _ in captured("logs")], "captured/cpu.json belongs here"
 
 
 def test_counting_passes_over_other_lines(lab):
@@ -219,18 +271,46 @@ def test_capacity_equals_the_recorded_one(lab):
         )
 
 
-def message_of(call: ast.Call) -> str | None:
-    """The constant message of a logging call; fields of a `"".join([...])` become %s."""
-    if not call.args:
-        return None
-    first = call.args[0]
-    if isinstance(first, ast.Constant) and isinstance(first.value, str):
-        return first.value
-    if isinstance(first, ast.Call) and first.args and isinstance(first.args[0], ast.List):
-        return "".join(
-            item.value if isinstance(item, ast.Constant) else "%s" for item in first.args[0].elts
+def test_capacity_equals_the_captured_one(lab):
+    for name, lines in captured("logs"):
+        pool = next(json.loads(text) for text in lines if text.startswith('{"num_blocks"'))
+        concurrency, tokens = lab.kv_capacity(**pool)
+        printed = {}
+        for text in lines:
+            line = lab.parse_line(text)
+            source = line and lab.attribute(line.message)
+            if source and source.path.endswith("kv_cache_utils.py"):
+                fields = lab.template_regex(source.template).fullmatch(line.message).groups()
+                printed[source.line] = fields[-1]
+        expected = {1733: f"{tokens:,}", 1734: f"{concurrency:.2f}"}
+        assert printed == expected, (
+            f"{name}: with {pool} you have {expected}, line by line of kv_cache_utils.py; the "
+            f"engine printed {printed}"
         )
-    return None
+
+
+def messages_of(call: ast.Call, tree: ast.Module) -> list[str]:
+    """What a logging call may print: its constant, a `"".join([...])` of constants and names, or
+    the f-strings that its variable is given."""
+    first = call.args[0] if call.args else None
+    if isinstance(first, ast.Constant) and isinstance(first.value, str):
+        return [first.value]
+    if isinstance(first, ast.Call) and first.args and isinstance(first.args[0], ast.List):
+        pieces = first.args[0].elts
+        return ["".join(p.value if isinstance(p, ast.Constant) else "%s" for p in pieces)]
+    if not isinstance(first, ast.Name):
+        return []
+    given = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.JoinedStr)
+        and [getattr(target, "id", None) for target in node.targets] == [first.id]
+    ]
+    return [
+        "".join(part.value if isinstance(part, ast.Constant) else "%s" for part in value.values)
+        for value in given
+    ]
 
 
 def test_the_sources_are_the_calls_of_the_pinned_tree(lab):
@@ -246,66 +326,51 @@ def test_the_sources_are_the_calls_of_the_pinned_tree(lab):
             missing = [p for p in source.template.split(": ", 1)[1].split(", ") if p not in text]
             assert calls and not missing, f"{source.path}:{source.line}: not there: {missing}"
             continue
-        messages = [message_of(call) for call in calls]
+        messages = [message for call in calls for message in messages_of(call, tree)]
         assert source.template in messages, (
             f"{source.path}:{source.line} in the pinned tree logs {messages}, not "
             f"{source.template!r}"
         )
 
 
-@pytest.mark.upstream
-def test_the_generated_lines_are_what_the_real_code_prints(lab):
-    environment = {"PYTHONPATH": f"{HERE.parents[2]}:{UPSTREAM}"}
-    code = (
-        "import runpy, sys; g = runpy.run_path(sys.argv[1]); "
-        "open(sys.argv[2], 'w', encoding='utf-8').write(g['generate']())"
-    )
-    import os
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "again.txt"
-        command = [sys.executable, "-c", code, str(HERE / "make_log.py"), str(target)]
-        subprocess.run(command, check=True, env={**os.environ, **environment}, capture_output=True)
-        again = target.read_text(encoding="utf-8").splitlines()
-    assert again == GENERATED, (
-        "make_log.py prints other lines than generated.txt holds; run it and commit the result"
-    )
-    assert lab.count_work(again) == (16, 21), "16 steps and 21 tokens"
-
-
-def measured(*part: str) -> dict:
-    """The JSON that a part of run.py prints last; skips where vLLM is not installed."""
+def measured(part: str) -> dict[str, list[dict]]:
+    """What a part of run.py says: its plans and its answers; skips where vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed (pip install -e '.[vllm]')")
-    command = [sys.executable, str(HERE / "run.py"), *part]
+    command = [sys.executable, str(HERE / "run.py"), "--part", part]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"run.py {part} failed:\n{done.stderr[-2000:]}"
-    return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+    assert done.returncode == 0, f"run.py --part {part} failed:\n{done.stderr[-2000:]}"
+    said = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    return {
+        "rows": [each["scheduled"] for each in said if "scheduled" in each],
+        "answers": [each for each in said if "token_ids" in each],
+    }
 
 
 @pytest.mark.gpu
 def test_the_real_engine_takes_sixteen_steps(lab, gpu_device):
-    got = measured("--part", "probe")["alone"]
+    got = measured("probe")
     shares = [sum(row.values()) for row in got["rows"]]
     assert shares == [24] + [1] * 15, (
         "24 bytes of prompt are 24 tokens for byte-llama: one step of 24 and 15 of one; "
         f"came {shares}"
     )
-    assert (got["finish_reasons"], len(got["token_ids"][0])) == (["length"], 16), (
-        f"16 tokens and 'length'; came {got['finish_reasons']}, {got['token_ids']}"
+    (answer,) = got["answers"]
+    assert (answer["finish_reason"], len(answer["token_ids"])) == ("length", 16), (
+        f"16 tokens and 'length'; came {answer}"
     )
-    assert len(got["ids"]) == 1 and got["ids"][0].startswith("0-"), (
-        f"one request, whose id is its number and a random tail; came {got['ids']}"
+    names = {name for row in got["rows"] for name in row}
+    assert len(names) == 1 and names.pop().startswith("0-"), (
+        f"one request, whose id is its number and a random tail; came {got['rows']}"
     )
     assert lab.kv_capacity(1, 16, 16) == (1.0, 16), "kv_capacity is needed here"
 
 
 @pytest.mark.gpu
 def test_the_real_engine_plans_lab_04(lab, gpu_device):
-    got = measured("--part", "pair")["pair"]
-    names = dict(zip(got["ids"], "AB", strict=True))
-    rows = [{names[name]: count for name, count in row.items()} for row in got["rows"]]
+    got = measured("pair")["rows"]
+    names = dict(zip(dict.fromkeys(name for row in got for name in row), "AB", strict=True))
+    rows = [{names[name]: count for name, count in row.items()} for row in got]
     expected = [
         {"A": 8}, {"A": 3, "B": 5}, {"A": 1, "B": 2}, {"A": 1, "B": 1}, {"A": 1, "B": 1}, {"B": 1},
     ]  # fmt: skip
