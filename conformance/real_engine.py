@@ -208,19 +208,14 @@ def record(work: Mapping[str, Any], dtype: str, eager: bool = False) -> dict[str
         work,
         lambda **wishes: vllm.SamplingParams(temperature=0.0, logprobs=2, **wishes),
     )
-    found["machine"] = {
-        **_device(),
-        "vllm": vllm.__version__,
-        "dtype": dtype,
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python -m conformance.real_engine", *sys.argv[1:]]),
-    }
+    found["machine"] = provenance("conformance.real_engine", dtype)
     return found
 
 
-def _device() -> dict[str, str]:
-    """What vLLM ran on, as a capture names it."""
+def provenance(module: str, dtype: str) -> dict[str, str]:
+    """What vLLM runs on here, and the command of this process, as a capture names them."""
     import torch
+    import vllm
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -229,7 +224,14 @@ def _device() -> dict[str, str]:
         device = {"processor": cpuinfo.get_cpu_info()["brand_raw"]}
     else:
         device = {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
-    return {**device, "torch": torch.__version__}
+    return {
+        **device,
+        "torch": torch.__version__,
+        "vllm": vllm.__version__,
+        "dtype": dtype,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
+    }
 
 
 # ---------------------------------------------------------------------- on any machine

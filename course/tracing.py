@@ -50,7 +50,7 @@ def collect(
                 "prompt": prompt,
                 "prompt_token_ids": list(requests[request_id].prompt_token_ids),
                 "output_token_ids": list(requests[request_id].output_token_ids),
-                "text": engine.tokenizer.decode(requests[request_id].output_token_ids),
+                "text": engine.tokenizer.decode(requests[request_id].text_token_ids),
                 "finish_reason": requests[request_id].finish_reason,
             }
             for request_id, prompt in zip(ids, prompts, strict=True)

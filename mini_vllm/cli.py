@@ -163,7 +163,7 @@ def _show(request_id: str, text: str, request: Any, engine: LLMEngine) -> None:
     """One finished request: prompt in bold, continuation, reason."""
     console.print(f"{request_id}  ", style="dim", end="")
     console.print(text, style="bold", end="", markup=False, soft_wrap=True)
-    output = engine.tokenizer.decode(request.output_token_ids)
+    output = engine.tokenizer.decode(request.text_token_ids)
     console.print(output, end="", markup=False, soft_wrap=True)
     console.print(f"  [{request.finish_reason}]", style="dim", markup=False)
 

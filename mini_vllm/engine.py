@@ -298,7 +298,7 @@ class LLMEngine:
                 request_id,
                 prompt if isinstance(prompt, str) else list(prompt),
                 requests[request_id].output_token_ids,
-                self.tokenizer.decode(requests[request_id].output_token_ids),
+                self.tokenizer.decode(requests[request_id].text_token_ids),
                 requests[request_id].finish_reason,
             )
             for request_id, prompt in zip(ids, prompts, strict=True)

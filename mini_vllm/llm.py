@@ -157,7 +157,7 @@ def stream_text(
     try:
         while not request.is_finished:
             engine.step()
-            text = engine.tokenizer.decode(request.output_token_ids)
+            text = engine.tokenizer.decode(request.text_token_ids)
             ready = text if request.is_finished else text.rstrip("\ufffd")
             if len(ready) > shown:
                 yield ready[shown:]

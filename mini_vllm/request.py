@@ -93,6 +93,15 @@ class Request:
         return self.all_token_ids[self.num_prompt_tokens :]
 
     @property
+    def text_token_ids(self) -> list[int]:
+        """The output tokens that are text: without the one that stopped the request.
+
+        As `vllm/v1/engine/detokenizer.py:95` `BaseIncrementalDetokenizer.update`.
+        """
+        ids = self.output_token_ids
+        return ids[:-1] if self.finish_reason == "stop" else ids
+
+    @property
     def num_output_tokens(self) -> int:
         """How many tokens have been generated."""
         return self.num_tokens - self.num_prompt_tokens

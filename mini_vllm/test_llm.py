@@ -38,6 +38,15 @@ def test_generate_returns_one_request_output_per_prompt_in_order():
         assert len(completion.token_ids) == 3
 
 
+def test_the_token_that_stops_a_request_is_no_part_of_its_text():
+    llm, params = llm_that_says(b"on, and on"), SamplingParams(stop_token_ids=(ord(","),))
+    (output,) = llm.generate("x", params)
+    (completion,) = output.outputs
+    assert (completion.text, completion.finish_reason) == ("on", "stop")
+    assert bytes(completion.token_ids) == b"on,"
+    assert "".join(llm.stream("x", params)) == "on"
+
+
 def test_a_single_text_needs_no_list():
     (output,) = LLM("toy").generate("abc")
     assert output.prompt == "abc"
