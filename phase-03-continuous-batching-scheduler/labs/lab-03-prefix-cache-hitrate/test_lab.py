@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -248,6 +249,81 @@ def test_the_log_lines_window(lab):
         )
 
 
+# --- a real run, recorded ------------------------------------------------------------------------
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """What vLLM's CPU build said of itself, arm by arm: two readings of its page, and its hits.
+
+    Taken from what `run.py` printed; the prompts are `workload()`. "each" is what the engine gave
+    with its answers, "rate" the per cent of its log line: other ways to the same numbers.
+    """
+    capture = json.loads((HERE / "captured" / "cpu.json").read_text(encoding="utf-8"))
+    arms = {}
+    for part in re.split("^=== ", capture["output"], flags=re.MULTILINE)[1:-1]:
+        title = part.splitlines()[0]
+        each = re.search(r"cached tokens per request: \[([\d, ]+)\]", part)
+        rate = re.search(r"Prefix cache hit rate: ([\d.]+)%", part)
+        size = re.search(r"blocks of (\d+)", title)
+        assert rate and size, f"the capture has no rate or no block size in: {title}"
+        arms[title] = {
+            "block_size": int(size[1]),
+            "before": "\n".join(re.findall(r"^  before \| (.*)$", part, re.MULTILINE)),
+            "after": "\n".join(re.findall(r"^  after  \| (.*)$", part, re.MULTILINE)),
+            "each": [int(number) for number in each[1].split(", ")] if each else None,
+            "rate": float(rate[1]) / 100,
+        }
+    return arms
+
+
+def test_the_meters_of_a_real_engine(lab):
+    arms = {name: arm for name, arm in recorded().items() if arm["each"]}
+    assert len(arms) == 3, f"the capture holds {list(arms)}; expected on, on, off"
+    for name, arm in arms.items():
+        spent = lab.spent(lab.read_counters(arm["before"]), lab.read_counters(arm["after"]))
+        queries, hits, computed = lab.predict_hits(workload(), arm["block_size"])
+        each = lab.predict_each(workload(), arm["block_size"])
+        if "off" in name:  # nothing is looked up, and everything computed
+            queries, hits, computed, each = 0, 0, queries, [0] * 16
+        assert arm["each"] == each, (
+            f"vLLM's CPU build, {name}, took from its cache, prompt by prompt:\n"
+            f"expected {arm['each']}\ncame     {each}"
+        )
+        assert (spent.queries, spent.hits, spent.computed) == (queries, hits, computed), (
+            f"vLLM's CPU build, {name}: the difference of two readings of its page, and the "
+            f"prediction (queries, hits, computed).\nread      {spent}\n"
+            f"predicted {(queries, hits, computed)}"
+        )
+        rate = lab.hit_rate(spent)
+        assert spent.cached == sum(arm["each"]) and abs(rate - arm["rate"]) <= 0.0005 + 1e-9, (
+            f"{name}: the engine's answers say {sum(arm['each'])} cached tokens, its log line a "
+            f"rate of {arm['rate']:.3f}.\nread {spent}, a rate of {rate}"
+        )
+
+
+def test_the_meters_of_a_real_engine_under_pressure(lab):
+    arm = next(arm for name, arm in recorded().items() if "a pool of" in name)
+    spent = lab.spent(lab.read_counters(arm["before"]), lab.read_counters(arm["after"]))
+    expected = lab.predict_hits(workload(), arm["block_size"])
+    came = (spent.computed + spent.cached, spent.cached, spent.computed)
+    assert came == expected, (
+        "the same sixteen prompts in a pool for three: each still takes as much from the cache, "
+        f"and counts once in prompt_tokens_by_source.\nexpected {expected}\ncame     {came}"
+    )
+    surplus = lab.lookup_surplus(spent)
+    assert surplus > 0 and surplus % 445 == 0, (
+        "every prompt has 445 tokens, and somebody was looked up again and again: the surplus is a "
+        f"multiple of 445.\ncame {surplus} from {spent}"
+    )
+    # The window of the log line holds all these lookups: fewer than 1000.
+    requests = spent.queries // 445
+    rate = lab.window_rate([(requests, spent.queries, spent.hits)])
+    assert rate is not None and abs(rate - arm["rate"]) <= 0.0005 + 1e-9, (
+        f"the log line of this engine says {arm['rate']:.3f}, by lookups; by prompts it would be "
+        f"{expected[1] / expected[0]:.3f}.\ncame {rate} from {requests} lookups"
+    )
+
+
 # --- against the pinned tree ---------------------------------------------------------------------
 
 
@@ -323,10 +399,17 @@ def real_run(*arguments: str) -> dict[str, Any]:
     return json.loads(last.removeprefix("RESULT "))
 
 
+def read_run(lab: Any, run: dict[str, Any]) -> list[Any]:
+    """Cached tokens per request, queries, hits and computed tokens of a run."""
+    before, after = (lab.read_counters("\n".join(page)) for page in run["pages"][:2])
+    spent = lab.spent(before, after)
+    return [run["each"], spent.queries, spent.hits, spent.computed]
+
+
 @pytest.mark.gpu
 def test_the_real_engine_hits_as_predicted(lab, gpu_device):
     run = real_run()
-    came = [run["each"], run["queries"], run["hits"], run["computed"]]
+    came = read_run(lab, run)
     expected = [lab.predict_each(run["prompts"], run["block_size"])]
     expected += lab.predict_hits(run["prompts"], run["block_size"])
     assert came == expected, (
@@ -339,7 +422,7 @@ def test_the_real_engine_hits_as_predicted(lab, gpu_device):
 def test_the_real_engine_without_caching(lab, gpu_device):
     run = real_run("--no-caching")
     expected = [0, 0, lab.predict_hits(run["prompts"], run["block_size"])[0]]
-    came = [run["queries"], run["hits"], run["computed"]]
+    came = read_run(lab, run)[1:]
     assert came == expected, (
         "caching off: nothing is looked up, so there are no queries either, and every prompt token "
         f"is computed.\nexpected {expected}\ncame     {came}"
