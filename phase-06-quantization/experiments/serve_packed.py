@@ -15,6 +15,7 @@ Mirrors nothing upstream.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -27,6 +28,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read once, when numpy is imported
 
 import numpy as np
 
@@ -50,13 +53,16 @@ ROWS: dict[str, tuple[str, str]] = {
     "pack-quantized, nearest, float32": ("pack-quantized, nearest", "float32"),
     "int-quantized, W8A8, float32": ("int-quantized, W8A8", "float32"),
     **{name: (name, "float16") for name in packed.DAMAGE},
+    "gptq without the bias, bfloat16": ("gptq without the bias", "bfloat16"),
+    "awq with zeros less one, bfloat16": ("awq with zeros less one", "bfloat16"),
 }
 """Row to checkpoint and the dtype that vLLM computes in."""
 BYTES_PER_FILE = 511
 MAX_TOKENS = 48
 KERNEL = re.compile(r"(?:Using|Selected) (\w+Kernel) for (\w+)")
-METHOD = re.compile(r"\bquantization=(\w+)")
+METHOD = re.compile(r"\bquantization=([\w-]+)")
 ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*(?:\w*Error|NotImplementedError)(?:: .*)?)$")
+WRAPPED = re.compile(r"Value error, (.*?)(?: \[type=|$)")
 FRAME = re.compile(r'File ".*/vllm/(.*)", line (\d+), in (\w+)')
 
 
@@ -105,9 +111,9 @@ def ask_vllm(folder: Path, dtype: str, out: Path) -> None:
             for row in result.outputs[0].logprobs
         ]
         gaps.append([row[0] - row[1] for row in rows])
-    score = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    scoring = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     windows = {name: [heldout.EOS, *text] for name, text in texts().items()}
-    results = llm.generate([{"prompt_token_ids": w} for w in windows.values()], score)
+    results = llm.generate([{"prompt_token_ids": w} for w in windows.values()], scoring)
     scores = {
         name: [
             row[token].logprob
@@ -145,27 +151,36 @@ def kernels_of(log: str) -> list[str]:
 
 
 def refusal_of(log: str) -> dict[str, str] | None:
-    """The first error of a log in its own words, and the innermost place in vLLM that raised it."""
-    at = ""
-    for line in log.splitlines():
+    """The first error of a log in its own words, and the innermost place in vLLM it passed.
+
+    Where a checked dataclass wraps the error, the words are on the next line.
+    """
+    at, lines = "", log.splitlines()
+    for number, line in enumerate(lines):
         if frame := FRAME.search(line):
             at = f"vllm/{frame[1]}:{frame[2]} {frame[3]}"
         elif at and (error := ERROR.search(line)):
-            return {"refused": error[1], "at": at}
+            inner = WRAPPED.search(lines[number + 1]) if number + 1 < len(lines) else None
+            return {"refused": inner[1] if inner else error[1], "at": at}
     return None
 
 
 def ask_mini(model: Transformer) -> dict[str, Any]:
-    """The mini engine's `tokens`, `scores` as `ask_vllm` has them, and `logits` of each step."""
+    """The mini engine's `tokens` and `scores`, as `ask_vllm` has them."""
     engine = LLMEngine(num_blocks=2048, max_num_batched_tokens=4096, model=model)
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     results = engine.generate([list(prompt) for prompt in prompts()], params)
+    return {"tokens": [result.token_ids for result in results], "scores": score(model)}
+
+
+def score(model: Transformer) -> dict[str, list[float]]:
+    """Log probability of each byte of the texts, by file."""
     scores = {}
     for name, text in texts().items():
         tokens = np.array([heldout.EOS, *text])
         rows = log_softmax(heldout.logits(model, tokens[:-1]))
         scores[name] = np.take_along_axis(rows, tokens[1:, None], axis=1)[:, 0].tolist()
-    return {"tokens": [result.token_ids for result in results], "scores": scores}
+    return scores
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -178,16 +193,28 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------ the comparison
 
 
+def distances(one: Mapping[str, list[float]], other: Mapping[str, list[float]]) -> np.ndarray:
+    """How far apart two engines' log probabilities are, byte by byte, over all files."""
+    return np.concatenate([np.abs(np.subtract(one[name], other[name])) for name in one])
+
+
+@functools.cache
+def exact_scores() -> dict[str, list[float]]:
+    """The mini engine's log probabilities of the texts with the model as shipped."""
+    return score(heldout.model("float64"))
+
+
 def compare(
     model: Transformer, ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """One row: bits per file of both, how far log probabilities are apart, where texts part."""
-    apart = np.concatenate(
-        [
-            np.abs(np.subtract(theirs["scores"][name], ours["scores"][name]))
-            for name in ours["scores"]
-        ]
-    )
+    """One row: bits per file of both, how far log probabilities are apart, where texts part.
+
+    `apart` is vLLM against the mini engine, `moved` the mini engine against itself on the model as
+    shipped: what the quantization does, to compare with. `nan` counts the bytes whose probability
+    vLLM has not, where there are any.
+    """
+    apart = distances(theirs["scores"], ours["scores"])
+    known = np.isfinite(apart)
     parted = []
     for number, prompt in enumerate(prompts()):
         mine, other = ours["tokens"][number], theirs["tokens"][number]
@@ -199,27 +226,33 @@ def compare(
                     "prompt": number,
                     "token": place,
                     "mini_gap": round(float(row[mine[place]] - row[other[place]]), 5),
-                    "vllm_gap": round(theirs["gaps"][number][place], 5),
+                    "vllm_gap": rounded(theirs["gaps"][number][place], 5),
                 }
             )
     answers = json.dumps([theirs["tokens"], theirs["scores"]]).encode()
-    return {
+    nans = {} if known.all() else {"nan": int((~known).sum())}
+    return nans | {
         "bits": bits(theirs["scores"]),
         "mini_bits": bits(ours["scores"]),
         "apart": {
-            "median": round(float(np.median(apart)), 6),
-            "p999": round(float(np.quantile(apart, 0.999)), 6),
-            "worst": round(float(apart.max()), 6),
+            name: rounded(float(np.quantile(apart[known], q)) if known.any() else np.nan, 6)
+            for name, q in (("median", 0.5), ("p999", 0.999), ("worst", 1.0))
         },
+        "moved": rounded(float(np.median(distances(ours["scores"], exact_scores()))), 6),
         "parted": parted,
         "answers": hashlib.sha256(answers).hexdigest()[:16],
         "text": bytes(t for t in theirs["tokens"][0] if t < heldout.EOS).decode("utf-8", "replace"),
     }
 
 
-def bits(scores: Mapping[str, list[float]]) -> dict[str, float]:
-    """Bits of each file."""
-    return {name: round(-sum(rows) / float(np.log(2)), 3) for name, rows in scores.items()}
+def bits(scores: Mapping[str, list[float]]) -> dict[str, float | None]:
+    """Bits of each file; None where some byte's probability is not a number."""
+    return {name: rounded(-sum(rows) / float(np.log(2)), 3) for name, rows in scores.items()}
+
+
+def rounded(value: float, digits: int) -> float | None:
+    """For JSON, which has no NaN."""
+    return round(value, digits) if np.isfinite(value) else None
 
 
 def measure(name: str, scratch: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -243,23 +276,28 @@ def measure(name: str, scratch: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def per_byte(row: Mapping[str, Any], which: str, sizes: Mapping[str, int]) -> float:
-    """Bits per byte over all files."""
-    return sum(row[which].values()) / sum(sizes.values())
+    """Bits per byte over all files; NaN where one of them has none."""
+    known = [np.nan if value is None else value for value in row[which].values()]
+    return float(sum(known)) / sum(sizes.values())
 
 
 def table(saved: Mapping[str, Any], names: Mapping[str, Any] | None = None) -> str:
     """Rows that were served, as text: bits per byte of both engines, and what parts them."""
     sizes = saved["text"]["sizes"]
-    lines = [f"{'':<31}{'vLLM':>8}{'mini':>9}{'median':>10}{'worst':>9}{'texts equal':>13}"]
+    head = f"{'':<33}{'vLLM':>7}{'mini':>8}{'moved':>9}{'apart':>9}{'worst':>9}{'texts equal':>13}"
+    lines = [head]
     for name in names or saved["rows"]:
         row = saved["rows"][name]
         if "refused" in row:
-            lines.append(f"{name:<31} refused")
+            lines.append(f"{name:<33} refused")
             continue
         theirs, ours = (per_byte(row, which, sizes) for which in ("bits", "mini_bits"))
+        median, worst = (
+            np.nan if row["apart"][key] is None else row["apart"][key]
+            for key in ("median", "worst")
+        )
         lines.append(
-            f"{name:<31}{theirs:>8.4f}{ours:>9.4f}"
-            f"{row['apart']['median']:>10.5f}{row['apart']['worst']:>9.4f}"
+            f"{name:<33}{theirs:>7.4f}{ours:>8.4f}{row['moved']:>9.4f}{median:>9.4f}{worst:>9.4f}"
             f"{saved['prompts'] - len(row['parted']):>7} of {saved['prompts']}"
         )
     return "\n".join(lines)
@@ -314,7 +352,8 @@ def main(argv: list[str] | None = None) -> int:
             }
         saved["rows"][name] = row
         saved["rows"] = {known: saved["rows"][known] for known in ROWS if known in saved["rows"]}
-        path.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(saved, indent=1, allow_nan=False) + "\n"
+        path.write_text(text, encoding="utf-8")
         print(name, row.get("refused", ""), flush=True)
     print(f"\n{table(saved)}")
     return 0

@@ -322,6 +322,95 @@ def test_there_are_32_prompts_and_each_text_fits_a_window():
     assert max(map(len, serve_packed.texts().values())) == 511
 
 
+# ------------------------------------------------------------------ the committed run
+
+
+FOUR_BITS = [name for name in packed.RECIPES if name != "int-quantized, W8A8"]
+
+
+def test_every_row_was_served_or_refused():
+    rows = saved()["rows"]
+    assert list(rows) == list(serve_packed.ROWS)
+    refused = {name for name, row in rows.items() if "refused" in row}
+    assert refused == {
+        "gptq, nearest, float32",
+        "pack-quantized, nearest, float32",
+        "gptq with scales transposed",
+    }
+    assert saved()["machine"]["vllm"].startswith("0.22.1")
+    assert len(serve_packed.table(saved()).splitlines()) == len(rows) + 1
+
+
+@pytest.mark.parametrize("name", FOUR_BITS)
+def test_a_4_bit_layer_adds_nothing_to_what_float16_does(name):
+    """The unquantized model sets the tolerance; what quantization moves is a hundred times it."""
+    row, base = saved()["rows"][name], saved()["rows"][serve_packed.BASE]
+    assert row["apart"]["median"] < 1.25 * base["apart"]["median"]
+    assert row["moved"] > 50 * row["apart"]["median"]
+    sizes = saved()["text"]["sizes"]
+    both = [serve_packed.per_byte(row, which, sizes) for which in ("bits", "mini_bits")]
+    assert both[0] == pytest.approx(both[1], abs=3e-4)
+    assert all(each["mini_gap"] < 0.01 for each in row["parted"]), "texts part at ties only"
+
+
+def test_rounding_inputs_makes_small_differences_large():
+    rows = saved()["rows"]
+    names = serve_packed.BASE, "int-quantized, W8A8", "int-quantized, W8A8, float32"
+    base, half, single = (rows[name]["apart"] for name in names)
+    assert half["median"] > 10 * base["median"]
+    assert single["median"] < base["median"] / 10 and single["worst"] > base["worst"]
+
+
+def test_equal_numbers_in_another_layout_are_equal_to_the_last_bit():
+    rows = saved()["rows"]
+    answers = {name: row["answers"] for name, row in rows.items() if "answers" in row}
+    same = {name for name in answers if answers[name] == answers["gptq, nearest"]}
+    assert same == {"gptq, nearest", "pack-quantized, nearest", "gptq with zeros as they are"}
+
+
+def test_what_the_pages_say_of_the_mistakes_holds():
+    rows, sizes = saved()["rows"], saved()["text"]["sizes"]
+    bits = {
+        name: [serve_packed.per_byte(rows[name], which, sizes) for which in ("bits", "mini_bits")]
+        for name in packed.DAMAGE
+        if "refused" not in rows[name]
+    }
+    harmless, fluent = "gptq with zeros as they are", "reordered, and not said"
+    overflown = {"gptq without the bias", "awq with zeros less one"}
+    assert {name for name, (theirs, _) in bits.items() if theirs < 3} == {harmless, fluent}
+    assert {name for name, (theirs, _) in bits.items() if np.isnan(theirs)} == overflown
+    for name in overflown:
+        assert set(rows[name]["text"]) == {"\0"}, "token 0 is the first of equals that are NaN"
+        wide = rows[f"{name}, bfloat16"]
+        assert 6 < serve_packed.per_byte(wide, "bits", sizes) < 8
+        assert "nan" in rows[name] and "nan" not in wide
+    for name in overflown:
+        del bits[name]
+    for name, (theirs, ours) in bits.items():
+        assert theirs == pytest.approx(ours, abs=0.01), name
+    nearest, shipped, told = (
+        serve_packed.per_byte(rows[name], "bits", sizes)
+        for name in ("gptq, nearest", serve_packed.BASE, "gptq, reordered")
+    )
+    assert told < nearest and bits[fluent][0] - shipped > 3 * (nearest - shipped)
+    assert max(bits, key=lambda name: bits[name][0]) == "awq in standard order"
+    assert bits["awq in standard order"][0] > np.log2(257), "worse than knowing nothing"
+
+
+@pytest.mark.parametrize("name", ["gptq, nearest", "awq in standard order", "int-quantized, W8A8"])
+def test_a_committed_file_reads_again_with_the_same_bits(name, tmp_path):
+    """A file that older and newer Pythons share word for word, in the mini engine."""
+    file = "stdlib/encodings/cp852.py"
+    text = serve_packed.texts().get(file, b"")
+    if len(text) != saved()["text"]["sizes"][file]:
+        pytest.skip(f"this Python's {file} differs from the one measured")
+    packed.make(name, tmp_path)
+    row = saved()["rows"][name]
+    assert (tmp_path / "model.safetensors").stat().st_size == row["bytes"]
+    model = packed.load(tmp_path)
+    assert heldout.bits_of(model, text) == pytest.approx(row["mini_bits"][file], abs=2e-3)
+
+
 @pytest.mark.slow
 def test_vllm_serves_a_packed_folder(two_questions, tmp_path):
     """Live: needs vLLM's CPU build, with its two libraries in LD_PRELOAD."""

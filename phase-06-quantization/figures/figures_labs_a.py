@@ -364,6 +364,55 @@ def awq_search() -> str:
     return svg.render()
 
 
+SERVED = (
+    "float16, as shipped", "gptq, mini-GPTQ", "gptq, nearest", "gptq with zeros as they are",
+    "reordered, and not said", "awq with zeros less one", "gptq without the bias",
+    "gptq reshaped, not transposed", "square matrices transposed", "awq in standard order",
+)  # fmt: skip
+
+
+def served() -> str:
+    """What vLLM needs per byte and writes: sound checkpoints, and packed with one mistake."""
+    saved = measured("served")
+    rows, total = saved["rows"], sum(saved["text"]["sizes"].values())
+    cost = {
+        name: None if None in (known := rows[name]["bits"].values()) else sum(known) / total
+        for name in SERVED
+    }
+    height = 30 * len(SERVED)
+    svg = Svg(
+        860,
+        height + 90,
+        "One mistake in the packing, served",
+        "Bits per byte of held-out text in vLLM, and how it continues 'The scheduler '. "
+        + " ".join(
+            f"{name}: {'NaN' if bits is None else f'{bits:.2f}'}, {rows[name]['text'][:24]!r}."
+            for name, bits in cost.items()
+        ),
+    )
+    axes = Axes(svg, (222, 40, 300, height), (0, 10), (0, len(SERVED)))
+    axes.frame("bits per byte", "", {value: str(value) for value in (0, 2, 4, 6, 8)}, {})
+    knowing_nothing = float(np.log2(257))
+    x = axes.x(knowing_nothing)
+    svg.line(x, 40, x, 40 + height, dash="4 3", width=1.5)
+    svg.text(x, 32, "257 equal chances", size=11, anchor="middle", css="soft")
+    svg.text(546, 32, "'The scheduler ' goes on", size=12)
+    for number, (name, bits) in enumerate(cost.items()):
+        y = 40 + 30 * number
+        sound = name not in SERVED[3:]
+        svg.text(214, y + 19, name, size=12, anchor="end")
+        if bits is None:
+            svg.text(axes.x(0) + 5, y + 19, "not a number", size=11, fill=RED)
+        else:
+            colour = BLUE if sound else GREEN if bits < 1.9 else ORANGE if bits < 3 else RED
+            svg.rect(axes.x(0), y + 6, axes.x(bits) - axes.x(0), 18, fill=colour, tip=f"{bits:.4f}")
+            svg.text(axes.x(bits) + 5, y + 19, f"{bits:.2f}", size=11, css="soft")
+        shown = rows[name]["text"].replace("\0", r"\0")[:34]
+        shown = "".join(c if c.isprintable() else "·" for c in shown)
+        svg.text(546, y + 19, shown, size=12, css="ink mono")
+    return svg.render()
+
+
 FIGURES = {
     "lab-01-grid.svg": grid,
     "lab-01-metric-trap.svg": metric_trap,
@@ -373,4 +422,5 @@ FIGURES = {
     "eval-planted.svg": planted,
     "gptq-layers.svg": gptq_layers,
     "awq-search.svg": awq_search,
+    "served.svg": served,
 }
