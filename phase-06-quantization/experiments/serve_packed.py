@@ -77,11 +77,20 @@ def prompts() -> list[bytes]:
     return [b"The scheduler ", *(piece for _, piece in cut if len(piece) == 40)][:32]
 
 
+def questions() -> dict[str, Any]:
+    """What both engines are asked, in token ids: prompts to go on from, windows to score."""
+    return {
+        "prompts": [list(prompt) for prompt in prompts()],
+        "max_tokens": MAX_TOKENS,
+        "windows": {name: [heldout.EOS, *text] for name, text in texts().items()},
+    }
+
+
 # ------------------------------------------------------------------ the two engines
 
 
-def ask_vllm(folder: Path, dtype: str, out: Path) -> None:
-    """Answer with vLLM, in this process; writes JSON.
+def ask_vllm(folder: Path, dtype: str, asked: Mapping[str, Any], out: Path) -> None:
+    """Answer `questions` with vLLM, in this process; writes JSON.
 
     `{"tokens": [[token]], "gaps": [[log probability of the first less the second]], "scores":
     {file: [log probability of each byte]}, "versions": {}}`.
@@ -100,9 +109,9 @@ def ask_vllm(folder: Path, dtype: str, out: Path) -> None:
         enforce_eager=True,
     )
     greedy = vllm.SamplingParams(
-        temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=2
+        temperature=0.0, max_tokens=asked["max_tokens"], ignore_eos=True, logprobs=2
     )
-    results = llm.generate([{"prompt_token_ids": list(p)} for p in prompts()], greedy)
+    results = llm.generate([{"prompt_token_ids": p} for p in asked["prompts"]], greedy)
     tokens = [list(result.outputs[0].token_ids) for result in results]
     gaps = []
     for result in results:
@@ -112,7 +121,7 @@ def ask_vllm(folder: Path, dtype: str, out: Path) -> None:
         ]
         gaps.append([row[0] - row[1] for row in rows])
     scoring = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    windows = {name: [heldout.EOS, *text] for name, text in texts().items()}
+    windows = asked["windows"]
     results = llm.generate([{"prompt_token_ids": w} for w in windows.values()], scoring)
     scores = {
         name: [
@@ -126,10 +135,15 @@ def ask_vllm(folder: Path, dtype: str, out: Path) -> None:
     out.write_text(json.dumps(found), encoding="utf-8")
 
 
-def serve(folder: Path, dtype: str, out: Path) -> dict[str, Any]:
-    """What vLLM answers and logs, or how it refuses: `{"refused", "at"}` beside `"log"`."""
+def serve(folder: Path, dtype: str) -> dict[str, Any]:
+    """What vLLM answers and logs, or how it refuses: `{"refused", "at"}` beside `"log"`.
+
+    Beside `folder`, one file goes to the child and one comes back.
+    """
+    asked, out = folder.parent / "questions.json", folder.parent / "answers.json"
+    asked.write_text(json.dumps(questions()), encoding="utf-8")
     command = [sys.executable, str(Path(__file__).resolve()), "--answer", str(folder)]
-    command += ["--dtype", dtype, "--out", str(out)]
+    command += ["--dtype", dtype, "--questions", str(asked), "--out", str(out)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     words = f"{run.stdout}\n{run.stderr}"
     found: dict[str, Any] = {"log": kernels_of(words)}
@@ -168,8 +182,9 @@ def refusal_of(log: str) -> dict[str, str] | None:
 def ask_mini(model: Transformer) -> dict[str, Any]:
     """The mini engine's `tokens` and `scores`, as `ask_vllm` has them."""
     engine = LLMEngine(num_blocks=2048, max_num_batched_tokens=4096, model=model)
-    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
-    results = engine.generate([list(prompt) for prompt in prompts()], params)
+    asked = questions()
+    params = SamplingParams(max_tokens=asked["max_tokens"], ignore_eos=True)
+    results = engine.generate(asked["prompts"], params)
     return {"tokens": [result.token_ids for result in results], "scores": score(model)}
 
 
@@ -267,7 +282,7 @@ def measure(name: str, scratch: Path) -> tuple[dict[str, Any], dict[str, str]]:
         "dtype": dtype,
         "bytes": (folder / "model.safetensors").stat().st_size,
     }
-    theirs = serve(folder, dtype, scratch / "answers.json")
+    theirs = serve(folder, dtype)
     row |= {key: theirs[key] for key in ("method", "log") if key in theirs}
     if "refused" in theirs:
         return row | {"refused": theirs["refused"], "at": theirs["at"]}, {}
@@ -324,10 +339,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for served.json")
     parser.add_argument("--only", action="append", choices=list(ROWS), default=[], metavar="ROW")
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)  # one folder, in a child
+    parser.add_argument("--questions", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--dtype", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.answer:
-        ask_vllm(args.answer, args.dtype, args.out)
+        asked = json.loads(args.questions.read_text(encoding="utf-8"))
+        ask_vllm(args.answer, args.dtype, asked, args.out)
         return 0
     path = args.out / "served.json"
     saved = new_results()

@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import json
 import os
-import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -96,6 +95,58 @@ def test_each_linear_layer_has_the_tensors_that_are_registered_for_it(name):
     for layer, stored in layers.items():
         expected = EXPECTED[name.split(",")[0]](*layer_sizes(layer))
         assert {k: (a.shape, a.dtype.type) for k, a in stored.items()} == expected, layer
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("form", EXPECTED)
+def test_the_pinned_tree_registers_these_tensors(form, monkeypatch):
+    """`create_weights` of each method, with the choice of a kernel and of a rank taken out."""
+    import torch
+    from vllm.model_executor import parameter
+    from vllm.model_executor.layers.quantization import auto_gptq, cpu_wna16
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+        compressed_tensors_w8a8_int8 as w8a8,
+    )
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+        compressed_tensors_wNa16 as w4a16,
+    )
+
+    class NoKernel:
+        def __init__(self, *args, **kwargs):
+            pass
+
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
+    for module in (auto_gptq, w4a16):
+        monkeypatch.setattr(module, "choose_mp_linear_kernel", lambda config: NoKernel)
+    monkeypatch.setattr(auto_gptq, "verify_marlin_supported", lambda **_: None)
+    monkeypatch.setattr(w8a8, "init_int8_linear_kernel", lambda **_: None)
+    gptq = auto_gptq.AutoGPTQConfig.from_config(packed.gptq_config(False))
+    method = {
+        "gptq": lambda: auto_gptq.AutoGPTQLinearMethod(gptq),
+        "awq": lambda: cpu_wna16.CPUAWQLinearMethod(
+            cpu_wna16.CPUAWQConfig.from_config(packed.AWQ_CONFIG)
+        ),
+        "pack-quantized": lambda: w4a16.CompressedTensorsWNA16("group", 4, 128),
+        "int-quantized": lambda: w8a8.CompressedTensorsW8A8Int8("channel", False, True),
+    }[form]()
+    layer = torch.nn.Module()
+    method.create_weights(
+        layer=layer,
+        input_size_per_partition=768,
+        output_partition_sizes=[256],
+        input_size=768,
+        output_size=256,
+        params_dtype=torch.float16,
+        weight_loader=lambda *_: None,
+    )
+    registered = {
+        name: (tuple(tensor.shape), tensor.numpy().dtype.type)
+        for name, tensor in (
+            (n, p.data.as_subclass(torch.Tensor)) for n, p in layer.named_parameters()
+        )
+    }
+    assert registered == EXPECTED[form](256, 768)
 
 
 @pytest.mark.parametrize("name", packed.RECIPES)
@@ -295,6 +346,9 @@ def two_questions(monkeypatch):
     monkeypatch.setattr(serve_packed, "texts", lambda: {"probe": b"Return the number of blocks."})
     monkeypatch.setattr(serve_packed, "prompts", lambda: [b"The scheduler ", b"If a block "])
     monkeypatch.setattr(serve_packed, "MAX_TOKENS", 6)
+    serve_packed.exact_scores.cache_clear()
+    yield
+    serve_packed.exact_scores.cache_clear()
 
 
 def test_the_comparison_finds_what_differs(two_questions):
@@ -422,4 +476,3 @@ def test_vllm_serves_a_packed_folder(two_questions, tmp_path):
     assert versions["vllm"].startswith("0.22.1")
     assert row["log"] == ["CPUWNA16LinearKernel for AutoGPTQLinearMethod"]
     assert row["apart"]["worst"] < 0.1
-    shutil.rmtree(tmp_path / "gptq-nearest")
