@@ -126,8 +126,8 @@ def parse_line(text: str) -> LogLine | None:
 def template_regex(template: str) -> re.Pattern[str]:
     """A pattern that a whole message matches when `template % args` may have printed it.
 
-    `%s` is any text, even none, `%d` an integer, `%.Nf` a number with exactly N decimals, `%%` a
-    percent sign. Each of the first three is a group. All other characters stand for themselves.
+    `%s` is any text, even none, `%d` an integer, `%.Nf` a number with exactly N decimals (N of
+    1 or more), `%%` a percent sign whatever follows. Each of the first three is a group. All other characters stand for themselves.
     Use it with `fullmatch`.
     """
     raise NotImplementedError

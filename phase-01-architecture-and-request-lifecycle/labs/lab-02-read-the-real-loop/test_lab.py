@@ -73,12 +73,22 @@ def test_lines_without_a_prefix_come_from_this_process(lab):
         "no prefix: the process is None. Above DEBUG the file is a bare name, and a message may "
         f"hold brackets of its own.\nexpected {expected}\ncame     {got}"
     )
-    got = lab.parse_line("(Worker_TP0 pid=7) DEBUG 11-20 09:08:07 [v1/.../gpu/x.py:1] ")
-    expected = ("Worker_TP0", "DEBUG", "v1/.../gpu/x.py", 1, "")
+    got = lab.parse_line("(Worker_TP0 pid=7) ERROR 11-20 09:08:07 [v1/.../gpu/x.py:1] ")
+    expected = ("Worker_TP0", "ERROR", "v1/.../gpu/x.py", 1, "")
     assert got == expected, f"an empty message is a message.\nexpected {expected}\ncame     {got}"
-    for text in ("", "Traceback (most recent call last):", "INFO: uvicorn running", "  more text"):
+    for text in (
+        "",
+        "Traceback (most recent call last):",
+        "INFO: uvicorn running",
+        "  more text",
+        "ERROR as before [x.py:12] see above",
+        "it printed: INFO 11-20 09:08:07 [x.py:12] hello",
+    ):
         got = lab.parse_line(text)
-        assert got is None, f"{text!r} does not begin a log message; expected None, came {got}"
+        assert got is None, (
+            f"{text!r} is no log line: that begins with a process or a level, and has a date and "
+            f"a time.\nexpected None\ncame     {got}"
+        )
 
 
 def test_a_template_becomes_a_pattern(lab):
@@ -91,13 +101,16 @@ def test_a_template_becomes_a_pattern(lab):
         ("usage: %.1f%%, %d reqs", "usage: 3.0%, 12 reqs", ("3.0", "12")),
         ("usage: %.1f%%, %d reqs", "usage: 3.0%, 1.5 reqs", None),
         ("%s", "", ("",)),
+        ("%d left, %.2f GiB", "-3 left, -0.35 GiB", ("-3", "-0.35")),
+        ("100%%d of %s", "100%d of x", ("x",)),
     )
     for template, message, expected in cases:
         match = lab.template_regex(template).fullmatch(message)
         got = match.groups() if match else None
         assert got == expected, (
             f"template {template!r} and message {message!r}: dots and brackets stand for "
-            f"themselves, fields are groups.\nexpected {expected}\ncame     {got}"
+            "themselves, %% for a percent sign whatever follows, fields are groups.\n"
+            f"expected {expected}\ncame     {got}"
         )
 
 
@@ -247,11 +260,13 @@ def test_capacity_of_a_pool(lab):
         ((8788, 16, 250), (549.25, 137_312)),
         ((1, 16, 16), (1.0, 16)),
         ((1, 16, 17), (0.5, 8)),
+        ((3, 16, 17), (1.5, 25)),
     ):
         got = lab.kv_capacity(*arguments)
         assert got == expected, (
             f"{arguments[0]} blocks of {arguments[1]}, max_model_len={arguments[2]}: a request "
-            f"takes whole blocks.\nexpected {expected}\ncame     {got}"
+            "takes whole blocks; the tokens are concurrency times max_model_len, cut off.\n"
+            f"expected {expected}\ncame     {got}"
         )
     for bad in ((0, 16, 256), (8, 0, 256), (8, 16, 0)):
         try:

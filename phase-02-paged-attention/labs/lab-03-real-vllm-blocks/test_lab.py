@@ -227,7 +227,7 @@ def test_the_periodic_lines(lab):
     lines = [
         PREFIX + stats.format("", "0.2", "87.4", ""),
         PREFIX + "GPU KV cache size: 960 tokens",
-        PREFIX + stats.format("Preemptions: 3, ", "99.6", "0.0", ""),
+        PREFIX + stats.format("Deferred: 3 reqs, ", "99.6", "0.0", ""),
         PREFIX + stats.format("", "1.0", "50.0", ", External prefix cache hit rate: 12.5%"),
     ]
     got = [tuple(round(share, 6) for share in usage) for usage in lab.read_usage(lines) or ()]
@@ -243,6 +243,7 @@ def test_blocks_behind_the_printed_tokens(lab):
         ((600_016, 2048, 16), 37_501, "600,016 / 16, for 2,048 is a multiple of 16"),
         ((595_946, 2050, 16), 37_501, "37,501 / 129 x 2,050 = 595,946.1, cut off"),
         ((0, 2048, 16), 0, "nothing"),
+        ((32_112, 2000, 16), 2_007, "32,112 x 125 / 2,000 is 2,007 exactly, and in floats above"),
         ((140_608, 256, 16), 8_788, "140,608 / 16"),
         ((137_312, 250, 16), 8_788, "250 tokens take 16 blocks: 8,788 / 16 x 250 = 137,312.5"),
     )
@@ -368,7 +369,8 @@ def test_the_lines_of_a_real_start(lab):
         assert abs(planned - blocks) <= off, (
             f"{engine['title']}: {startup.available_gib} GiB in blocks of {size} tokens of shape "
             f"{engine['shape']} must be the engine's {blocks:,} blocks, give or take the "
-            f"{off:.0f} that two decimals hide.\ncame     {planned:,.0f}"
+            f"{off:.0f} that two decimals hide. In `Auto set (A/B) GiB` A is the cache's.\n"
+            f"came     {planned:,.0f}"
         )
 
 
@@ -390,6 +392,13 @@ def test_the_second_run_of_a_real_engine(lab):
             f"{first['util']}; this one is: {engine['title']}.\n"
             f"expected {engine['blocks']:,} blocks, give or take {off:.0f}\n"
             f"came     {getattr(plan, 'num_blocks', None)}"
+        )
+        printed = lab.read_startup(engine["lines"]).concurrency
+        each = -(-startup.max_model_len // engine["block_size"])
+        assert abs(plan.max_concurrency - printed) <= off / each + 0.005, (
+            f"{engine['title']}: a request of {startup.max_model_len:,} tokens takes {each} blocks "
+            f"of {engine['block_size']}, and the engine's own line says {printed}x.\n"
+            f"expected {printed}, give or take {off / each:.2f}\ncame     {plan.max_concurrency}"
         )
 
 

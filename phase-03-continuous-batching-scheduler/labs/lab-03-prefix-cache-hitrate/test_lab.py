@@ -322,6 +322,12 @@ def test_the_meters_of_a_real_engine_under_pressure(lab):
         f"the log line of this engine says {arm['rate']:.3f}, by lookups; by prompts it would be "
         f"{expected[1] / expected[0]:.3f}.\ncame {rate} from {requests} lookups"
     )
+    rate = lab.hit_rate(spent)
+    assert abs(rate - arm["rate"]) <= 0.0005 + 1e-9, (
+        "tokens found over tokens looked up, however often: the log line of this engine says "
+        f"{arm['rate']:.3f}. Tokens of prompts would be {expected[1] / expected[0]:.3f}.\n"
+        f"came {rate} from {spent}"
+    )
 
 
 # --- against the pinned tree ---------------------------------------------------------------------

@@ -85,7 +85,7 @@ def workload(numbers: Numbers) -> dict[str, Any]:
 
 
 def stale_reads(entry: dict[str, Any]) -> list[Stale]:
-    """Every stale read of a recorded workload, in order of step, request and position.
+    """Every stale read of a recorded workload: step by step, and for each request by position.
 
     Keep a shadow of the cache: for each slot, a pair (block id, offset), the fingerprint last
     written to it. Walk the steps. Within a step, for each scheduled request:
@@ -131,7 +131,7 @@ def stale_reads(entry: dict[str, Any]) -> list[Stale]:
 
 
 def my_numbers() -> Numbers:
-    """Numbers for which `workload` shows the hazard; others than those of the recorded one.
+    """Numbers for which `workload` shows the hazard; another pool and another `low_prompt`.
 
     The recorded workload has 8 blocks, a threshold of 8, prompts of 24 and 4 tokens, 2 outputs.
     Both requests must fit the pool alone: see lab 03-04.
