@@ -127,8 +127,8 @@ def template_regex(template: str) -> re.Pattern[str]:
     """A pattern that a whole message matches when `template % args` may have printed it.
 
     `%s` is any text, even none, `%d` an integer, `%.Nf` a number with exactly N decimals (N of
-    1 or more), `%%` a percent sign whatever follows. Each of the first three is a group. All other characters stand for themselves.
-    Use it with `fullmatch`.
+    1 or more), `%%` a percent sign whatever follows. Each of the first three is a group. All
+    other characters stand for themselves. Use it with `fullmatch`.
     """
     raise NotImplementedError
 
