@@ -42,8 +42,9 @@ def test_the_recorded_hazard_is_seen(lab):
     came = [tuple(stale) for stale in lab.stale_reads(entry)]
     assert came == expected, (
         "recorded from the scheduler of v0.22.1: low resumes in step 3 and adopts block 6 for "
-        "positions 16 to 19. Nobody ever wrote block 6. A slot that was never written is as stale "
-        f"as one that was overwritten.\nexpected {expected}\ncame     {came}"
+        "positions 16 to 19, which it reads in that step and in every later one. Nobody ever wrote "
+        "block 6. A slot that was never written is as stale as one that was overwritten.\n"
+        f"expected {expected}\ncame     {came}"
     )
 
 
