@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from vllm import LLM, SamplingParams
 
     found = run_script(LLM, SamplingParams, enforce_eager=True, gpu_memory_utilization=0.3)
-    kept = {"machine": provenance("conformance.public_api", "float32"), **found}
+    kept = {"machine": provenance("python -m conformance.public_api", "float32"), **found}
     text = json.dumps(kept, indent=1, ensure_ascii=False)
     arguments.out.write_text(text + "\n", encoding="utf-8")
     print(f"{len(found['answers'])} answers, {len(found['refusals'])} refusals: {arguments.out}")

@@ -208,11 +208,11 @@ def record(work: Mapping[str, Any], dtype: str, eager: bool = False) -> dict[str
         work,
         lambda **wishes: vllm.SamplingParams(temperature=0.0, logprobs=2, **wishes),
     )
-    found["machine"] = provenance("conformance.real_engine", dtype)
+    found["machine"] = provenance("python -m conformance.real_engine", dtype)
     return found
 
 
-def provenance(module: str, dtype: str) -> dict[str, str]:
+def provenance(program: str, dtype: str) -> dict[str, str]:
     """What vLLM runs on here, and the command of this process, as a capture names them."""
     import torch
     import vllm
@@ -230,7 +230,7 @@ def provenance(module: str, dtype: str) -> dict[str, str]:
         "vllm": vllm.__version__,
         "dtype": dtype,
         "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
+        "command": " ".join([program, *sys.argv[1:]]),
     }
 
 

@@ -170,3 +170,22 @@ def test_committed_results_come_out_again():
     assert {name: value[0] for name, value in got.items()} == pytest.approx(
         {name: value[0] for name, value in want.items()}
     )
+
+
+# ------------------------------------------------------------------ the real engine's steps
+
+
+def test_steps_are_kept_by_their_medians():
+    real = load("real_steps")
+    repeats = [[[9, took, 0.0], [2, 1.0, 1.0]] for took in (5.0, 90.0, 4.0)]
+    assert real.typical(repeats) == [[9, 5.0, 0.0], [2, 1.0, 1.0]]
+
+
+def test_the_table_counts_the_victims_steps_only():
+    real = load("real_steps")
+    saved = {
+        "outputs": 4,
+        "steps": {"0, 64": [[9, 5.0, 0], [3, 2.0, 1], [2, 1.0, 0], [2, 99.0, 0]]},
+    }
+    (line,) = real.table(saved).splitlines()[1:]
+    assert " ".join(line.split()) == "0, 64 9: 5.0 ms 3: 2.0 ms 2.7 ms 7 ms"

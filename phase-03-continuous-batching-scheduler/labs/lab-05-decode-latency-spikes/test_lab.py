@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import mini_vllm
 from mini_vllm import EngineParts, KVCacheManager, LLMEngine, SamplingParams
 from mini_vllm.checkpoint import load_checkpoint
 from mini_vllm.transformer import Transformer
+
+REAL_STEPS = Path(__file__).resolve().parents[2] / "experiments" / "measured" / "real-steps.json"
 
 
 @cache
@@ -104,6 +108,19 @@ def test_measured_equals_predicted(lab, threshold, budget):
         )
         came = lab.predict_costs(threshold, length, max_tokens, budget)
         assert came == costs, f"{where}: predicted\nexpected {costs}\ncame     {came}"
+
+
+def test_the_steps_of_the_real_engine(lab):
+    recorded = json.loads(REAL_STEPS.read_text(encoding="utf-8"))
+    for setting, steps in recorded["steps"].items():
+        threshold, budget = map(int, setting.split(", "))
+        expected = [tokens for tokens, _, _ in steps[: recorded["outputs"] - 1]]
+        came = lab.predict_costs(threshold, recorded["long"], recorded["outputs"], budget)
+        assert came == expected, (
+            f"vLLM v0.22.1 itself, threshold {threshold}, budget {budget}: a stream of "
+            f"{recorded['outputs']} outputs, and a prompt of {recorded['long']} after its first. "
+            f"Tokens in each of the stream's steps.\nexpected {expected}\ncame     {came}"
+        )
 
 
 def test_chunks_move_work_and_save_none(lab):
