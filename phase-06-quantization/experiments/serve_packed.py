@@ -66,6 +66,7 @@ WRAPPED = re.compile(r"Value error, (.*?)(?: \[type=|$)")
 FRAME = re.compile(r'File ".*/vllm/(.*)", line (\d+), in (\w+)')
 
 
+@functools.cache
 def texts() -> dict[str, bytes]:
     """Held-out files by name, as many bytes as make one window with the EOS before them."""
     return {name: text[:BYTES_PER_FILE] for name, text in heldout.library(True).items()}
