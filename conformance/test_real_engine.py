@@ -46,6 +46,14 @@ def test_in_float32_the_recorded_engine_said_what_the_mini_engine_says():
     assert answers == {name: entry["outputs"][name] for name in answers}
 
 
+def test_a_compiled_model_said_the_same_and_so_was_scheduled_the_same():
+    eager, compiled = load("arrivals-float32"), load("compiled-float32")
+    assert "--eager" in eager["machine"]["command"].split()
+    assert "--eager" not in compiled["machine"]["command"].split()
+    assert compiled["recording"] == eager["recording"]
+    assert compiled["candidates"] != eager["candidates"], "other roundings: it was another program"
+
+
 @pytest.mark.parametrize(("dtype", "texts"), [("float16", 121), ("bfloat16", 100)])
 def test_in_16_bits_texts_part_where_two_candidates_are_close(dtype, texts):
     exact = load("arrivals-float32")["recording"]["outputs"]
