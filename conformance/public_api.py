@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.real_engine import MODEL, provenance
+from conformance.real_engine import MODEL, check_can_record, provenance
 
 RECORDED = Path(__file__).parent / "recordings" / "engine" / "public-api.json"
 CACHE = "The KV cache is divided into"
@@ -117,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.public_api")
     parser.add_argument("--out", type=Path, required=True, help="a .json file")
     arguments = parser.parse_args(argv)
+    check_can_record(arguments.out)
     from vllm import LLM, SamplingParams
 
     found = run_script(LLM, SamplingParams, enforce_eager=True, gpu_memory_utilization=0.3)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gzip
+import importlib.util
 import itertools
 import json
 import os
@@ -212,6 +213,18 @@ def record(work: Mapping[str, Any], dtype: str, eager: bool = False) -> dict[str
     return found
 
 
+def check_can_record(out: Path) -> None:
+    """Refuse before the run what would lose it afterwards.
+
+    Raises:
+        SystemExit: vLLM is not installed, or `out` cannot be written.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise SystemExit("recording needs vllm==0.22.1, with or without a GPU: see SETUP.md")
+    if not out.parent.is_dir():
+        raise SystemExit(f"--out {out}: there is no folder {out.parent}")
+
+
 def provenance(program: str, dtype: str) -> dict[str, str]:
     """What vLLM runs on here, and the command of this process, as a capture names them."""
     import torch
@@ -330,6 +343,8 @@ def generate_on_arrivals(
         if not pending and not engine.has_unfinished_requests():
             break
         engine.step()
+    else:
+        raise RuntimeError(f"the workload did not end in {MAX_STEPS} steps")
     return {name: list(request.output_token_ids) for name, request in requests.items()}
 
 
@@ -428,6 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     comparer.add_argument("file", type=Path)
     arguments = parser.parse_args(argv)
     if arguments.command == "record":
+        check_can_record(arguments.out)
         found = record(WORKLOADS[arguments.workload](), arguments.dtype, arguments.eager)
         arguments.out.write_bytes(gzip.compress(json.dumps(found).encode(), 9, mtime=0))
         print(f"{len(found['recording']['steps'])} steps written to {arguments.out}")

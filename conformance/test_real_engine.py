@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from conformance import real_engine, replay, shadow
+from conformance import public_api, real_engine, replay, shadow
 from mini_vllm import LLMEngine, SamplingParams
 
 MACHINE = {"gpu": "none, a stand-in", "dtype": "float64"}
@@ -161,6 +162,17 @@ def test_the_command_reads_what_was_written(found, tmp_path, capsys):
     path.write_bytes(gzip.compress(json.dumps(found).encode()))
     assert real_engine.main(["compare", str(path)]) == 0
     assert "16 of 16" in capsys.readouterr().out
+
+
+def test_what_would_lose_a_run_is_refused_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    for program in (real_engine.main, public_api.main):
+        arguments = ["record"] if program is real_engine.main else []
+        with pytest.raises(SystemExit, match="there is no folder"):
+            program([*arguments, "--out", str(tmp_path / "nowhere" / "engine.json.gz")])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="needs vllm"):
+        real_engine.main(["record", "--out", str(tmp_path / "engine.json.gz")])
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", gzip.compress(b"{}"), gzip.compress(b"[1]")])

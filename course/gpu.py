@@ -128,6 +128,9 @@ def run(
     found = cpu() if on_cpu else hardware()
     if found is None:
         _say_plan(console, root, able, name, arguments)
+        also = ", ".join(lab.id for lab in able if "cpu" in lab.manifest.run_on)
+        if also:
+            show.say(console, f"With --cpu, on vLLM's CPU build (SETUP.md): {also}")
         return 0
     more = f", driver {found.driver}, CUDA {found.cuda}" if found.gpus else ""
     show.say(console, found.name + more, "bold")

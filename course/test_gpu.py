@@ -118,3 +118,10 @@ def test_the_cpu_needs_the_cpu_build(course, lab, monkeypatch):
     ran = course("gpu", "run", "90-00", "--cpu")
     assert ran.code == 2 and "ends in +cpu; installed: 0.22.1" in ran.err
     assert not (lab.folder / "captured").exists()
+
+
+def test_without_a_gpu_it_names_the_labs_that_run_without_one(course, lab, monkeypatch):
+    on(monkeypatch, None)
+    assert "With --cpu" not in course("gpu", "run").out, "no lab of this course can"
+    allow_cpu(lab)
+    assert "With --cpu, on vLLM's CPU build (SETUP.md): 90-00" in course("gpu", "run").out

@@ -35,9 +35,9 @@ MARK = "RESULT "
 
 
 def one_setting(threshold: int, budget: int) -> list[list[list[float]]]:
-    """Per repetition the victim's steps, each [tokens scheduled, milliseconds, prompts begun].
+    """Per repetition the steps until all is done, each [tokens scheduled, milliseconds, first].
 
-    The last is 1 in the step that gave the long prompt its first token.
+    `first` is 1 in the step that gave the long prompt its first token.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
@@ -84,8 +84,15 @@ def one_setting(threshold: int, budget: int) -> list[list[list[float]]]:
 
 
 def typical(repeats: list[list[list[float]]]) -> list[list[float]]:
-    """Step by step over the repetitions: tokens, the median of the milliseconds, prompts begun."""
-    rows = zip(*repeats, strict=True)
+    """Step by step over the repetitions: tokens, the median of the milliseconds, `first`.
+
+    Raises:
+        ValueError: the repetitions were not scheduled alike.
+    """
+    rows = list(zip(*repeats, strict=True))
+    for number, row in enumerate(rows):
+        if len({(tokens, first) for tokens, _, first in row}) > 1:
+            raise ValueError(f"step {number} differs between repetitions: {row}")
     return [[row[0][0], statistics.median(step[1] for step in row), row[0][2]] for row in rows]
 
 
@@ -129,7 +136,7 @@ def main() -> None:
             raise SystemExit(f"{done.stdout[-2000:]}\nthe run failed: {' '.join(command)}")
         repeats = json.loads(found[0].removeprefix(MARK))
         steps[f"{threshold}, {budget}"] = [
-            [int(tokens), round(took, 3), int(begun)] for tokens, took, begun in typical(repeats)
+            [int(tokens), round(took, 3), int(first)] for tokens, took, first in typical(repeats)
         ]
     script = f"python {Path(__file__).relative_to(ROOT)}"
     saved = {

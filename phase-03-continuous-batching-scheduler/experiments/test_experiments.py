@@ -181,6 +181,11 @@ def test_steps_are_kept_by_their_medians():
     assert real.typical(repeats) == [[9, 5.0, 0.0], [2, 1.0, 1.0]]
 
 
+def test_repetitions_that_were_scheduled_differently_have_no_median():
+    with pytest.raises(ValueError, match="step 1 differs between repetitions"):
+        load("real_steps").typical([[[9, 5.0, 0], [2, 1.0, 1]], [[9, 5.0, 0], [3, 1.0, 1]]])
+
+
 def test_the_table_counts_the_victims_steps_only():
     real = load("real_steps")
     saved = {

@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "awq with zeros less one, bfloat16": ("awq with zeros less one", "bfloat16"),
 }
 """Row to checkpoint and the dtype that vLLM computes in."""
+SCRIPT = "phase-06-quantization/experiments/serve_packed.py"
 BYTES_PER_FILE = 511
 MAX_TOKENS = 48
 KERNEL = re.compile(r"(?:Using|Selected) (\w+Kernel) for (\w+)")
@@ -366,7 +368,7 @@ def main(argv: list[str] | None = None) -> int:
                 "numpy": np.__version__,
                 **versions,
                 "date": datetime.now(UTC).date().isoformat(),
-                "command": "python phase-06-quantization/experiments/serve_packed.py --out FOLDER",
+                "command": shlex.join(["python", SCRIPT, *(argv or sys.argv[1:])]),
             }
         saved["rows"][name] = row
         saved["rows"] = {known: saved["rows"][known] for known in ROWS if known in saved["rows"]}
