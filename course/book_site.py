@@ -28,7 +28,7 @@ def changes(root: Path) -> Iterator[None]:
         path = Path(name)
         inside = path.relative_to(root).parts[:-1] if path.is_relative_to(root) else ()
         return path.suffix in (".md", ".svg", ".css", ".js", ".toml", ".png") and not any(
-            part in citations.SKIPPED_FOLDERS for part in inside
+            map(citations.is_skipped, inside)
         )
 
     for _ in watch(root, watch_filter=wanted, raise_interrupt=False):

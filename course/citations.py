@@ -33,10 +33,7 @@ _BARE_PATH = re.compile(r"^(?:vllm|csrc)/[\w./-]*\w\.\w+$", re.ASCII)
 _SHORT = re.compile(rf"^[\w./-]*\w\.(?:py|cu|cuh|cpp|h|md|ya?ml|toml):{_LINES}$", re.ASCII)
 _SYMBOL = re.compile(r"^~?[A-Za-z_][\w]*(?:(?:\.|::|->)~?[A-Za-z_]\w*)*(?:\(\))?$", re.ASCII)
 _INCLUDE = re.compile(r"\{\{#upstream\s+(?P<path>\S+)(?:\s+(?P<symbol>\S+))?\s*\}\}")
-SKIPPED_FOLDERS = (
-    "upstream", ".git", ".venv", "build", "node_modules", ".course", "testdata", "scratch",
-    "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis",
-)  # fmt: skip
+_NOT_OURS = ("upstream", "build", "node_modules", "testdata", "scratch", "__pycache__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,14 @@ def pages(root: Path, paths: Iterable[Path] = ()) -> list[Path]:
         for suffix in ("*.md", "*.py"):
             for path in start.rglob(suffix):
                 inside = path.relative_to(start).parts[:-1]
-                if not any(part in SKIPPED_FOLDERS for part in inside):
+                if not any(map(is_skipped, inside)):
                     found.add(path)
     return sorted(found)
+
+
+def is_skipped(folder: str) -> bool:
+    """Whether a folder of this name holds no pages of ours: environments and caches are hidden."""
+    return folder.startswith(".") or folder in _NOT_OURS
 
 
 def in_file(page: Path, root: Path) -> tuple[list[Citation], list[Finding]]:

@@ -25,7 +25,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from course import grading
-from course.citations import SKIPPED_FOLDERS, Finding
+from course.citations import Finding, is_skipped
 
 TIME_LIMIT = 120.0
 """Seconds the blocks of one page may take together."""
@@ -55,7 +55,7 @@ def find(root: Path, paths: Iterable[Path] = ()) -> list[Path]:
             found.add(start)
             continue
         for path in start.rglob("*.md"):
-            if not any(part in SKIPPED_FOLDERS for part in path.relative_to(start).parts[:-1]):
+            if not any(map(is_skipped, path.relative_to(start).parts[:-1])):
                 found.add(path)
     return sorted(found)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from course import pages
+from course import citations, pages
 from course.conftest import REPOSITORY
 
 
@@ -156,3 +156,12 @@ def test_a_quote_that_is_not_in_its_capture_is_refused(tmp_path, page, block, co
     page(CAPTURE, "run.json")
     found = linked(tmp_path, page(f"```console {block}```\n"))
     assert len(found) == 1 and complaint in found[0][1]
+
+
+def test_an_environment_beside_the_pages_is_none_of_them(tmp_path):
+    ours = tmp_path / "phase" / "README.md"
+    theirs = tmp_path / ".venv-cpu" / "lib" / "README.md"
+    for page in (ours, theirs):
+        page.parent.mkdir(parents=True)
+        page.write_text("# A page\n")
+    assert pages.find(tmp_path) == citations.pages(tmp_path) == [ours]

@@ -17,7 +17,10 @@ from mini_vllm.sampler import SamplingParams
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One completion of a request; `finish_reason` is None while it runs."""
+    """One completion of a request; `finish_reason` is None while it runs.
+
+    A token that stopped it is in `token_ids` and not in `text`.
+    """
 
     index: int
     text: str
