@@ -8,7 +8,8 @@ and, with `async_scheduling`, `vllm/v1/engine/core.py:469` `EngineCore.step_with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -147,32 +148,23 @@ class LLMEngine:
         """
         if request.request_id in self.requests:
             raise ValueError(f"request_id={request.request_id!r}: a live request has this id")
-        live = self._live()
-        try:
-            self.scheduler.add_request(request)
-            params = request.sampling_params
+        params = request.sampling_params
+        with self._all_or_nothing():
             if params.temperature > 0.0:
                 # Without a seed of its own a request gets a stream of its own, by order of adding.
                 own = params.seed if params.seed is not None else (self.config.seed, self._num_added)
                 self._generators[request.request_id] = np.random.default_rng(own)
+            self.scheduler.add_request(request)
             self._num_added += 1
-        except BaseException:
-            self._restart(live)
-            raise
 
     def abort_request(self, request_id: str) -> None:
         """End a request now and free its blocks; an unknown id is a no-op."""
-        live = [entry for entry in self._live() if entry[0].request_id != request_id]
-        with held_back():
-            try:
-                self.scheduler.abort_request(request_id)
-                self._forget(request_id)
-            except BaseException:
-                request = self.requests.get(request_id)
-                if request is not None and not request.is_finished:
-                    request.status = RequestStatus.FINISHED_ABORTED
-                self._restart(live)
-                raise
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        with held_back(), self._all_or_nothing(without=request):
+            self.scheduler.abort_request(request_id)
+            self._forget(request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a further `step` has anything to do."""
@@ -180,7 +172,8 @@ class LLMEngine:
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget every cached prefix; see `Scheduler.reset_prefix_cache`."""
-        return self.scheduler.reset_prefix_cache(reset_running_requests)
+        with self._all_or_nothing():
+            return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     # ------------------------------------------------------------------ the loop
 
@@ -194,15 +187,11 @@ class LLMEngine:
             RuntimeError: work is left but nothing can be scheduled (S13), or a part returned
                 what it must not; the part is named.
         """
-        live = self._live()
-        try:
+        with self._all_or_nothing():
             finished = self._step()
             for request in finished:
                 self._forget(request.request_id)
             return finished
-        except BaseException:
-            self._restart(live)
-            raise
 
     def _step(self) -> list[Request]:
         plan = self.scheduler.schedule()
@@ -288,6 +277,36 @@ class LLMEngine:
         """The live requests and how many tokens each has."""
         return [(request, request.num_tokens) for request in self.requests.values()]
 
+    @contextmanager
+    def _all_or_nothing(self, without: Request | None = None) -> Iterator[None]:
+        """Run a change of the engine; if it raises, or is interrupted, it did not happen.
+
+        Args:
+            without: a request that is gone also when the change fails: it is being aborted.
+        """
+        live = [entry for entry in self._live() if entry[0] is not without]
+        try:
+            yield
+        except BaseException:
+            if without is not None:
+                without.status = RequestStatus.FINISHED_ABORTED
+            self._restart(live)
+            raise
+
+    @contextmanager
+    def owning(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Abort the requests that are still live at the end of the block.
+
+        An interrupt may hit the cleanup itself: whoever must leave nothing behind enters it twice,
+        and the outer one finishes what the inner one could not.
+        """
+        try:
+            yield
+        finally:
+            for request in requests:  # those that are finished are not known any more
+                if self.requests.get(request.request_id) is request:
+                    self.abort_request(request.request_id)
+
     def _restart(self, live: list[tuple[Request, int]]) -> None:
         """Start over with these requests, as they were, in an empty cache.
 
@@ -339,7 +358,7 @@ class LLMEngine:
             raise ValueError(f"sampling_params: got {len(all_params)} for {len(prompts)} prompts")
         pairs = zip(prompts, all_params, strict=True)
         requests = [self.inputs.process(prompt, params) for prompt, params in pairs]
-        try:
+        with self.owning(requests), self.owning(requests):
             for request in requests:
                 self.queue_request(request)
             while not all(request.is_finished for request in requests):
@@ -348,7 +367,3 @@ class LLMEngine:
                 RequestOutput.of(request, prompt, self.tokenizer)
                 for request, prompt in zip(requests, prompts, strict=True)
             ]
-        finally:
-            with held_back():
-                for request in requests:  # those that are finished are not known any more
-                    self.abort_request(request.request_id)

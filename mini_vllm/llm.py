@@ -102,14 +102,12 @@ def stream_text(
     """
     request = engine.inputs.process(prompt, sampling_params)
     detokenizer = IncrementalDetokenizer(engine.tokenizer)
-    try:
+    with engine.owning([request]), engine.owning([request]):
         engine.queue_request(request)
-        while True:
+        while True:  # other calls may step the engine between two pieces: show first, then step
             piece = detokenizer.update(request.text_token_ids, request.is_finished)
             if piece:
                 yield piece
             if request.is_finished:
                 return
             engine.step()
-    finally:
-        engine.abort_request(request.request_id)
