@@ -78,7 +78,7 @@ def record_async(workload: workloads.Workload) -> recording.Recording:
     """As `record`, on the real `AsyncScheduler` with a queue of two batches.
 
     Step k is planned, observed, and then step k - 1 is updated: `EngineCore.step_with_batch_queue`
-    where no batch is ever done early. The script says each request's tokens; a step that was planned
+    where no batch is ever done early. The script says each request's tokens; a step planned
     before its request's end was known samples `recording.BEYOND`, which the update ignores.
 
     Raises:

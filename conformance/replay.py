@@ -323,9 +323,7 @@ class _Driven:
             },
         }
 
-    def _sample(
-        self, plan: Any, recorded: Mapping[str, list[int]] | None
-    ) -> dict[str, list[int]]:
+    def _sample(self, plan: Any, recorded: Mapping[str, list[int]] | None) -> dict[str, list[int]]:
         """The tokens of every row that samples, in scheduling order."""
         sampled: dict[str, list[int]] = {}
         for request_id, num_scheduled in plan.num_scheduled_tokens.items():
