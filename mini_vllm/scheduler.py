@@ -84,21 +84,20 @@ class Scheduler:
 
     def _schedule_running(self, plan: SchedulerOutput, budget: int) -> int:
         """Phase A: every running request in order, preempting when blocks run out."""
-        running, scheduled, gates = self.running, plan.num_scheduled_tokens, self.gates
+        index, running, scheduled = 0, self.running, plan.num_scheduled_tokens
         allocate_slots, clamp, limit = self.kv.allocate_slots, self._clamp_new_tokens, self._limit
         if lookahead := self.config.num_lookahead_tokens:
             allocate_slots = partial(allocate_slots, num_lookahead_tokens=lookahead)
-        index = 0
         while index < len(running) and budget > 0:
             request = running[index]
             num_new = request.num_tokens - request.num_computed_tokens
-            special = request.num_output_placeholders or request.spec_token_ids or gates
+            special = request.num_output_placeholders or request.spec_token_ids or self.gates
             if special:
                 num_new = self._num_wanted(request)
             room = limit - 1 - request.num_computed_tokens
             if num_new != 1 or room < 1:  # 1 passes every other clamp
                 num_new = clamp(num_new, budget if budget < room else room)
-            for gate in gates:
+            for gate in self.gates:
                 num_new = gate.limit(request, request.num_computed_tokens, num_new)
             if num_new <= 0:
                 index += 1
