@@ -27,9 +27,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import machine, show
+from course import machine, processes, show
 from course.files import write_atomically
-from course.grading import run_killably
 from course.labs import CourseError, Lab
 
 FORMAT = 1
@@ -184,11 +183,14 @@ def _run_one(
     env = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
     began, date = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    output, code = run_killably([sys.executable, *command[1:]], root, env, time_limit)
+    ran = processes.run([sys.executable, *command[1:]], root, env, time_limit)
     seconds = time.perf_counter() - began
-    show.raw(console, output.rstrip())
-    if code != 0:
-        what = f"out of time after {time_limit:g} s" if code is None else f"exit status {code}"
+    show.raw(console, ran.output.rstrip())
+    if ran.code != 0:
+        what = {
+            "time": f"out of time after {time_limit:g} s",
+            "output": f"it printed more than {processes.OUTPUT_LIMIT // 2**20} MiB",
+        }.get(ran.ended, f"exit status {ran.code}")
         show.say(console, f"{lab.id}: {what}; nothing was captured.", "red")
         return True
     capture = {
@@ -203,7 +205,7 @@ def _run_one(
         "platform": f"{platform.system()} {platform.machine()}",
         "run_py_sha256": hashlib.sha256((lab.folder / "run.py").read_bytes()).hexdigest(),
         # The folder the repository lies in is nobody's business: paths are given from its root.
-        "output": output.replace(f"{root}{os.sep}", ""),
+        "output": ran.output.replace(f"{root}{os.sep}", ""),
     }
     write_atomically(target, json.dumps(capture, indent=1, ensure_ascii=False) + "\n")
     show.say(console, f"{lab.id}: kept in {show.relative(target, root)}", "green")

@@ -1,23 +1,23 @@
 """Grade lab files in a child process and hand back plain records.
 
 Promises: returns within the time limit whatever the graded code does; never raises because of
-that code; runs nothing of it in this process. Mirrors nothing upstream.
+that code; runs nothing of it in this process; a test that has no result is never passed over.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from course import processes
 
 TIME_LIMIT = 60.0
 MEMORY_LIMIT = 4 * 2**30
@@ -57,6 +57,8 @@ class TestResult:
     message: str = ""
     frames: tuple[Frame, ...] = ()
     printed: str = ""
+    measured: dict[str, float | str] = field(default_factory=dict)
+    """What the test measured, by the name of the prediction it answers."""
 
 
 @dataclass(slots=True)
@@ -64,13 +66,15 @@ class Report:
     """What one child process did.
 
     `trouble` says in words why the run is incomplete: out of time, a dead process, a test file
-    that cannot be collected. Empty when every collected test has a result.
+    that cannot be collected, tests without a result. Empty when every test has one. `digest` is
+    that of the files graded, "" when they changed meanwhile or nobody asked.
     """
 
     results: list[TestResult] = field(default_factory=list)
     trouble: str = ""
     stuck_test: str = ""
     output: str = ""
+    digest: str = ""
 
     def of(self, variant: str) -> list[TestResult]:
         return [result for result in self.results if result.variant == variant]
@@ -95,6 +99,7 @@ def run(
     impl: str = "starter",
     variants: dict[str, tuple[Path, Sequence[str] | None]] | None = None,
     extra_args: Sequence[str] = (),
+    expected: Sequence[str] = (),
     time_limit: float = TIME_LIMIT,
     memory: int = MEMORY_LIMIT,
 ) -> Report:
@@ -105,9 +110,14 @@ def run(
         impl: the file the `lab` fixture loads when there are no variants.
         variants: name to (file, test functions to run on it, None for all).
         extra_args: further arguments of pytest.
+        expected: test functions that must have a result.
         time_limit: seconds for the tests; the process and its children are then ended.
         memory: bytes of data the process may hold, where the system can limit it; 0 for no limit.
+
+    Raises:
+        ValueError: the time limit is not a number above 0 and at most a day.
     """
+    processes.seconds("time_limit", time_limit)
     with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
         job = {
@@ -139,59 +149,26 @@ def run(
         env["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
         )
-        output, code = run_killably(
+        ran = processes.run(
             [sys.executable, "-m", "course.runner", str(scratch / "job.json")],
             cwd=root,
             env=env,
             time_limit=time_limit + STARTING,
         )
-        return _read(scratch, code, output, time_limit)
+        return _read(scratch, ran, expected, time_limit)
 
 
-def run_killably(
-    command: list[str], cwd: Path, env: dict[str, str], time_limit: float
-) -> tuple[str, int | None]:
-    """Output and exit code of `command`; the code is None when it ran out of time.
-
-    Whatever it started is ended with it, also when we are interrupted.
-    """
-    with tempfile.TemporaryFile() as sink:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=os.name == "posix",
-        )
-        code: int | None
-        try:
-            code = process.wait(timeout=time_limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _kill(process)
-        sink.seek(0)
-        return sink.read().decode("utf-8", errors="replace"), code
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the child and whatever it started."""
-    if os.name == "posix":
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    elif process.poll() is None:
-        process.kill()
-    process.wait()
-
-
-def _read(scratch: Path, code: int | None, output: str, time_limit: float) -> Report:
-    report = Report(output=output)
+def _read(
+    scratch: Path, ran: processes.Ran, expected: Sequence[str], time_limit: float
+) -> Report:
+    report = Report(output=ran.output)
     events = _events(scratch / "events.jsonl")
     running = ""
+    collected: list[str] = []
     for event in events:
-        if event["event"] == "start":
+        if event["event"] == "collected":
+            collected = event["tests"]
+        elif event["event"] == "start":
             running = event["test"]
         elif event["event"] == "result":
             running = ""
@@ -206,6 +183,7 @@ def _read(scratch: Path, code: int | None, output: str, time_limit: float) -> Re
                     message=event.get("message", ""),
                     frames=tuple(Frame(**frame) for frame in event.get("frames", ())),
                     printed=event.get("printed", ""),
+                    measured=event.get("measured", {}),
                 )
             )
         elif event["event"] == "collect-error":
@@ -214,7 +192,12 @@ def _read(scratch: Path, code: int | None, output: str, time_limit: float) -> Re
     name = _function(running)
     during = f" in {name}" if running else ""
     stack = scratch / "stack.txt"
-    if code is None or (stack.exists() and stack.stat().st_size):
+    if ran.ended == "output":
+        report.trouble = (
+            f"More than {processes.OUTPUT_LIMIT // 2**20} MiB were printed{during}.\n"
+            "Look for a loop that prints without end."
+        )
+    elif ran.code is None or (stack.exists() and stack.stat().st_size):
         place = _place(stack)
         report.trouble = (
             f"Out of time: after {time_limit:g} s the tests were still running{during}."
@@ -224,14 +207,24 @@ def _read(scratch: Path, code: int | None, output: str, time_limit: float) -> Re
         )
     elif not events or events[-1]["event"] != "end":
         report.trouble = (
-            f"The Python process ended{during} with {_exit(code)}, before the tests were done."
-            + ("\n" + _tail(output) if output.strip() else "")
+            f"The Python process ended{during} with {_exit(ran.code)}, before the tests were done."
+            + ("\n" + _tail(ran.output) if ran.output.strip() else "")
         )
-    elif code in (3, 4) or (code == 2 and not report.trouble):
-        report.trouble = "The tests could not be started:\n" + _tail(output)
-    elif code == 5 and not report.trouble and not report.results:
+    elif ran.code in (3, 4) or (ran.code == 2 and not report.trouble and not collected):
+        report.trouble = "The tests could not be started:\n" + _tail(ran.output)
+    elif not report.trouble and not collected:
         report.trouble = "There are no tests here."
+    elif not report.trouble and (left := _without_result(report, collected, expected)):
+        report.trouble = f"Without a result, since the tests ended early: {', '.join(left)}."
     return report
+
+
+def _without_result(report: Report, collected: list[str], expected: Sequence[str]) -> list[str]:
+    """The tests that were found, or must be there, and have no result."""
+    ids = {result.test_id for result in report.results}
+    names = {result.name for result in report.results}
+    left = [_function(each) for each in collected if each not in ids]
+    return list(dict.fromkeys([*left, *(name for name in expected if name not in names)]))
 
 
 def _outcome(event: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from course import grading
+from course import processes
 from course.citations import Finding, is_skipped
 
 TIME_LIMIT = 120.0
@@ -103,7 +103,7 @@ def run(root: Path, page: Path, time_limit: float = TIME_LIMIT) -> list[Finding]
         tool = str(Path(__file__).parents[1])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), tool, env.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "course.pagerunner", str(job)]
-        output, code = grading.run_killably(command, root, env, time_limit)
+        ran = processes.run(command, root, env, time_limit)
         results = (
             [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
             if out.exists()
@@ -118,9 +118,14 @@ def run(root: Path, page: Path, time_limit: float = TIME_LIMIT) -> list[Finding]
     if len(results) < len(pairs):
         block = pairs[len(results)][0]
         if not any(result["error"] for result in results):
-            what = f"out of time after {time_limit:g} s" if code is None else f"exit {code}"
+            what = {
+                "time": f"out of time after {time_limit:g} s",
+                "output": "it printed without end",
+            }.get(ran.ended, f"exit {ran.code}")
             findings.append(
-                Finding(page, block.line, f"this block did not finish: {what}\n{output[-800:]}")
+                Finding(
+                    page, block.line, f"this block did not finish: {what}\n{ran.output[-800:]}"
+                )
             )
     return findings
 

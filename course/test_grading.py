@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import select
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from course import grading, show
+from course import grading, processes, runner, show
 from course.conftest import REPOSITORY
 from course.labs import Lab, find_labs
 
@@ -121,52 +123,6 @@ def test_an_endless_loop_after_a_failed_test_says_where_it_was_too(little_course
     assert re.search(r"Your code was at starter.py, line [23], in num_blocks.", told)
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the state of a process in /proc")
-def test_a_grader_ends_when_the_process_that_asked_for_it_is_killed():
-    grader = (
-        "import os; from course import runner; parent = os.getppid()\n"
-        "print(os.getpid(), flush=True); runner._end_with(parent)"
-    )
-    asking = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grader!r}])"
-    with subprocess.Popen(
-        [sys.executable, "-c", asking], stdout=subprocess.PIPE, cwd=REPOSITORY
-    ) as process:
-        assert process.stdout is not None
-        status = Path(f"/proc/{int(process.stdout.readline())}/status")
-        assert status.exists()
-        process.kill()
-        process.stdout.read()  # ends when the last writer, the grader, closes its files
-
-    def ended() -> bool:  # gone, or a zombie waiting for init
-        try:
-            return "State:\tZ" in status.read_text(encoding="utf-8")
-        except OSError:
-            return True
-
-    deadline = time.monotonic() + 10  # the kernel closes files a moment before the state changes
-    while not ended():
-        assert time.monotonic() < deadline, "the grader outlived the process that asked for it"
-
-
-def test_what_the_code_left_running_is_ended_with_it(little_course, tmp_path):
-    mark = tmp_path / "child.txt"
-    program = (
-        "import subprocess, sys, pathlib\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
-        f"pathlib.Path({str(mark)!r}).write_text(str(child.pid))\n"
-        + body("return -(-num_tokens // block_size)")
-    )
-    report, _ = grade(little_course, program)
-    assert report.ok
-    # A killed child is gone or a zombie waiting for init; either way it runs nothing.
-    status = f"/proc/{mark.read_text()}/status"
-    try:
-        with open(status, encoding="utf-8") as file:
-            assert "State:\tZ" in file.read()
-    except FileNotFoundError:
-        pass
-
-
 def test_what_the_code_printed_is_shown_with_the_failing_test(little_course):
     _, told = grade(little_course, body("print('size', block_size)\nreturn 0"))
     assert "    Your code printed:\n      size 16\n" in told
@@ -189,3 +145,180 @@ def test_a_long_message_is_cut():
     message = "x" * 50 + "\nassert " + "y" * 500
     words, compared = show._split_comparison(message)
     assert (len(words), len(compared)) == (50, show.LONGEST_COMPARISON + len(" ..."))
+
+
+def test_cancelling_the_time_limit_does_not_put_it_off(little_course):
+    report, told = grade(
+        little_course,
+        "import faulthandler\n"
+        + body("faulthandler.cancel_dump_traceback_later()\nwhile True:\n    pass"),
+        time_limit=1.0,
+    )
+    # Only the process itself can say where it was: ended from outside it could not.
+    assert "Your code was at starter.py, line" in told and not report.ok
+
+
+@pytest.mark.parametrize("limit", [0, -5, float("nan"), float("inf"), 1e300])
+def test_a_time_limit_that_is_none_is_refused(little_course, limit):
+    with pytest.raises(ValueError, match="time_limit is .*: give seconds, more than 0, at most"):
+        grading.run(little_course, find_labs(little_course)[0].test_file, time_limit=limit)
+
+
+TWO_TESTS = "\n\ndef test_zeta(lab):\n    assert lab.num_blocks(1, 1) == 1, 'zeta'\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("raise KeyboardInterrupt", "num_blocks raised KeyboardInterrupt: "),
+        ("pytest.exit('enough', 0)", "num_blocks raised Exit: enough"),
+        ("pytest.skip('not today')", "num_blocks raised Skipped: not today"),
+        ("pytest.xfail('known')", "num_blocks raised Skipped: known"),
+    ],
+)
+@pytest.mark.parametrize("when", ["num_tokens == 17", "num_tokens == 1"])
+def test_a_test_the_code_gets_out_of_is_failed(little_course, statement, words, when):
+    (path,) = little_course.glob("phase-90-little/labs/lab-00-*/test_lab.py")
+    path.write_text(path.read_text() + TWO_TESTS)
+    report, told = grade(
+        little_course,
+        "import pytest\n" + body(f"if {when}:\n    {statement}\nreturn -(-num_tokens // block_size)"),
+    )
+    assert not report.ok and words in told
+
+
+def test_tests_that_never_ran_are_named(little_course):
+    (path,) = little_course.glob("phase-90-little/labs/lab-00-*/test_lab.py")
+    path.write_text(path.read_text() + TWO_TESTS)
+    _, told = grade(little_course, body("raise KeyboardInterrupt"))
+    assert "Without a result, since the tests ended early: test_zeta." in told
+
+
+def test_a_test_that_was_to_be_there_and_is_not_is_no_pass(little_course):
+    lab = find_labs(little_course)[0]
+    lab.starter.write_text(body("return -(-num_tokens // block_size)"))
+    report = grading.run(little_course, lab.test_file, expected=["test_rounds_up", "test_gone"])
+    assert not report.ok and "test_gone" in report.trouble
+
+
+def test_a_skip_of_the_tests_own_is_no_failure(little_course):
+    (path,) = little_course.glob("phase-90-little/labs/lab-00-*/test_lab.py")
+    path.write_text(
+        path.read_text() + "\n\ndef test_there(lab):\n    import pytest\n    pytest.skip('none')\n"
+    )
+    report, _ = grade(little_course, body("return -(-num_tokens // block_size)"))
+    assert report.ok and [r.outcome for r in report.results] == ["passed", "skipped"]
+
+
+def test_a_fork_at_import_reports_nothing_twice(little_course):
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    report, _ = grade(
+        little_course, "import os\nos.fork()\n" + body("return -(-num_tokens // block_size)")
+    )
+    assert [result.outcome for result in report.results] == ["passed"] and report.ok
+
+
+def test_a_loop_that_prints_ends_with_words_and_not_with_a_full_disk(little_course, monkeypatch):
+    pytest.importorskip("resource", reason="the system limits no file sizes")
+    small = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18))\n"
+    report, told = grade(little_course, small + body("while True:\n    print('x' * 1000)"))
+    assert not report.ok and "look for a loop that prints without end" in told
+
+
+def test_the_limit_on_printing_is_set_before_the_code_runs(little_course):
+    pytest.importorskip("resource", reason="the system limits no file sizes")
+    _, told = grade(
+        little_course,
+        "import resource\n" + body("return resource.getrlimit(resource.RLIMIT_FSIZE)[0]"),
+    )
+    assert f"came {runner.LARGEST_FILE}" in told
+
+
+# ------------------------------------------------------------------ what a program leaves behind
+
+
+def held(tmp_path: Path):
+    """A named pipe that ends when the last process that opened it for writing is gone."""
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("needs named pipes")
+    path = tmp_path / "held"
+    os.mkfifo(path)
+    return path
+
+
+HOLDER = """\
+import os, subprocess, sys
+held = os.open({path!r}, os.O_WRONLY)
+wait = [sys.executable, "-c", "import time; time.sleep(600)"]
+own_group = subprocess.Popen(wait, pass_fds=[held])
+own_session = subprocess.Popen(wait, pass_fds=[held], start_new_session=True)
+orphan = [sys.executable, "-c", "import subprocess, sys; subprocess.Popen(" + repr(wait)
+          + f", pass_fds=[{{held}}], start_new_session=True)"]
+subprocess.run(orphan, pass_fds=[held], check=True)
+os.write(held, b"ready")
+"""
+"""Three processes that would wait ten minutes: in our group, with a session of its own, orphaned."""
+
+
+def read_until_gone(pipe: int) -> bytes:
+    """Everything written to `pipe`; returns when every writer is dead."""
+    told = b""
+    while True:
+        ready, _, _ = select.select([pipe], [], [], 60.0)
+        assert ready, "a process outlived the one that started it"
+        chunk = os.read(pipe, 100)
+        if not chunk:
+            return told
+        told += chunk
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
+@pytest.mark.parametrize("how", ["done", "late", "prints"])
+def test_nothing_a_program_started_outlives_it(tmp_path, how):
+    path = held(tmp_path)
+    endings = {"done": "", "late": "import time\ntime.sleep(600)\n",
+               "prints": "while True:\n    print('x' * 1000)\n"}  # fmt: skip
+    program = HOLDER.format(path=str(path)) + endings[how]
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    ran = processes.run(
+        [sys.executable, "-c", program], tmp_path, dict(os.environ),
+        time_limit=2.0 if how == "late" else 60.0, output_limit=10_000,
+    )  # fmt: skip
+    assert (ran.code, ran.ended) == {
+        "done": (0, ""), "late": (None, "time"), "prints": (None, "output")
+    }[how]  # fmt: skip
+    assert read_until_gone(pipe) == b"ready" and len(ran.output) <= 10_000
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_process_that_asked_for_it(tmp_path, number):
+    path = held(tmp_path)
+    program = HOLDER.format(path=str(path)) + "import time\ntime.sleep(600)\n"
+    asking = (
+        "import os, sys, pathlib; from course import processes\n"
+        f"processes.run([sys.executable, '-c', {program!r}], pathlib.Path('.'), "
+        "dict(os.environ), time_limit=600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", asking], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+    ) as process:
+        pipe = os.open(path, os.O_RDONLY)  # returns when the program has opened the other end
+        while os.read(pipe, 100) != b"ready":
+            pass
+        process.send_signal(number)
+        assert read_until_gone(pipe) == b""
+
+
+@pytest.mark.parametrize(("program", "code"), [("raise SystemExit(7)", 7), ("1 / 0", 1)])
+def test_an_exit_code_comes_through(tmp_path, program, code):
+    ran = processes.run([sys.executable, "-c", program], tmp_path, dict(os.environ), 60.0)
+    assert (ran.code, ran.ended) == (code, "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals have no numbers here")
+def test_a_signal_comes_through(tmp_path):
+    program = "import os, signal; print('before', flush=True); os.kill(os.getpid(), 11)"
+    ran = processes.run([sys.executable, "-c", program], tmp_path, dict(os.environ), 60.0)
+    assert (ran.output, ran.code) == ("before\n", -11)
