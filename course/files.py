@@ -1,26 +1,25 @@
-"""Files: written so that a reader sees the old text or the new one, and loaded as modules.
-
-Mirrors nothing upstream.
-"""
+"""Files: written so that a reader sees the old text or the new one, and loaded as modules."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` as UTF-8 with `\\n` line ends; an interruption leaves the old file."""
+def write_atomically(path: Path, text: str | bytes) -> None:
+    """Write `path`, a text as UTF-8 with `\\n` line ends; a failure leaves the old file, or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode("utf-8") if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -31,6 +30,20 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`; another process that wants it waits. Nothing on Windows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes, also by a crash
+        yield
 
 
 def load_module(path: Path) -> ModuleType:

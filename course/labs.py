@@ -1,7 +1,7 @@
 """Where the course is, which labs it has, and which one a learner means.
 
 Promises: labs come in course order; a name that fits none or several is refused with the
-names that would do. Mirrors nothing upstream.
+names that would do.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ class Lab:
         return self.folder.parent.parent.name
 
     def test_names(self) -> list[str]:
-        """The test functions of test_lab.py in file order, without parameters or classes."""
+        """The test functions of test_lab.py in file order, without parameters or classes.
+
+        Raises:
+            SyntaxError: the file is not Python.
+        """
         tree = ast.parse(self.test_file.read_text(encoding="utf-8"), str(self.test_file))
         return [function.name for function in test_functions(tree)]
 
@@ -122,7 +126,7 @@ def lab_folders(labs: Path) -> list[Path]:
     That order is the phase's own, and may differ from the numbers. What is not linked comes last.
     """
     page = labs / "README.md"
-    text = page.read_text("utf-8") if page.is_file() else ""
+    text = page.read_text("utf-8", "replace") if page.is_file() else ""
     linked = list(dict.fromkeys(re.findall(r"\((lab-\d\d-[^/()\s]*)/", text)))
 
     def place(folder: Path) -> tuple[int, str]:
@@ -135,7 +139,7 @@ def phase_title(folder: Path) -> str:
     """Its number and what its guide is called, else the folder's name: "02 PagedAttention"."""
     _, number, *words = folder.name.split("-")
     guide = folder / "00-guide.md"
-    heading = guide.read_text("utf-8").partition("\n")[0] if guide.is_file() else ""
+    heading = guide.read_text("utf-8", "replace").partition("\n")[0] if guide.is_file() else ""
     name, colon, _ = heading.removeprefix("# ").partition(":")
     return f"{number} {name if colon else ' '.join(words).capitalize()}"
 

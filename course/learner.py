@@ -1,16 +1,16 @@
 """The learner's commands: grade, watch, hint, reset, solution, run.
 
-Promises: nothing of the learner's is lost (a reset keeps a copy); Ctrl-C leaves the last state.
-Mirrors nothing upstream.
+Promises: nothing of the learner's is lost (a reset keeps a copy); a result is kept only for the
+text it is a result of, and shown where it cannot be kept; Ctrl-C leaves the last state.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rich.text import Text
 from course import grading, mine, show
 from course.files import write_atomically
 from course.labs import CourseError, Lab, signatures
-from course.progress import FOLDER, PASSED, Progress
+from course.progress import FOLDER, PASSED, Progress, digest_of
 
 
 def grade(
@@ -38,11 +38,22 @@ def grade(
         raise CourseError(
             f"{show.relative(lab.starter, root)} is gone. Put it back: course reset {lab.id}"
         )
-    working = console.status(f"Grading {lab.id} ...") if console.is_terminal else nullcontext()
+    working = console.status(f"Grading {lab.id} ...") if console.is_terminal else contextlib.nullcontext()
     with working:
         report = run_starter(root, lab, time_limit)
-    progress.record(lab, report)
     show.graded(console, root, lab, report)
+    if not report.digest:
+        show.say(
+            console,
+            f"{lab.starter.name} or its tests were saved while they ran: nothing was kept.\n"
+            f"Once more: course check {lab.id}",
+            "yellow",
+        )
+        return False
+    try:
+        progress.record(lab, report)
+    except OSError as error:
+        show.say(console, f"The result cannot be kept ({error}): your progress is as it was.", "red")
     if report.ok:
         part = mine.attribute_of(lab.manifest.part) if lab.manifest.part else ""
         built = asked_for(progress.pristine.get(lab.id) or lab.solution.read_text("utf-8"))
@@ -59,14 +70,26 @@ def asked_for(pristine: str) -> list[str]:
 
 
 def run_starter(root: Path, lab: Lab, time_limit: float = grading.TIME_LIMIT) -> grading.Report:
-    """The learner's file against the lab's tests, in a child process."""
-    return grading.run(
+    """The learner's file against the lab's tests, in a child process.
+
+    The report's digest is that of the files, "" when one of them was saved meanwhile: nobody can
+    tell then which text was graded.
+    """
+    before = digest_of(lab)
+    try:
+        expected = lab.test_names()
+    except (SyntaxError, ValueError, OSError):  # the run says what is wrong with them
+        expected = []
+    report = grading.run(
         root,
         lab.test_file,
         impl="starter",
+        expected=expected,
         time_limit=time_limit,
         memory=grading.MEMORY_LIMIT if lab.manifest.tag == "CPU-OK" else 0,
     )
+    report.digest = before if digest_of(lab) == before else ""
+    return report
 
 
 def watch(
@@ -89,23 +112,48 @@ def watch(
         while lab is not None:
             if console.is_terminal:
                 console.clear()
-            grade(console, root, labs, progress, lab, time_limit)
+            graded = {each.id: _text(each) for each in watched}
+            try:
+                grade(console, root, labs, progress, lab, time_limit)
+            except CourseError as error:  # an editor may put the file aside before it is back
+                show.say(console, str(error), "red")
             show.say(console, "\nWaiting for a save (Ctrl-C to stop).", "dim")
-            lab = _next_saved(watched)
+            lab = _next_saved(watched, graded)
     except KeyboardInterrupt:
         show.say(console, "\nStopped. Your progress is kept.")
 
 
-def _next_saved(labs: list[Lab]) -> Lab | None:
-    """Wait until a lab's starter is saved; None when watching ended."""
+def _text(lab: Lab) -> bytes | None:
+    """The learner's file; None while there is none."""
+    try:
+        return lab.starter.read_bytes()
+    except OSError:
+        return None
+
+
+def _next_saved(labs: list[Lab], graded: dict[str, bytes | None]) -> Lab | None:
+    """Wait until a lab's starter is saved, or is not what was graded; None when watching ended.
+
+    What was saved before the watching began, as during a grading, has no event: the texts tell.
+    """
     import watchfiles
 
+    def changed() -> Lab | None:
+        texts = ((lab, _text(lab)) for lab in labs)
+        return next((lab for lab, text in texts if text not in (None, graded[lab.id])), None)
+
+    if lab := changed():
+        return lab
     files = {str(lab.starter.resolve()): lab for lab in labs}
     folders = [lab.folder for lab in labs]
-    for changes in watchfiles.watch(*folders, recursive=False, raise_interrupt=True):
-        for _, path in sorted(changes):
-            if saved := files.get(str(Path(path).resolve())):
-                return saved
+    for changes in watchfiles.watch(
+        *folders, recursive=False, raise_interrupt=True, yield_on_timeout=True, rust_timeout=1000
+    ):
+        saved = [files.get(str(Path(path).resolve())) for _, path in sorted(changes)]
+        if found := next((lab for lab in saved if lab and lab.starter.is_file()), None):
+            return found
+        if lab := changed():
+            return lab
     return None
 
 
@@ -123,7 +171,12 @@ def hint(console: Console, progress: Progress, lab: Lab, test: str | None) -> No
         raise CourseError(
             f"Lab {lab.id} has no hints for {test!r}. Its tests are:\n  " + "\n  ".join(names)
         )
-    show.hint(console, lab, test, progress.unfold(lab, test))
+    try:
+        unfolded = progress.unfold(lab, test)
+    except OSError as error:  # the next command would begin with the first again
+        unfolded = len(hints[test])
+        show.say(console, f"What was unfolded cannot be kept ({error}): here are all.", "yellow")
+    show.hint(console, lab, test, unfolded)
 
 
 def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool) -> None:
@@ -142,12 +195,19 @@ def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool)
     if here is not None:
         stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
         copy = root / FOLDER / "backup" / f"{lab.id}-{stamp}.py"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(here)
+        try:
+            write_atomically(copy, here)
+        except OSError as error:
+            raise CourseError(
+                f"Nothing was changed: your {name} could not be kept ({error})."
+            ) from None
         show.say(console, f"Your file is kept as {show.relative(copy, root)}")
     write_atomically(lab.starter, pristine)
-    progress.fold(lab)
     show.say(console, f"{name} is the pristine starter again.")
+    try:
+        progress.fold(lab)
+    except OSError as error:
+        show.say(console, f"Its last result is still in your progress ({error}).", "yellow")
 
 
 def solution(console: Console, progress: Progress, lab: Lab, diff: bool, yes: bool) -> None:
@@ -217,7 +277,9 @@ def _own_parts(
     for lab in labs:
         if lab.manifest.part and progress.state(lab) == CHANGED:
             show.say(console, f"Grading {lab.id}, edited since it was last graded.", "dim")
-            progress.record(lab, run_starter(root, lab))
+            report = run_starter(root, lab)
+            with contextlib.suppress(OSError):  # it counts for this run all the same
+                progress.record(lab, report)
     try:
         return mine.parts_of(
             labs, lambda lab: progress.state(lab) == PASSED, lambda lab: lab.starter

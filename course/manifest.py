@@ -1,7 +1,7 @@
 """lab.yaml: read, validated, and its misconceptions applied.
 
 Promises: a manifest that loads has only known keys of the right types; every problem is
-reported at once, each with the file and the key. Mirrors nothing upstream.
+reported at once, each with the file and the key.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ def load(path: Path) -> Manifest:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ManifestError(f"{path}: there is no such file") from None
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    except RecursionError:
+        raise ManifestError(f"{path}: not a manifest: nested too deeply") from None
     except yaml.YAMLError as error:
         raise ManifestError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     problems = list(_problems(data, path))

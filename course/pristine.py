@@ -2,7 +2,7 @@
 
 They lie in one text file, `course/starters.json`: id to lines, so that it merges and diffs by
 line. A maintainer's `course selfcheck --pack` writes it, and only for labs that pass; selfcheck
-fails when it is behind. Mirrors nothing upstream.
+fails when it is behind.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from course.files import write_atomically
+from course.labs import CourseError
 
 
 def path_of(root: Path) -> Path:
@@ -19,12 +20,21 @@ def path_of(root: Path) -> Path:
 
 
 def read(root: Path) -> dict[str, str]:
-    """Lab id to the text of its pristine starter; empty when there is no pack."""
+    """Lab id to the text of its pristine starter; empty when there is no pack.
+
+    Raises:
+        CourseError: the pack is not what `write` writes.
+    """
     try:
         data = json.loads(path_of(root).read_text(encoding="utf-8"))
+        return {lab_id: "\n".join(lines) for lab_id, lines in data.items()}
     except FileNotFoundError:
         return {}
-    return {lab_id: "\n".join(lines) for lab_id, lines in data.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CourseError(
+            f"course/starters.json cannot be read ({type(error).__name__}: {error}). It belongs to "
+            "the repository: git checkout -- course/starters.json"
+        ) from None
 
 
 def write(root: Path, starters: dict[str, str]) -> Path:

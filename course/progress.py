@@ -1,21 +1,22 @@
 """What a learner has done, kept in `.course/progress.json` and derived from results.
 
 Promises: a lab counts as passed only while the graded file is byte for byte the one that passed;
-an interruption or a crash never loses what was there; an unreadable file is moved aside, never
-overwritten. Mirrors nothing upstream.
+an interruption or a crash never loses what was there, nor does a second terminal; an unreadable
+file is moved aside, never overwritten.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from course import pristine
-from course.files import write_atomically
+from course.files import locked, write_atomically
 from course.grading import Report
 from course.labs import Lab, find_labs
 
@@ -38,6 +39,22 @@ class Entry:
     hints: dict[str, int] = field(default_factory=dict)
 
 
+def _entry(data: Any) -> Entry:
+    """An entry as it was written.
+
+    Raises:
+        TypeError: a key is unknown, or a value is of another type than was written.
+    """
+    entry = Entry(**data)
+    blank = Entry()
+    for name in Entry.__slots__:
+        if type(getattr(entry, name)) is not type(getattr(blank, name)):
+            raise TypeError(f"{name} is {getattr(entry, name)!r}")
+    if not all(isinstance(count, int) for count in entry.hints.values()):
+        raise TypeError(f"hints is {entry.hints!r}")
+    return entry
+
+
 class Progress:
     """All entries, by lab id. Every change is on disk when the method returns."""
 
@@ -51,21 +68,39 @@ class Progress:
     def _read(self) -> dict[str, Entry]:
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-            return {lab_id: Entry(**entry) for lab_id, entry in data["labs"].items()}
+            return {lab_id: _entry(entry) for lab_id, entry in data["labs"].items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
             aside = self.path.with_suffix(f".unreadable-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
-            self.path.replace(aside)
-            self.notice = (
-                f"{FOLDER}/progress.json could not be read ({error}); it was moved to "
-                f"{aside.name}. `course check --all` grades everything anew."
-            )
+            self.notice = f"{FOLDER}/progress.json could not be read ({error}); "
+            try:
+                self.path.replace(aside)
+            except OSError as refused:
+                self.notice += f"nor moved aside ({refused}): nothing is kept."
+            else:
+                self.notice += (
+                    f"it was moved to {aside.name}. `course check --all` grades everything anew."
+                )
             return {}
 
     def _write(self) -> None:
         labs = {lab_id: asdict(self.entries[lab_id]) for lab_id in sorted(self.entries)}
         write_atomically(self.path, json.dumps({"version": 1, "labs": labs}, indent=1) + "\n")
+
+    def _change(self, change: Callable[[], None]) -> None:
+        """Apply `change` to what is on disk now, with every other process waiting.
+
+        Where nothing can be written this process at least knows of the change.
+        """
+        try:
+            with locked(self.path.with_name("lock")):
+                self.entries = self._read()
+                change()
+                self._write()
+        except OSError:
+            change()
+            raise
 
     def entry(self, lab: Lab) -> Entry:
         """The lab's entry; an empty one when it was never graded."""
@@ -89,35 +124,54 @@ class Progress:
         return here.replace(b"\r\n", b"\n") == pristine_text.encode("utf-8")
 
     def record(self, lab: Lab, report: Report) -> None:
-        """Keep the outcome of a grading of the lab's starter as it is now."""
-        self.entries = self._read()  # `course hint` in another terminal may have written since
-        old = self.entry(lab)
+        """Keep the outcome of a grading, for the files that have the report's digest.
+
+        Raises:
+            OSError: it cannot be kept.
+        """
         failed = report.failed
-        self.entries[lab.id] = Entry(
-            digest=digest_of(lab),
-            passed=len(report.passed),
-            total=len(report.passed) + len(failed),
-            ok=report.ok,
-            first_failing=failed[0].name if failed else _function(report.stuck_test),
-            graded_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            hints=old.hints,
-        )
-        self._write()
+
+        def change() -> None:
+            self.entries[lab.id] = Entry(
+                digest=report.digest,
+                passed=len(report.passed),
+                total=len(report.passed) + len(failed),
+                ok=report.ok,
+                first_failing=failed[0].name if failed else _function(report.stuck_test),
+                graded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                hints=self.entry(lab).hints,
+            )
+
+        self._change(change)
 
     def unfold(self, lab: Lab, test: str) -> int:
-        """One more hint of `test` is shown; how many are unfolded now."""
-        self.entries = self._read()
-        entry = self.entries.setdefault(lab.id, Entry())
+        """One more hint of `test` is shown; how many are unfolded now.
+
+        Raises:
+            OSError: it cannot be kept.
+        """
         available = len(lab.manifest.hints.get(test, ()))
-        entry.hints[test] = min(entry.hints.get(test, 0) + 1, available)
-        self._write()
-        return entry.hints[test]
+        count = 0
+
+        def change() -> None:
+            nonlocal count
+            entry = self.entries.setdefault(lab.id, Entry())
+            count = entry.hints[test] = min(entry.hints.get(test, 0) + 1, available)
+
+        self._change(change)
+        return count
 
     def fold(self, lab: Lab) -> None:
-        """Forget the lab's result and hints, as after a reset."""
-        self.entries = self._read()
-        self.entries.pop(lab.id, None)
-        self._write()
+        """Forget the lab's result and hints, as after a reset.
+
+        Raises:
+            OSError: that cannot be kept.
+        """
+
+        def change() -> None:
+            self.entries.pop(lab.id, None)
+
+        self._change(change)
 
     def next_lab(self, labs: Sequence[Lab], after: Lab | None = None) -> Lab | None:
         """The first lab, in course order, that is not passed; every lab has a part for a CPU.
@@ -130,9 +184,9 @@ class Progress:
 
 
 def digest_of(lab: Lab) -> str:
-    """sha256 over the starter and the test file: what a result is a result of."""
+    """sha256 over starter, tests and solution: what a result is a result of."""
     digest = hashlib.sha256()
-    for path in (lab.starter, lab.test_file):
+    for path in (lab.starter, lab.test_file, lab.solution):
         digest.update(path.read_bytes() if path.is_file() else b"")
         digest.update(b"\0")
     return digest.hexdigest()
