@@ -2,7 +2,7 @@
 
 Promises: every page is in the table of contents or the build fails by its name; an include that
 finds nothing, a citation that is not exact and a dead link fail by page and line; the site loads
-nothing from the network. Mirrors nothing upstream.
+nothing from the network.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -211,8 +212,13 @@ def source_folder(root: Path) -> Path:
 
 
 def site_folder(root: Path) -> Path:
-    """What mdBook writes; `book.toml` names it too."""
+    """The finished site; `book.toml` names it too."""
     return root / "build" / "book" / "html"
+
+
+def new_site_folder(root: Path) -> Path:
+    """A site that is built and not yet put in the place of the last one."""
+    return root / "build" / "book" / "new"
 
 
 def find_mdbook() -> Path:
@@ -231,18 +237,35 @@ def find_mdbook() -> Path:
     return Path(found)
 
 
-def build(root: Path, tree: Path) -> list[Finding]:
-    """Stage the pages, run mdBook, and check what it wrote; what is wrong."""
+def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
+    """Stage the pages, run mdBook, check what it wrote, put it in place; what is wrong.
+
+    The site that stands there stays until the new one is whole, and for good when something is
+    wrong. With `aside` the new one is left in `new_site_folder`, for whoever serves the old one.
+
+    Raises:
+        CourseError: mdBook is missing, or failed.
+    """
     mdbook = find_mdbook()
     findings = stage(root, tree, source_folder(root))
     if findings:
         return findings
-    done = subprocess.run([mdbook, "build", root], capture_output=True, text=True, check=False)
+    new = new_site_folder(root)
+    if new.exists():
+        shutil.rmtree(new)
+    command = [mdbook, "build", "--dest-dir", new.resolve(), root]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CourseError(f"mdbook failed:\n{(done.stderr or done.stdout).strip()}")
-    return book_site.check(root, site_folder(root))
+    findings = book_site.check(root, new)
+    if not findings and not aside:
+        book_site.publish(new, site_folder(root))
+    return findings
 
 
-def rebuild(root: Path) -> None:
-    """Build again in a fresh process: nothing read before the change is remembered."""
-    subprocess.run([sys.executable, "-m", "course.cli", "book", "build"], cwd=root, check=False)
+def rebuild(root: Path, lock: threading.Lock) -> None:
+    """Build again in a fresh process, where nothing read before is remembered; hold `lock` to swap."""
+    command = [sys.executable, "-m", "course.cli", "book", "build", "--aside"]
+    if subprocess.run(command, cwd=root, check=False).returncode == 0:
+        with lock:
+            book_site.publish(new_site_folder(root), site_folder(root))

@@ -1,18 +1,24 @@
 """The finished site: whether it is whole, and serving it to this machine.
 
 Promises: a dead link, a dead anchor and anything loaded from the network is found, by page and
-line. Mirrors nothing upstream.
+line; while a new site takes the old one's place every request is answered from one of the two;
+nothing outside the site is served.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from course import citations
@@ -35,15 +41,29 @@ def changes(root: Path) -> Iterator[None]:
         yield
 
 
+def publish(new: Path, site: Path) -> None:
+    """Put the folder `new` in the place of `site`."""
+    old = site.with_name(f"{site.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if site.exists():
+        site.rename(old)
+    new.rename(site)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def serving(site: Path, port: int) -> Iterator[str]:
+def serving(site: Path, port: int, lock: threading.Lock | None = None) -> Iterator[str]:
     """Serve the site to this machine; the address.
+
+    Args:
+        lock: whoever changes the folder holds it: no file is opened meanwhile.
 
     Raises:
         CourseError: the port is taken.
     """
+    opening = lock or threading.Lock()
 
-    class Quiet(SimpleHTTPRequestHandler):
+    class Handler(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
             pass
 
@@ -51,7 +71,24 @@ def serving(site: Path, port: int) -> Iterator[str]:
             self.send_header("Cache-Control", "no-store")  # a reload shows what was built last
             super().end_headers()
 
-    handler = functools.partial(Quiet, directory=str(site))
+        def send_head(self) -> io.BytesIO | BinaryIO | None:
+            with opening:
+                try:
+                    path = Path(self.translate_path(self.path))
+                    inside = path.resolve().is_relative_to(site.resolve())
+                except (ValueError, OSError):  # a null byte, a name too long, a loop of links
+                    self.send_error(HTTPStatus.BAD_REQUEST)
+                    return None
+                if not inside:  # by a link in the site
+                    self.send_error(HTTPStatus.NOT_FOUND)
+                    return None
+                return super().send_head()
+
+        def list_directory(self, path: str | os.PathLike[str]) -> io.BytesIO | None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return None
+
+    handler = functools.partial(Handler, directory=str(site))
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     except (OSError, OverflowError) as error:

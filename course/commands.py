@@ -54,9 +54,7 @@ def _seconds(value: float) -> float:
         raise CourseError(str(error)) from None
 
 
-TimeLimit = Annotated[
-    float, typer.Option(help="seconds a lab's tests may run", callback=_seconds)
-]
+TimeLimit = Annotated[float, typer.Option(help="seconds a lab's tests may run", callback=_seconds)]
 MaxTokens = Annotated[int, typer.Option(help="tokens to generate per prompt")]
 ModelName = Annotated[str, typer.Option(help="the shipped model, a folder, a hub id, or toy")]
 
@@ -330,11 +328,13 @@ def docs_check(
 
 
 @book_app.command("build")
-def book_build() -> None:
+def book_build(
+    aside: Annotated[bool, typer.Option("--aside", help="leave it in build/book/new")] = False,
+) -> None:
     """Make the site in build/book/html."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.book_build(show.make_console(), _root()))
+    raise typer.Exit(maintainer.book_build(show.make_console(), _root(), aside))
 
 
 @book_app.command("serve")

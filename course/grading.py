@@ -158,9 +158,7 @@ def run(
         return _read(scratch, ran, expected, time_limit)
 
 
-def _read(
-    scratch: Path, ran: processes.Ran, expected: Sequence[str], time_limit: float
-) -> Report:
+def _read(scratch: Path, ran: processes.Ran, expected: Sequence[str], time_limit: float) -> Report:
     report = Report(output=ran.output)
     events = _events(scratch / "events.jsonl")
     running = ""

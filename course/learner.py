@@ -38,7 +38,9 @@ def grade(
         raise CourseError(
             f"{show.relative(lab.starter, root)} is gone. Put it back: course reset {lab.id}"
         )
-    working = console.status(f"Grading {lab.id} ...") if console.is_terminal else contextlib.nullcontext()
+    working = (
+        console.status(f"Grading {lab.id} ...") if console.is_terminal else contextlib.nullcontext()
+    )
     with working:
         report = run_starter(root, lab, time_limit)
     show.graded(console, root, lab, report)
@@ -53,7 +55,9 @@ def grade(
     try:
         progress.record(lab, report)
     except OSError as error:
-        show.say(console, f"The result cannot be kept ({error}): your progress is as it was.", "red")
+        show.say(
+            console, f"The result cannot be kept ({error}): your progress is as it was.", "red"
+        )
     if report.ok:
         part = mine.attribute_of(lab.manifest.part) if lab.manifest.part else ""
         built = asked_for(progress.pristine.get(lab.id) or lab.solution.read_text("utf-8"))

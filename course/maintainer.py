@@ -1,11 +1,9 @@
-"""The maintainer's commands: selfcheck, cite, docs, book, upstream. Each returns an exit status.
-
-Mirrors nothing upstream.
-"""
+"""The maintainer's commands: selfcheck, cite, docs, book, upstream. Each returns an exit status."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -140,13 +138,13 @@ def docs_check(
     return 1 if findings else 0
 
 
-def book_build(console: Console, root: Path) -> int:
-    """Build the site; 1 when something is to mend, and the last one may then be stale."""
+def book_build(console: Console, root: Path, aside: bool = False) -> int:
+    """Build the site; 1 when something is to mend, and the last one then stays."""
     began = time.perf_counter()
     status = upstream.verify(root)
     if not status.ok:
         raise CourseError(f"The book shows lines of the pinned tree: {status.detail}.")
-    findings = book.build(root, upstream.path(root))
+    findings = book.build(root, upstream.path(root), aside=aside)
     _report(console, root, findings)
     seconds = f"{time.perf_counter() - began:.1f} s"
     if findings:
@@ -162,11 +160,12 @@ def book_serve(console: Console, root: Path, port: int) -> int:
     """Build, then serve on this machine only and build again on every save, until Ctrl-C."""
     if book_build(console, root):
         return 1
-    with book_site.serving(book.site_folder(root), port) as address:
+    swapping = threading.Lock()
+    with book_site.serving(book.site_folder(root), port, swapping) as address:
         show.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
         with contextlib.suppress(KeyboardInterrupt):
             for _ in book_site.changes(root):
-                book.rebuild(root)
+                book.rebuild(root, swapping)
     return 0
 
 

@@ -123,9 +123,7 @@ def run(root: Path, page: Path, time_limit: float = TIME_LIMIT) -> list[Finding]
                 "output": "it printed without end",
             }.get(ran.ended, f"exit {ran.code}")
             findings.append(
-                Finding(
-                    page, block.line, f"this block did not finish: {what}\n{ran.output[-800:]}"
-                )
+                Finding(page, block.line, f"this block did not finish: {what}\n{ran.output[-800:]}")
             )
     return findings
 

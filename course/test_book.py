@@ -6,6 +6,9 @@ import html
 import json
 import re
 import shutil
+import threading
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -334,3 +337,79 @@ def test_without_mdbook_the_message_says_what_to_run(monkeypatch, tmp_path):
     monkeypatch.setattr(book.sysconfig, "get_path", lambda _name: str(tmp_path))
     with pytest.raises(CourseError, match=r"uv run --extra book course book build"):
         book.find_mdbook()
+
+
+def got(address: str) -> int:
+    """The status of a request."""
+    try:
+        with urllib.request.urlopen(address) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.fixture
+def site(tmp_path):
+    folder = tmp_path / "html"
+    (folder / "empty").mkdir(parents=True)
+    (folder / "index.html").write_text("<p>first", encoding="utf-8")
+    return folder
+
+
+def test_every_request_is_answered_while_the_site_is_replaced(site, tmp_path):
+    swapping, done, answers = threading.Lock(), threading.Event(), []
+
+    def ask(address):
+        while not done.is_set():
+            answers.append(got(f"{address}index.html"))
+
+    with book_site.serving(site, 0, swapping) as address:
+        asking = threading.Thread(target=ask, args=(address,))
+        asking.start()
+        for number in range(200):
+            new = tmp_path / "new"
+            new.mkdir()
+            (new / "index.html").write_text(f"<p>{number}", encoding="utf-8")
+            with swapping:
+                book_site.publish(new, site)
+        done.set()
+        asking.join()
+        assert got(address) == 200
+    assert answers and set(answers) == {200}
+    assert (site / "index.html").read_text() == "<p>199"
+    assert not (tmp_path / "html.old").exists()
+
+
+def test_nothing_outside_the_site_is_served(site, tmp_path):
+    (tmp_path / "private.html").write_text("mine", encoding="utf-8")
+    (site / "out.html").symlink_to(tmp_path / "private.html")
+    (site / "up").symlink_to(tmp_path)
+    (site / "in.html").symlink_to(site / "index.html")
+    with book_site.serving(site, 0) as address:
+        paths = ["out.html", "up/private.html", "../private.html", "%2e%2e/private.html", "empty/"]
+        assert [got(address + path) for path in paths] == [404] * 5
+        assert (got(f"{address}in.html"), got(address)) == (200, 200)
+
+
+@pytest.mark.parametrize("path", ["%00", "index.html%00", "a" * 5000])
+def test_an_address_that_can_be_no_file_gets_an_answer(site, path):
+    with book_site.serving(site, 0) as address:
+        assert 400 <= got(address + path) < 500
+
+
+def test_a_site_with_something_to_mend_does_not_replace_the_last(root, monkeypatch):
+    site = book.site_folder(root)
+    site.mkdir(parents=True)
+    (site / "index.html").write_text("<p>the last", encoding="utf-8")
+
+    def mdbook(command, **_):
+        new = command[command.index("--dest-dir") + 1]
+        new.mkdir(parents=True)
+        (new / "index.html").write_text('<a href="gone.html">x</a>', encoding="utf-8")
+        return book.subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(book, "find_mdbook", lambda: "mdbook")
+    monkeypatch.setattr(book.subprocess, "run", mdbook)
+    assert len(book.build(root, root / "upstream")) == 1
+    assert (site / "index.html").read_text() == "<p>the last"

@@ -178,7 +178,9 @@ def test_a_reset_that_cannot_keep_your_file_changes_nothing(
     assert list((little_course / ".course" / "backup").iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ['{"90-00"', "[" * 100_000, "[]", '{"90-00": 3}', '{"90-00": [3]}'])
+@pytest.mark.parametrize(
+    "text", ['{"90-00"', "[" * 100_000, "[]", '{"90-00": 3}', '{"90-00": [3]}']
+)
 def test_a_broken_pack_of_starters_is_named_not_traced(course, little_course, text):
     pristine.path_of(little_course).write_text(text)
     ran = course()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from course import gpu
+from course.conftest import REPOSITORY
 from course.labs import find_labs
+from course.test_grading import HOLDER, held, read_until_gone
 
 ONE = gpu.Hardware(("NVIDIA T4",), "550.1", ("15360 MiB",), "12.9", "a CPU", 8)
 OTHER = gpu.Hardware(("NVIDIA H200",), "570.2", ("143771 MiB",), "12.9", "a CPU", 8)
@@ -125,3 +131,27 @@ def test_without_a_gpu_it_names_the_labs_that_run_without_one(course, lab, monke
     assert "With --cpu" not in course("gpu", "run").out, "no lab of this course can"
     allow_cpu(lab)
     assert "With --cpu, on vLLM's CPU build (SETUP.md): 90-00" in course("gpu", "run").out
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_no_process(lab, little_course, tmp_path, number):
+    path = held(tmp_path)
+    waits = "import time\ntime.sleep(600)\n"
+    (lab.folder / "run.py").write_text(HOLDER.format(path=str(path)) + waits)
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text("#!/bin/sh\necho 'NVIDIA T4, 550.1, 15360 MiB'\n")
+    driver.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{driver.parent}:{os.environ['PATH']}",
+                   "COURSE_ROOT": str(little_course), "PYTHONPATH": str(REPOSITORY)}  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-m", "course.cli", "gpu", "run", "90-00"],
+        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        pipe = os.open(path, os.O_RDONLY)  # returns when run.py has opened the other end
+        while os.read(pipe, 100) != b"ready":
+            pass
+        process.send_signal(number)
+        assert read_until_gone(pipe) == b""
+    assert not (lab.folder / "captured").exists()

@@ -182,7 +182,8 @@ def test_a_test_the_code_gets_out_of_is_failed(little_course, statement, words, 
     path.write_text(path.read_text() + TWO_TESTS)
     report, told = grade(
         little_course,
-        "import pytest\n" + body(f"if {when}:\n    {statement}\nreturn -(-num_tokens // block_size)"),
+        "import pytest\n"
+        + body(f"if {when}:\n    {statement}\nreturn -(-num_tokens // block_size)"),
     )
     assert not report.ok and words in told
 
