@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from course import book_extras, book_pages, book_site, citations, pages
+from course import book_extras, book_pages, book_site, checking, pages
 from course.citations import Finding
 from course.labs import CourseError, lab_folders, phase_title
 
@@ -176,7 +176,7 @@ def stage(root: Path, tree: Path, target: Path) -> list[Finding]:
     root = root.resolve()
     found = contents(root)
     findings = list(found.findings)
-    _, cited = citations.check(root, tree, found.listed())
+    _, cited = checking.check(root, tree, found.listed())
     findings += cited
     for page in found.listed():
         findings += pages.check_links(root, page)
@@ -253,7 +253,7 @@ def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
     new = new_site_folder(root)
     if new.exists():
         shutil.rmtree(new)
-    command = [mdbook, "build", "--dest-dir", new.resolve(), root]
+    command = [str(mdbook), "build", "--dest-dir", str(new.resolve()), str(root)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CourseError(f"mdbook failed:\n{(done.stderr or done.stdout).strip()}")
@@ -264,7 +264,7 @@ def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
 
 
 def rebuild(root: Path, lock: threading.Lock) -> None:
-    """Build again in a fresh process, where nothing read before is remembered; hold `lock` to swap."""
+    """Build in a fresh process, where nothing read before is remembered; swap under `lock`."""
     command = [sys.executable, "-m", "course.cli", "book", "build", "--aside"]
     if subprocess.run(command, cwd=root, check=False).returncode == 0:
         with lock:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from course import book_extras, citations
+from course import book_extras, checking, citations, links, symbols
 from course.citations import Citation, Finding
 from course.labs import CourseError
 
@@ -39,8 +39,8 @@ def render(
     root: Path, tree: Path, page: Path, listed: Iterable[Path]
 ) -> tuple[str, list[Path], list[Finding]]:
     """One page as mdBook shall read it, the files it needs beside it, and what is wrong."""
-    text = page.read_text(encoding="utf-8")
-    cited, findings = citations.in_file(page, root)
+    text = links.unlinked(page.read_text(encoding="utf-8"))
+    cited, findings = citations.in_text(text, page, root)
     held: list[str] = []
 
     def hold(piece: str) -> str:
@@ -51,7 +51,7 @@ def render(
     for citation in sorted(cited, key=lambda c: (c.line, c.column), reverse=True):
         row = rows[citation.line - 1]
         if citation.first == 0 and citation.symbol:
-            if problem := citations.problem_of(citation, tree):
+            if problem := checking.problem_of(citation, tree):
                 findings.append(Finding(page, citation.line, f"{citation.text}: {problem}"))
                 continue
             end = row.index("}}", citation.column) + 2
@@ -90,7 +90,7 @@ def include(tree: Path, citation: Citation) -> str:
         ValueError: the file does not define the symbol.
     """
     path = tree / citation.path
-    extents = citations.lookup(citations.symbols(path), citation.symbol)
+    extents = symbols.lookup(symbols.symbols(path), citation.symbol)
     if not extents:
         raise ValueError(f"symbol is {citation.symbol!r}: {citation.path} does not define it")
     first, last = extents[0]

@@ -313,6 +313,17 @@ def cite_fix(
     raise typer.Exit(maintainer.cite_fix(show.make_console(), _root(), paths or [], tree, write))
 
 
+@cite_app.command("link")
+def cite_link(
+    paths: Annotated[list[Path] | None, typer.Argument(help="default: every page")] = None,
+    write: Annotated[bool, typer.Option("--write", help="change the files")] = False,
+) -> None:
+    """Make each citation a link to the pinned commit, and each include a comment with one."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.cite_link(show.make_console(), _root(), paths or [], write))
+
+
 @docs_app.command("check")
 def docs_check(
     paths: Annotated[list[Path] | None, typer.Argument(help="default: every page")] = None,

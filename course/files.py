@@ -14,7 +14,7 @@ from types import ModuleType
 
 
 def write_atomically(path: Path, text: str | bytes) -> None:
-    """Write `path`, a text as UTF-8 with `\\n` line ends; a failure leaves the old file, or none."""
+    """Write `path`, a text as UTF-8 with `\\n` line ends; a failure changes nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import book, book_site, citations, pages, pristine, show, upstream
+from course import book, book_site, checking, links, pages, pristine, show, symbols, upstream
 from course.citations import Finding
 from course.files import write_atomically
 from course.labs import CourseError, Lab
@@ -77,10 +77,22 @@ def _report(console: Console, root: Path, findings: list[Finding]) -> None:
         show.say(console, f"{show.relative(finding.page, root)}:{finding.line}: {finding.text}")
 
 
+def _there(paths: list[Path]) -> list[Path]:
+    """The paths of a command line, which must exist: nothing to check is no success.
+
+    Raises:
+        CourseError: with every path that does not.
+    """
+    gone = [str(path) for path in paths if not path.exists()]
+    if gone:
+        raise CourseError(f"There is no such file or folder: {', '.join(gone)}")
+    return paths
+
+
 def cite_check(console: Console, root: Path, paths: list[Path]) -> int:
     """Check every citation; 1 when one is not exact."""
     began = time.perf_counter()
-    count, findings = citations.check(root, _tree(root), paths)
+    count, findings = checking.check(root, _tree(root), _there(paths))
     _report(console, root, findings)
     show.say(
         console,
@@ -97,7 +109,7 @@ def cite_fix(
     if tree is not None and not (tree / "vllm").is_dir():
         raise CourseError(f"{tree} is not a vLLM tree: it has no folder vllm/")
     target = tree or _tree(root)
-    moved = citations.moves(root, upstream.path(root), target, paths)
+    moved = checking.moves(root, upstream.path(root), target, _there(paths))
     for move in moved:
         old = move.citation
         where = f"{show.relative(old.page, root)}:{old.line}"
@@ -108,11 +120,29 @@ def cite_fix(
             show.say(console, f"{where}: {old.text} -> line {lines}")
     gone = sum(not move.first for move in moved)
     if write:
-        count = citations.rewrite(moved, write_atomically)
+        count = checking.rewrite(moved, write_atomically)
         show.say(console, f"{count} citations rewritten, {gone} to mend by hand")
     else:
         show.say(console, f"{len(moved) - gone} would move (--write), {gone} to mend by hand")
     return 1 if gone else 0
+
+
+def cite_link(console: Console, root: Path, paths: list[Path], write: bool) -> int:
+    """Link the citations of pages, and put includes into comments, for readers on GitHub."""
+    tree = _tree(root)
+    changed = 0
+    for page in pages.find(root, _there(paths)):
+        text = page.read_text(encoding="utf-8")
+        new = links.linked(text, page, root, tree)
+        if new == text:
+            continue
+        changed += 1
+        added = new.count(f"]({links.BLOB}/") - text.count(f"]({links.BLOB}/")
+        show.say(console, f"{show.relative(page, root)}: {added} more links")
+        if write:
+            write_atomically(page, new)
+    show.say(console, f"{changed} pages {'written' if write else 'would change (--write)'}")
+    return 0
 
 
 def docs_check(
@@ -120,7 +150,7 @@ def docs_check(
 ) -> int:
     """Check every page; 1 when something is to mend."""
     began = time.perf_counter()
-    found = pages.find(root, paths)
+    found = pages.find(root, _there(paths))
     findings = [finding for page in found for finding in pages.check_links(root, page)]
     count = 0
     if run_code:
@@ -189,7 +219,7 @@ def upstream_verify(console: Console, root: Path) -> int:
 def upstream_show(console: Console, root: Path, symbol: str) -> int:
     """Print a symbol's source, with the citation to copy."""
     tree = _tree(root)
-    places = citations.source_of(tree, symbol)
+    places = symbols.source_of(tree, symbol)
     if not places:
         raise CourseError(f"The pinned tree defines no {symbol!r} under vllm/.")
     for path, first, _ in places:

@@ -9,10 +9,11 @@ import shutil
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
-from course import book, book_extras, book_pages, book_site, upstream, widgets
+from course import book, book_extras, book_pages, book_site, links, upstream, widgets
 from course.conftest import REPOSITORY
 from course.labs import CourseError
 
@@ -221,6 +222,21 @@ def test_citations_link_to_their_lines_at_the_pinned_commit(root):
     )
 
 
+def test_a_page_linked_for_github_gives_the_same_page_of_the_book(root):
+    plain = (
+        "# The guide\n\nSee `vllm/pool.py:2` `Pool.take`, `vllm/pool.py`.\n\n"
+        "{{#upstream vllm/pool.py Pool.take}}\n\nAnd on.\n"
+    )
+    path = guide(root, plain)
+    assert staged(root) == []
+    before = page_of_book(root)
+    linked = links.linked(plain, path, root, root / "upstream")
+    assert linked != plain and f"]({links.BLOB}/0decac0/vllm/pool.py#L2-L4)\n" in linked
+    guide(root, linked)
+    assert staged(root) == []
+    assert page_of_book(root) == before.replace("And on.", "\nAnd on.")
+
+
 def test_a_citation_that_is_not_exact_is_refused_by_page_and_line(root):
     guide(root, "# The guide\n\n`vllm/pool.py:1` `Pool.take`\n")
     (only,) = staged(root)
@@ -404,7 +420,7 @@ def test_a_site_with_something_to_mend_does_not_replace_the_last(root, monkeypat
     (site / "index.html").write_text("<p>the last", encoding="utf-8")
 
     def mdbook(command, **_):
-        new = command[command.index("--dest-dir") + 1]
+        new = Path(command[command.index("--dest-dir") + 1])
         new.mkdir(parents=True)
         (new / "index.html").write_text('<a href="gone.html">x</a>', encoding="utf-8")
         return book.subprocess.CompletedProcess(command, 0)

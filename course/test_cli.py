@@ -420,11 +420,34 @@ def test_cite_check_and_fix_work_from_the_command_line(course, pinned, little_co
     page.write_text("`vllm/v1/core/sched/scheduler.py:1` `Scheduler.schedule`\n")
     ran = course("cite", "check")
     assert ran.code == 1
-    assert "page.md:1: " in ran.out and "the symbol is defined on line 2, not 1" in ran.out
+    assert "page.md:1: " in ran.out and "the symbol stands on lines 2-3, not 1" in ran.out
     assert "1 would move (--write)" in course("cite", "fix").out
     assert course("cite", "fix", "--write").code == 0
     assert page.read_text() == "`vllm/v1/core/sched/scheduler.py:2` `Scheduler.schedule`\n"
     assert course("cite", "check").code == 0
+
+
+def test_a_path_that_is_not_there_is_refused_not_passed(course, pinned):
+    for command in (("cite", "check"), ("cite", "fix"), ("cite", "link"), ("docs", "check")):
+        ran = course(*command, "README.md", "no/such/page.md")
+        assert ran.code == 2
+        assert ran.err == "There is no such file or folder: README.md, no/such/page.md\n"
+
+
+def test_cite_link_writes_only_when_asked_and_only_once(course, pinned, little_course):
+    page = little_course / "page.md"
+    text = "`vllm/v1/core/sched/scheduler.py:2` `Scheduler.schedule`\n"
+    page.write_text(text)
+    ran = course("cite", "link", "page.md")
+    assert ran.out == "page.md: 1 more links\n1 pages would change (--write)\n"
+    assert page.read_text() == text
+    assert "1 pages written" in course("cite", "link", "--write", "page.md").out
+    assert page.read_text() == (
+        "[`vllm/v1/core/sched/scheduler.py:2` `Scheduler.schedule`](https://github.com/vllm-project"
+        "/vllm/blob/0decac0/vllm/v1/core/sched/scheduler.py#L2)\n"
+    )
+    assert "0 pages written" in course("cite", "link", "--write", "page.md").out
+    assert course("cite", "check").code == 0 and course("docs", "check").code == 0
 
 
 def test_upstream_show_prints_a_citation_ready_to_copy_and_the_source(course, pinned):

@@ -160,7 +160,7 @@ def test_cancelling_the_time_limit_does_not_put_it_off(little_course):
 
 @pytest.mark.parametrize("limit", [0, -5, float("nan"), float("inf"), 1e300])
 def test_a_time_limit_that_is_none_is_refused(little_course, limit):
-    with pytest.raises(ValueError, match="time_limit is .*: give seconds, more than 0, at most"):
+    with pytest.raises(ValueError, match=r"time_limit is .*: give seconds, more than 0, at most"):
         grading.run(little_course, find_labs(little_course)[0].test_file, time_limit=limit)
 
 
@@ -259,7 +259,7 @@ orphan = [sys.executable, "-c", "import subprocess, sys; subprocess.Popen(" + re
 subprocess.run(orphan, pass_fds=[held], check=True)
 os.write(held, b"ready")
 """
-"""Three processes that would wait ten minutes: in our group, with a session of its own, orphaned."""
+"""Three processes that wait ten minutes: in our group, with a session of its own, an orphan."""
 
 
 def read_until_gone(pipe: int) -> bytes:
