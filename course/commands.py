@@ -338,6 +338,14 @@ def docs_check(
     )
 
 
+@app.command()
+def words() -> None:
+    """How long the pages of the phases are, and which are over their budget."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.words_check(show.make_console(), _root()))
+
+
 @book_app.command("build")
 def book_build(
     aside: Annotated[bool, typer.Option("--aside", help="leave it in build/book/new")] = False,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import book, book_site, checking, links, pages, pristine, show, symbols, upstream
+from course import book, book_site, checking, links, pages, pristine, show, symbols, upstream, words
 from course.citations import Finding
 from course.files import write_atomically
 from course.labs import CourseError, Lab
@@ -166,6 +166,30 @@ def docs_check(
         "red" if findings else "green",
     )
     return 1 if findings else 0
+
+
+def words_check(console: Console, root: Path) -> int:
+    """A table of pages, words and budgets; 1 when a page or the first phases have too many."""
+    counted = words.count(root)
+    sums = words.totals(counted)
+    show.say(console, f"{'words':>7} {'budget':>7} {'over':>6}  page", "dim")
+    for page in counted:
+        figures = f"{page.words:>7,} {page.budget:>7,} {page.over or '':>6}"
+        show.say(console, f"{figures}  {page.path}", "red" if page.over else "")
+    for phase, total in sorted(sums.items()):
+        show.say(console, f"{total:>7,} {'':>7} {'':>6}  phase {phase}", "bold")
+    over = [page for page in counted if page.over]
+    first = sum(sums.get(phase, 0) for phase in words.FIRST_PHASES)
+    limit = words.FIRST_PHASES_LIMIT
+    bad = bool(over) or first > limit
+    show.say(
+        console,
+        f"{len(counted)} pages, {sum(sums.values()):,} words; phases 00-06: {first:,} of {limit:,}",
+        "red" if first > limit else "",
+    )
+    for page in over:
+        show.say(console, f"{page.path}: {page.over} words over {page.budget:,}", "red")
+    return 1 if bad else 0
 
 
 def book_build(console: Console, root: Path, aside: bool = False) -> int:
