@@ -149,6 +149,15 @@ def hint(
 
 
 @app.command()
+def predict(lab: MaybeLab = None) -> None:
+    """Commit what you expect a lab to measure, before it is measured."""
+    from course import learner
+
+    root, labs, progress = _open()
+    learner.predict(show.make_console(), progress, _choose(root, labs, progress, lab))
+
+
+@app.command()
 def reset(
     lab: LabName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from course import predictions
+from course.predictions import Prediction
+
 TAGS = ("CPU-OK", "GPU-OPT", "GPU-REQ")
 DEVICES = ("gpu", "cpu")
 REQUIRED = {"id": str, "title": str, "tag": str, "minutes": int, "hints": dict}
-OPTIONAL = {"part": str, "run_on": list, "misconceptions": list}
+OPTIONAL = {"part": str, "run_on": list, "misconceptions": list, "predictions": dict}
 MISCONCEPTION_REQUIRED = ("name", "why", "replace", "with", "caught_by")
 MISCONCEPTION_OPTIONAL = ("inside",)
 
@@ -51,6 +54,7 @@ class Manifest:
     part: str | None = None
     run_on: tuple[str, ...] = ("gpu",)
     """Where run.py works: on a CUDA GPU, on a CPU."""
+    predictions: dict[str, Prediction] = field(default_factory=dict)
 
 
 def load(path: Path) -> Manifest:
@@ -79,6 +83,7 @@ def load(path: Path) -> Manifest:
         minutes=data["minutes"],
         part=data.get("part"),
         run_on=tuple(data.get("run_on", ("gpu",))),
+        predictions=predictions.from_manifest(data.get("predictions", {})),
         hints={test: tuple(texts) for test, texts in data["hints"].items()},
         misconceptions=tuple(
             Misconception(
@@ -125,6 +130,7 @@ def _problems(data: Any, path: Path) -> Any:
     for test, texts in hints.items() if isinstance(hints, dict) else ():
         if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
             yield f"hints.{test} must be a list of at least one text"
+    yield from predictions.problems_of(data.get("predictions"))
     items = data.get("misconceptions")
     seen: set[str] = set()
     for number, item in enumerate(items if isinstance(items, list) else []):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from course import pristine
 from course.files import locked, write_atomically
 from course.grading import Report
 from course.labs import Lab, find_labs
+from course.predictions import Answer
 
 FOLDER = ".course"
 
@@ -37,6 +38,8 @@ class Entry:
     first_failing: str = ""
     graded_at: str = ""
     hints: dict[str, int] = field(default_factory=dict)
+    predictions: dict[str, list[Answer]] = field(default_factory=dict)
+    """What was predicted and what was measured, by name: the first pair counts and stays."""
 
 
 def _entry(data: Any) -> Entry:
@@ -52,6 +55,13 @@ def _entry(data: Any) -> Entry:
             raise TypeError(f"{name} is {getattr(entry, name)!r}")
     if not all(isinstance(count, int) for count in entry.hints.values()):
         raise TypeError(f"hints is {entry.hints!r}")
+    if not all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and all(isinstance(x, int | float | str) for x in pair)
+        for pair in entry.predictions.values()
+    ):
+        raise TypeError(f"predictions is {entry.predictions!r}")
     return entry
 
 
@@ -123,8 +133,13 @@ class Progress:
             return True
         return here.replace(b"\r\n", b"\n") == pristine_text.encode("utf-8")
 
-    def record(self, lab: Lab, report: Report) -> None:
+    def record(
+        self, lab: Lab, report: Report, compared: Mapping[str, tuple[Answer, Answer]] | None = None
+    ) -> None:
         """Keep the outcome of a grading, for the files that have the report's digest.
+
+        Args:
+            compared: by name, what was predicted and what was measured.
 
         Raises:
             OSError: it cannot be kept.
@@ -140,6 +155,10 @@ class Progress:
                 first_failing=failed[0].name if failed else _function(report.stuck_test),
                 graded_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 hints=self.entry(lab).hints,
+                predictions={
+                    **{name: list(pair) for name, pair in (compared or {}).items()},
+                    **self.entry(lab).predictions,
+                },
             )
 
         self._change(change)
@@ -162,14 +181,14 @@ class Progress:
         return count
 
     def fold(self, lab: Lab) -> None:
-        """Forget the lab's result and hints, as after a reset.
+        """Forget the lab's result and hints, as after a reset; what was predicted stays.
 
         Raises:
             OSError: that cannot be kept.
         """
 
         def change() -> None:
-            self.entries.pop(lab.id, None)
+            self.entries[lab.id] = Entry(predictions=self.entry(lab).predictions)
 
         self._change(change)
 

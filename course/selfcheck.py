@@ -133,6 +133,7 @@ def _run_rules(
     if report.trouble and not (report.trouble == "There are no tests here." and names):
         verdict.problems.append(report.trouble)
     verdict.problems += _solution_problems(lab, report, verdict)
+    verdict.problems += _prediction_problems(lab, spec, report)
     verdict.problems += _starter_problems(report, tests)
     put_in = [m for m in spec.misconceptions if f"wrong: {m.name}" in variants]
     verdict.problems += _misconception_problems(put_in, report, verdict, names)
@@ -154,6 +155,29 @@ def _solution_problems(lab: Lab, report: grading.Report, verdict: Verdict) -> It
             f"the tests take {verdict.seconds:.1f} s on the solution, the limit is {SLOWEST:g} s "
             f"(the slowest is {_label(slowest)}: {slowest.seconds:.1f} s)"
         )
+
+
+def _prediction_problems(
+    lab: Lab, spec: manifest.Manifest, report: grading.Report
+) -> Iterator[str]:
+    """Every prediction is measured by a test the solution passes, as an answer can be given."""
+    passed = [result for result in report.of("solution") if result.outcome == "passed"]
+    measured = {name: value for result in passed for name, value in result.measured.items()}
+    skipped = any(result.outcome == "skipped" for result in report.of("solution"))
+    source = lab.test_file.read_text(encoding="utf-8")
+    for name, question in spec.predictions.items():
+        if name in measured:
+            try:
+                question.read(measured[name])
+            except ValueError as error:
+                yield f"prediction {name!r}: the measured {error}"
+        elif not (skipped and f"measured.{name}" in source):
+            yield (
+                f"prediction {name!r} is not measured: no test that passes says "
+                f'record_property("measured.{name}", value)'
+            )
+    for name in measured.keys() - spec.predictions.keys():
+        yield f"test_lab.py measures {name!r}, which lab.yaml does not ask for"
 
 
 def _starter_problems(report: grading.Report, tests: ast.Module) -> Iterator[str]:

@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,10 +21,12 @@ from rich.text import Text
 
 from course.grading import Report, TestResult
 from course.labs import Lab, phase_title
+from course.predictions import Answer
 from course.progress import CHANGED, PASSED, STARTED, Progress
 
 _COMMAND = re.compile(
-    r"\b(course (?:check|watch|hint|reset|solution|run|gpu run|selfcheck|upstream|cite)\b"
+    r"\b(course (?:check|watch|hint|reset|solution|predict|quiz|run|gpu run|selfcheck|upstream"
+    r"|cite)\b"
     r"|(?<=: )course$)"
 )
 
@@ -106,6 +109,14 @@ def dashboard(console: Console, root: Path, labs: list[Lab], progress: Progress)
                 else "edited since it was last graded"
             )
             say(console, f"  {lab.id} {lab.manifest.title}: {what}", "yellow")
+    pairs = [
+        lab.manifest.predictions[name].judge(*pair) == "right"
+        for lab in labs
+        for name, pair in progress.entry(lab).predictions.items()
+        if name in lab.manifest.predictions
+    ]
+    if pairs:
+        say(console, f"  predictions: {sum(pairs)} of {len(pairs)} right")
     total_left = sum(lab.manifest.minutes for lab in labs if states[lab.id] != PASSED)
     console.print()
     following = progress.next_lab(labs)
@@ -165,6 +176,46 @@ def graded(console: Console, root: Path, lab: Lab, report: Report) -> None:
             say(console, f"  {reason}")
     if report.failed and report.trouble and not broken:
         say(console, report.trouble, "red")
+
+
+def predicted(
+    console: Console,
+    lab: Lab,
+    answers: Mapping[str, Answer],
+    problems: Sequence[str],
+    measured: Mapping[str, Answer],
+) -> None:
+    """Each prediction beside what was measured; what was not predicted is not shown."""
+    for problem in problems:
+        say(console, problem, "yellow")
+    asked = lab.manifest.predictions
+    if not asked:
+        return
+    say(console, "Predictions:", "bold")
+    for name, question in asked.items():
+        if name not in answers:
+            say(
+                console,
+                f"  {name}: none committed, so the measured value is not shown. {question.ask}",
+            )
+        elif name not in measured:
+            say(console, f"  {name}: you said {answers[name]}; its test has not passed yet.")
+        else:
+            outcome = question.judge(answers[name], measured[name])
+            told = f"  {name}: you said {answers[name]}, measured {measured[name]}: {outcome}."
+            say(console, told, "green" if outcome == "right" else "yellow")
+            if meaning := question.meaning(outcome):
+                say(console, f"    {meaning}")
+    if asked.keys() - answers.keys():
+        say(console, f"Commit one: course predict {lab.id}", "cyan")
+    console.print()
+
+
+def question(console: Console, ask: str, choices: Sequence[str] = ()) -> None:
+    """A question, with its choices lettered."""
+    say(console, ask, "bold")
+    for place, choice in enumerate(choices):
+        say(console, f"  {chr(97 + place)}) {choice}")
 
 
 def label(result: TestResult) -> str:

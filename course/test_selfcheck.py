@@ -22,6 +22,11 @@ def test_a_sound_lab_gets_through_with_its_counts(verdicts):
     assert (good.problems, good.tests, good.misconceptions) == ([], 1, 1)
 
 
+def test_a_sound_lab_that_asks_for_predictions_gets_through(verdicts):
+    good = verdicts["lab-08-predicts"]
+    assert (good.problems, good.tests, good.misconceptions) == ([], 2, 1)
+
+
 REFUSED = {
     "lab-01-asserts-nothing": [
         "test_rounds_up asserts nothing: it passes when every function of the starter just "
@@ -51,6 +56,13 @@ REFUSED = {
         "misconception 'floor': `replace` must occur exactly once in solution.py; it occurs "
         "0 times: 'return 0'"
     ],
+    "lab-09-unmeasured": [
+        "prediction 'share' is not measured: no test that passes says "
+        'record_property("measured.share", value)',
+        "prediction 'waste': the measured answer is 'at the end': give one of in every block, in "
+        "the last block, nowhere",
+        "test_lab.py measures 'shares', which lab.yaml does not ask for",
+    ],
 }
 
 
@@ -60,7 +72,7 @@ def test_a_bad_lab_is_refused_in_words(verdicts, name):
 
 
 def test_every_lab_of_testdata_is_judged_here():
-    assert set(LABS) == {"lab-00-good", *REFUSED}
+    assert set(LABS) == {"lab-00-good", "lab-08-predicts", *REFUSED}
 
 
 def test_slow_tests_are_refused_with_the_slowest_named(monkeypatch):

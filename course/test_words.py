@@ -75,8 +75,8 @@ def test_within_the_budgets_the_command_succeeds_and_adds_up(course, write):
     ran = course("words")
     assert ran.code == 0
     rows = [" ".join(line.split()) for line in ran.out.splitlines()]
-    assert "phase-03-x/00-guide.md 4,000 4,000" in rows
-    assert "phase 03 4,350" in rows and "phase 04 20" in rows
+    assert "4,000 4,000 phase-03-x/00-guide.md" in rows
+    assert "4,350 phase 03" in rows and "20 phase 04" in rows
     assert rows[-1].endswith("phases 00-06: 4,370 of 125,000")
 
 
