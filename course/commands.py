@@ -151,10 +151,22 @@ def hint(
 @app.command()
 def predict(lab: MaybeLab = None) -> None:
     """Commit what you expect a lab to measure, before it is measured."""
-    from course import learner
+    from course import asking
 
     root, labs, progress = _open()
-    learner.predict(show.make_console(), progress, _choose(root, labs, progress, lab))
+    asking.predict(show.make_console(), progress, _choose(root, labs, progress, lab))
+
+
+@app.command()
+def quiz(
+    phase: Annotated[str | None, typer.Argument(metavar="[PHASE]", help="03; default: all")] = None,
+    every: Annotated[bool, typer.Option("--all", help="every question, due or not")] = False,
+    count: Annotated[int, typer.Option(help="the most questions to ask")] = 10,
+) -> None:
+    """Ask what the pages asked; what was wrong comes back first, what was right later."""
+    from course import asking
+
+    raise typer.Exit(asking.run_quiz(show.make_console(), _root(), phase, count, every))
 
 
 @app.command()

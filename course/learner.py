@@ -187,53 +187,6 @@ def hint(console: Console, progress: Progress, lab: Lab, test: str | None) -> No
     show.hint(console, lab, test, unfolded)
 
 
-def predict(console: Console, progress: Progress, lab: Lab) -> None:
-    """Ask for each prediction of a lab and write the answers beside the starter.
-
-    Raises:
-        CourseError: the lab asks none, or the file cannot be written.
-    """
-    asked = lab.manifest.predictions
-    if not asked:
-        raise CourseError(f"Lab {lab.id} asks for no prediction.")
-    answers, problems = predictions.committed(lab.folder, asked)
-    for problem in problems:
-        show.say(console, problem, "yellow")
-    for name, question in asked.items():
-        show.question(console, question.ask, question.choices)
-        if name in progress.entry(lab).predictions:
-            show.say(console, "  It was compared already: the first answer counts.", "dim")
-        answer = _asked(console, question, answers.get(name))
-        if answer is None or answer == answers.get(name):
-            continue
-        try:
-            predictions.commit(lab.folder, name, answer)
-        except (ValueError, OSError) as error:
-            raise CourseError(f"{name} was not written: {error}") from None
-    missing = asked.keys() - predictions.committed(lab.folder, asked)[0].keys()
-    show.say(
-        console, f"{len(asked) - len(missing)} of {len(asked)} committed in {predictions.FILE}."
-    )
-    show.say(console, f"Compare with what is measured: course check {lab.id}", "cyan")
-
-
-def _asked(
-    console: Console, question: predictions.Prediction, before: predictions.Answer | None
-) -> predictions.Answer | None:
-    """An answer from the keyboard; the one from before, or None, for an empty line or no input."""
-    while True:
-        kept = "" if before is None else f" [{before}]"
-        console.print(f"  your answer{kept}: ", end="")
-        line = sys.stdin.readline()
-        if not line.strip():
-            console.print()
-            return before
-        try:
-            return question.read(line)
-        except ValueError as error:
-            show.say(console, f"  {error}", "yellow")
-
-
 def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool) -> None:
     """Put the pristine starter back, after keeping a copy of what is there."""
     pristine = progress.pristine.get(lab.id)

@@ -10,7 +10,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import book, book_site, checking, links, pages, pristine, show, symbols, upstream, words
+from course import (
+    book,
+    book_site,
+    checking,
+    links,
+    pages,
+    pristine,
+    quiz,
+    show,
+    symbols,
+    upstream,
+    words,
+)
 from course.citations import Finding
 from course.files import write_atomically
 from course.labs import CourseError, Lab
@@ -148,10 +160,12 @@ def cite_link(console: Console, root: Path, paths: list[Path], write: bool) -> i
 def docs_check(
     console: Console, root: Path, paths: list[Path], run_code: bool, workers: int
 ) -> int:
-    """Check every page; 1 when something is to mend."""
+    """Check every page and every quiz; 1 when something is to mend."""
     began = time.perf_counter()
     found = pages.find(root, _there(paths))
     findings = [finding for page in found for finding in pages.check_links(root, page)]
+    asked = quiz.files(root, paths)
+    findings += [finding for path in asked for finding in quiz.load(path)[1]]
     count = 0
     if run_code:
         with ThreadPoolExecutor(max_workers=workers) as pool:
@@ -160,6 +174,7 @@ def docs_check(
         count = sum(len(pages.runnable(page)) for page in found)
     _report(console, root, findings)
     ran = f"{count} blocks run, " if run_code else ""
+    ran += f"{len(asked)} quizzes, " if asked else ""
     show.say(
         console,
         f"{len(found)} pages, {ran}{len(findings)} to mend; {time.perf_counter() - began:.1f} s",
