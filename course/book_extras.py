@@ -1,7 +1,7 @@
 """What the book adds to a page: where you are in the phase, what it takes, definitions, widgets.
 
 Promises: nothing here changes a word of the page; a widget that is asked for and does not exist
-is refused by page and line. Mirrors nothing upstream.
+is refused by page and line.
 """
 
 from __future__ import annotations
@@ -156,6 +156,18 @@ def _name(phase: Path, page: Path) -> str:
 def _href(page: Path, target: Path) -> str:
     path = Path(os.path.relpath(target, page.parent)).as_posix()
     return re.sub(r"\.md$", ".html", re.sub(r"(^|/)README\.md$", r"\1index.html", path))
+
+
+def fold_until_passed(page: Path, text: str) -> str:
+    """Mark what a lab's tests pin: a folded part that stays folded until the lab is passed.
+
+    The mark is `class="until-passed"` with the lab's id in `data-lab`, for a script to act on.
+    """
+    lab = manifest.id_of(page.parent)
+    if lab is None:
+        return text
+    pins = r"<details>(\s*<summary>\s*What (?:the tests pin|each test pins)\b)"
+    return re.sub(pins, rf'<details class="until-passed" data-lab="{lab}">\1', text)
 
 
 # ------------------------------------------------------------------ widgets

@@ -1,7 +1,7 @@
 """One page as the book shows it: includes, citations and formulas filled in, links turned.
 
 Promises: what is in a code span or a fence stays as it is written; a page is text in and text
-out, so it also reads well where it lies. Mirrors nothing upstream.
+out, so it also reads well where it lies.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def render(
         rows[citation.line - 1] = row[: citation.column] + piece + row[end:]
     text = _hold_code("\n".join(rows), hold)
     depth = len(page.relative_to(root).parts) - 1
+    text = book_extras.fold_until_passed(page, text)
     text = book_extras.embed_widgets(page, text, depth, hold, findings)
     if page.name != "GLOSSARY.md":
         text = book_extras.define_terms(root, text)

@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from course import grading, mine, predictions, show
+from course import grading, manifest, mine, predictions, show
 from course.files import write_atomically
 from course.labs import CourseError, Lab, signatures
 from course.progress import FOLDER, PASSED, Progress, digest_of
@@ -166,25 +166,28 @@ def _next_saved(labs: list[Lab], graded: dict[str, bytes | None]) -> Lab | None:
 
 
 def hint(console: Console, progress: Progress, lab: Lab, test: str | None) -> None:
-    """Unfold one more hint of `test`, or of the first failing test."""
+    """Unfold one more hint of `test`, or of the test that failed last, for how it failed."""
     names = lab.test_names()
     hints = lab.manifest.hints
+    entry = progress.entry(lab)
     if test is None:
         if progress.state(lab) == PASSED:
             show.say(console, f"Lab {lab.id} is passed; no hint is needed. --test names a test.")
             return
-        first = progress.entry(lab).first_failing
-        test = first if first in names else names[0]
+        test = entry.first_failing if entry.first_failing in names else names[0]
     if test not in hints:
         raise CourseError(
             f"Lab {lab.id} has no hints for {test!r}. Its tests are:\n  " + "\n  ".join(names)
         )
+    fit = manifest.fitting(hints[test], entry.failure if test == entry.first_failing else "")
+    fields = sorted({each.field for each in fit if each.field})
+    key = f"{test} ({', '.join(fields)})" if fields else test
     try:
-        unfolded = progress.unfold(lab, test)
+        unfolded = progress.unfold(lab, key, len(fit))
     except OSError as error:  # the next command would begin with the first again
-        unfolded = len(hints[test])
+        unfolded = len(fit)
         show.say(console, f"What was unfolded cannot be kept ({error}): here are all.", "yellow")
-    show.hint(console, lab, test, unfolded)
+    show.hint(console, lab, key, [each.text for each in fit], unfolded)
 
 
 def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool) -> None:

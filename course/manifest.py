@@ -1,13 +1,25 @@
 """lab.yaml: read, validated, and its misconceptions applied.
 
 Promises: a manifest that loads has only known keys of the right types; every problem is
-reported at once, each with the file and the key.
+reported at once, each with the file and the key. Its keys:
+
+    id, title, tag, minutes     "02-01", words, one of TAGS, an estimate
+    hints                       per test, from a nudge to nearly the answer: texts, or mappings
+                                {field: waiting, text: "..."} shown only when the last failure named
+                                that field (a replay's difference reads "seed S, step K, FIELD")
+    misconceptions              wrong solutions: name, why, replace, with, caught_by, inside
+    predictions                 by name: ask, choices, tolerance, means; see course.predictions
+    part                        the engine part the lab supplies to `course run --mine`
+    run_on                      where run.py works: gpu, cpu
+
+Steps towards a solution stand in the hints and nowhere else: a starter says what must hold.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +54,25 @@ class Misconception:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """One hint; with a `field`, only for failures that name it."""
+
+    text: str
+    field: str = ""
+
+
+def fitting(hints: Sequence[Hint], failure: str) -> list[Hint]:
+    """The hints for a failure, in their order: the general ones, and those for its field.
+
+    Where `failure` is the difference of a replay its field is the one meant; elsewhere every field
+    that stands in it as a word is.
+    """
+    told = re.search(r"\bseed \d+[^\n]*, step \d+, (\w+)", failure)
+    named = {told[1]} if told else set(re.findall(r"\w+", failure))
+    return [hint for hint in hints if not hint.field or hint.field in named]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The validated content of a lab.yaml."""
 
@@ -49,7 +80,7 @@ class Manifest:
     title: str
     tag: str
     minutes: int
-    hints: dict[str, tuple[str, ...]]
+    hints: dict[str, tuple[Hint, ...]]
     misconceptions: tuple[Misconception, ...] = ()
     part: str | None = None
     run_on: tuple[str, ...] = ("gpu",)
@@ -84,7 +115,10 @@ def load(path: Path) -> Manifest:
         part=data.get("part"),
         run_on=tuple(data.get("run_on", ("gpu",))),
         predictions=predictions.from_manifest(data.get("predictions", {})),
-        hints={test: tuple(texts) for test, texts in data["hints"].items()},
+        hints={
+            test: tuple(Hint(**each) if isinstance(each, dict) else Hint(each) for each in several)
+            for test, several in data["hints"].items()
+        },
         misconceptions=tuple(
             Misconception(
                 name=item["name"],
@@ -128,8 +162,10 @@ def _problems(data: Any, path: Path) -> Any:
         yield f"run_on {where!r} must be a list of {' and '.join(DEVICES)}"
     hints = data.get("hints")
     for test, texts in hints.items() if isinstance(hints, dict) else ():
-        if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
-            yield f"hints.{test} must be a list of at least one text"
+        if not (isinstance(texts, list) and texts and all(map(_is_hint, texts))):
+            yield f"hints.{test} must be a list of texts, or of mappings of field and text"
+        elif not any(isinstance(text, str) for text in texts):
+            yield f"hints.{test} must have a text for every failure, one without a field"
     yield from predictions.problems_of(data.get("predictions"))
     items = data.get("misconceptions")
     seen: set[str] = set()
@@ -154,6 +190,13 @@ def _problems(data: Any, path: Path) -> Any:
             if name in seen:
                 yield f"{where}: the name is used twice"
             seen.add(name)
+
+
+def _is_hint(entry: Any) -> bool:
+    if isinstance(entry, dict):
+        texts = all(isinstance(value, str) and value for value in entry.values())
+        return entry.keys() == {"field", "text"} and texts
+    return isinstance(entry, str)
 
 
 def id_of(folder: Path) -> str | None:

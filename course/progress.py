@@ -22,6 +22,7 @@ from course.labs import Lab, find_labs
 from course.predictions import Answer
 
 FOLDER = ".course"
+LONGEST_FAILURE = 2000
 
 PASSED, STARTED, CHANGED, NEW = "passed", "started", "changed", "new"
 """States of a lab: passed; graded and not passed; edited since it was graded; untouched."""
@@ -36,6 +37,8 @@ class Entry:
     total: int = 0
     ok: bool = False
     first_failing: str = ""
+    failure: str = ""
+    """What that test said, cut at LONGEST_FAILURE characters: hints are chosen by it."""
     graded_at: str = ""
     hints: dict[str, int] = field(default_factory=dict)
     predictions: dict[str, list[Answer]] = field(default_factory=dict)
@@ -153,6 +156,7 @@ class Progress:
                 total=len(report.passed) + len(failed),
                 ok=report.ok,
                 first_failing=failed[0].name if failed else _function(report.stuck_test),
+                failure=failed[0].message[:LONGEST_FAILURE] if failed else "",
                 graded_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 hints=self.entry(lab).hints,
                 predictions={
@@ -163,19 +167,18 @@ class Progress:
 
         self._change(change)
 
-    def unfold(self, lab: Lab, test: str) -> int:
-        """One more hint of `test` is shown; how many are unfolded now.
+    def unfold(self, lab: Lab, key: str, available: int) -> int:
+        """One more hint is shown, of the `available` under `key`; how many are unfolded now.
 
         Raises:
             OSError: it cannot be kept.
         """
-        available = len(lab.manifest.hints.get(test, ()))
         count = 0
 
         def change() -> None:
             nonlocal count
             entry = self.entries.setdefault(lab.id, Entry())
-            count = entry.hints[test] = min(entry.hints.get(test, 0) + 1, available)
+            count = entry.hints[key] = min(entry.hints.get(key, 0) + 1, available)
 
         self._change(change)
         return count

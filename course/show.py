@@ -321,10 +321,9 @@ def congratulate(
     introduce(console, root, following)
 
 
-def hint(console: Console, lab: Lab, test: str, unfolded: int) -> None:
+def hint(console: Console, lab: Lab, of: str, texts: Sequence[str], unfolded: int) -> None:
     """The hints of one test, up to and with the newest."""
-    texts = lab.manifest.hints[test]
-    say(console, f"{lab.id} {test}", "bold")
+    say(console, f"{lab.id} {of}", "bold")
     for number, text in enumerate(texts[:unfolded], 1):
         say(console, f"  {number}. {text}", "" if number == unfolded else "dim")
     left = len(texts) - unfolded

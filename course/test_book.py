@@ -104,6 +104,21 @@ def test_a_page_of_a_phase_shows_where_it_stands_and_what_it_takes(root):
     assert "phase-strip" not in page_of_book(root, "GLOSSARY.md")
 
 
+def test_what_the_tests_pin_is_marked_with_the_lab_it_waits_for(root):
+    pins = (
+        "<details><summary>What the tests pin (open after passing)</summary>\n\nx\n\n</details>\n"
+    )
+    other = "<details><summary>Answer</summary>\n\ny\n\n</details>\n"
+    page = root / PHASE / "labs" / "lab-01-count" / "README.md"
+    page.write_text(f"# Lab 00-01: Count [CPU-OK]\n\n{pins}\n{other}\n`{pins[:40]}`\n")
+    guide(root, f"# The guide\n\n{pins}")
+    assert staged(root) == []
+    text = page_of_book(root, f"{PHASE}/labs/lab-01-count/index.md")
+    marked = '<details class="until-passed" data-lab="00-01"><summary>What the tests pin (open'
+    assert text.count(marked) == text.count("until-passed") == 1 and other in text
+    assert "until-passed" not in page_of_book(root), "a guide waits for no lab"
+
+
 def test_a_lab_shows_its_command(root):
     lab = root / PHASE / "labs" / "lab-01-count"
     (lab / "lab.yaml").write_text(

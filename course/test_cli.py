@@ -218,6 +218,25 @@ def test_hints_unfold_and_end_with_the_reference(course, starter):
     assert "That was the last. The reference: course solution 90-00" in ran.out
 
 
+def test_hints_are_those_for_what_failed_last(course, starter):
+    manifest = starter.parent / "lab.yaml"
+    text = manifest.read_text()
+    manifest.write_text(
+        text.replace(
+            'sixteen slots."]',
+            'sixteen slots.", {field: came, text: Round up.}, {field: waiting, text: Who waits}]',
+        )
+    )
+    starter.write_text(WRONG)
+    course("check")
+    first, second = course("hint").out, course("hint").out
+    assert first.startswith("90-00 test_rounds_up (came)\n  1. Seventeen tokens")
+    assert "  2. Round up.\nThat was the last." in second and "Who waits" not in second
+    starter.write_text(WRONG.replace("return", "return 'waiting' or"))
+    course("check")
+    assert course("hint").out.startswith("90-00 test_rounds_up (came, waiting)\n  1. Seventeen")
+
+
 def test_a_hint_for_an_unknown_test_names_the_tests(course):
     ran = course("hint", "90-00", "--test", "test_x")
     assert ran.code == 2 and "Its tests are:\n  test_rounds_up" in ran.err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from course import manifest
-from course.manifest import ManifestError, Misconception, wrong_solution
+from course.manifest import Hint, ManifestError, Misconception, wrong_solution
 
 SOUND = """
 id: "02-01"
@@ -27,7 +27,28 @@ def loaded(tmp_path: Path, text: str) -> manifest.Manifest:
 
 
 def test_a_sound_manifest_loads_with_its_hints_in_order(tmp_path):
-    assert loaded(tmp_path, SOUND).hints == {"test_a": ("one", "two")}
+    assert loaded(tmp_path, SOUND).hints == {"test_a": (Hint("one"), Hint("two"))}
+
+
+FIELDS = SOUND.replace(
+    '["one", "two"]', '["one", {field: waiting, text: "who waits"}, {field: step, text: "when"}]'
+)
+
+
+@pytest.mark.parametrize(
+    ("failure", "shown"),
+    [
+        ("", ["one"]),
+        ("seed 3, step 4, waiting\n  expected  ['a']", ["one", "who waits"]),
+        ("seed 3 of x/step.gz, step 4, waiting\n  expected", ["one", "who waits"]),
+        ("seed 3, step 4, running\n  waiting  ['b']", ["one"]),
+        ("in that step the waiting one came first", ["one", "who waits", "when"]),
+        ("awaiting", ["one"]),
+    ],
+)
+def test_hints_for_a_field_are_those_of_the_field_that_failed(tmp_path, failure, shown):
+    hints = loaded(tmp_path, FIELDS).hints["test_a"]
+    assert [hint.text for hint in manifest.fitting(hints, failure)] == shown
 
 
 @pytest.mark.parametrize(
@@ -42,6 +63,9 @@ def test_a_sound_manifest_loads_with_its_hints_in_order(tmp_path):
         (SOUND.replace("CPU-OK", "CPU"), "tag 'CPU' must be one of CPU-OK, GPU-OPT, GPU-REQ"),
         (SOUND.replace("02-01", "02-02"), "the folder, which says '02-01'"),
         (SOUND.replace('["one", "two"]', "one"), "hints.test_a must be a list"),
+        (SOUND.replace('"two"', "{field: x}"), "mappings of field and text"),
+        (SOUND.replace('"two"', "{field: 3, text: y}"), "mappings of field and text"),
+        (SOUND.replace('"one", "two"', "{field: x, text: y}"), "one without a field"),
         (SOUND + "misconceptions:\n  - name: a\n", "misconception 'a': missing key 'why'"),
         (SOUND + "misconceptions:\n  - name: a\n    wy: b\n", "unknown key 'wy'"),
         (SOUND + "misconceptions:\n  - name: A b\n", "lower-case words joined by hyphens"),

@@ -99,12 +99,12 @@ def test_the_current_lab_is_the_one_the_learner_stands_in(progress, labs, little
 
 
 def test_hints_unfold_one_at_a_time_and_stop_at_the_last(progress, labs):
-    assert [progress.unfold(labs[0], "test_rounds_up") for _ in range(3)] == [1, 1, 1]
+    assert [progress.unfold(labs[0], "test_rounds_up", 2) for _ in range(3)] == [1, 2, 2]
 
 
 def test_two_terminals_do_not_undo_each_others_entries(little_course, labs):
     watching, asking = Progress(little_course), Progress(little_course)
-    asking.unfold(labs[0], "test_rounds_up")
+    asking.unfold(labs[0], "test_rounds_up", 1)
     watching.record(labs[0], outcome(labs[0], "failed"))
     watching.record(labs[1], outcome(labs[1], "failed"))
     assert Progress(little_course).entry(labs[0]).hints == {"test_rounds_up": 1}
