@@ -24,7 +24,7 @@ import transformers
 
 from benchmarks.report import Paired, machine, markdown_table, paired, write_section
 from mini_vllm import LLMEngine, SamplingParams
-from mini_vllm.checkpoint import resolve
+from mini_vllm.models.loader import resolve
 
 UNIFORM = ((1, 2.0), (8, 1.3), (64, 1.0))
 RAGGED_TARGET = 2.0
@@ -77,7 +77,7 @@ class Ours:
     """One engine, used again for every run; no prefix is shared between runs by chance."""
 
     def __init__(self, folder: str) -> None:
-        self.engine = LLMEngine(1600, model=folder, enable_caching=False)
+        self.engine = LLMEngine(num_blocks=1600, model=folder, enable_prefix_caching=False)
 
     def run(self, prompts: list[list[int]], output_lens: list[int]) -> list[list[int]]:
         """All requests together, continuously batched."""

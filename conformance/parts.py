@@ -19,7 +19,7 @@ from conformance import recording
 from mini_vllm.block_pool import BlockPool, FreeKVCacheBlockQueue, KVCacheBlock
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm.sampler import SamplingParams
+from mini_vllm.config import SamplingParams
 
 FOLDER = Path(__file__).parent / "recordings" / "parts"
 

@@ -286,7 +286,7 @@ def _watched() -> tuple[LLMEngine, _Watching]:
     """One engine for all questions, without a cache, so that none depends on another."""
     watching = _Watching()
     parts = EngineParts(sampler=lambda: watching)
-    return LLMEngine(dtype="float64", enable_caching=False, parts=parts), watching
+    return LLMEngine(dtype="float64", enable_prefix_caching=False, parts=parts), watching
 
 
 def _next_logits(tokens: list[int]) -> np.ndarray:
@@ -339,7 +339,7 @@ def generate_on_arrivals(
                 priority=add["priority"],
                 arrival_time=add["arrival_time"],
             )
-            requests[name] = engine.scheduler.requests[name]
+            requests[name] = engine.requests[name]
         if not pending and not engine.has_unfinished_requests():
             break
         engine.step()

@@ -11,6 +11,7 @@ status 0 when K is 0, 1 when it is not, 2 when a file is not a recording of the 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -21,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from conformance import recording
+from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
+from mini_vllm.config import SamplingParams, SchedulerConfig
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm.sampler import SamplingParams
 from mini_vllm.scheduler import Scheduler
 
 SCHEDULE_FIELDS = (
@@ -97,15 +99,10 @@ def mini_scheduler(
         config["enable_prefix_caching"],
         block_pool=block_pool,
     )
-    return scheduler(
-        kv,
-        config["max_num_seqs"],
-        config["max_num_batched_tokens"],
-        config["long_prefill_token_threshold"],
-        max_model_len=config["max_model_len"],
-        policy=config["policy"],
-        enable_chunked_prefill=config["enable_chunked_prefill"],
-    )
+    if config.get("async_scheduling") and scheduler is Scheduler:
+        scheduler = AsyncScheduler
+    names = {field.name for field in dataclasses.fields(SchedulerConfig)}
+    return scheduler(kv, SchedulerConfig(**{k: v for k, v in config.items() if k in names}))
 
 
 def mini_request(
@@ -283,13 +280,13 @@ def _step(
         },
         "free_blocks": scheduler.kv.block_pool.get_num_free_blocks(),
     }
-    sampled: dict[str, int] = {}
+    sampled: dict[str, list[int]] = {}
     for request_id, num_scheduled in scheduled.items():
         request = requests[request_id]
         if request.num_computed_tokens + num_scheduled == request.num_tokens:
             script = entry["outputs"].get(request_id, [])
             if request.num_output_tokens < len(script):
-                sampled[request_id] = script[request.num_output_tokens]
+                sampled[request_id] = [script[request.num_output_tokens]]
     finished = scheduler.update_from_output(output, sampled)
     got["finished"] = sorted(request.request_id for request in finished)
     for request in finished:

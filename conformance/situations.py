@@ -22,7 +22,7 @@ from conformance import recording, replay
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.scheduler import Scheduler, SchedulerOutput
+from mini_vllm import Scheduler, SchedulerOutput
 
 README = Path(__file__).with_name("README.md")
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import bench_scheduler
 from conformance import record, replay, workloads
-from mini_vllm.sampler import SamplingParams
+from mini_vllm.config import SamplingParams
 
 NUM_WORKLOADS = int(os.environ.get("CONFORMANCE_WORKLOADS", "720"))
 FIRST_SEED = int(os.environ.get("CONFORMANCE_SEED", random.randrange(10**6, 10**9)))
@@ -74,7 +74,7 @@ def test_the_run_on_the_first_page_is_what_the_real_scheduler_decides() -> None:
             name = str(add["request_id"])
             params = SamplingParams(max_tokens=int(str(add["max_tokens"])), ignore_eos=True)
             engine.add_request(add["prompt_token_ids"], params, request_id=name)
-            requests[name] = engine.scheduler.requests[name]
+            requests[name] = engine.requests[name]
         engine.step()
         step += 1
     workload = {

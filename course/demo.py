@@ -19,7 +19,7 @@ from course import show
 from course.labs import CourseError
 from course.tracing import name_of, scheduled_text
 from mini_vllm import LLMEngine, SamplingParams
-from mini_vllm.trace import StepRecord, traced_steps
+from mini_vllm.observe.trace import StepRecord, traced_steps
 
 SHARED = (
     "The scheduler decides, at every step, how many tokens of which request run next. "

@@ -14,8 +14,8 @@ from typing import Any
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 from mini_vllm.engine import LLMEngine
 from mini_vllm.request import Request
-from mini_vllm.sampler import SamplingParams
-from mini_vllm.trace import StepRecord, traced_steps
+from mini_vllm.config import SamplingParams
+from mini_vllm.observe.trace import StepRecord, traced_steps
 
 KINDS = ("waiting", "prefill", "hit", "recompute", "decode", "starved", "preempted")
 """What a request can be to a step, in the order of a legend:
@@ -120,7 +120,7 @@ def record(
                 request_id=arrival.name,
                 priority=arrival.priority,
             )
-            requests[arrival.name] = engine.scheduler.requests[arrival.name]
+            requests[arrival.name] = engine.requests[arrival.name]
             arrived_at[arrival.name] = len(totals)
 
     admit_arrivals()

@@ -11,7 +11,7 @@ import pytest
 from course import gantt
 from course.gantt import Arrival
 from mini_vllm.engine import LLMEngine
-from mini_vllm.sampler import SamplingParams
+from mini_vllm.config import SamplingParams
 
 
 def kinds_of(data: dict, name: str) -> list[str]:
@@ -37,7 +37,7 @@ def test_a_chunked_prompt_then_its_decodes():
 
 
 def test_a_preempted_request_waits_and_computes_again():
-    engine = LLMEngine(model="toy", num_blocks=5, block_size=4, enable_caching=False)
+    engine = LLMEngine(model="toy", num_blocks=5, block_size=4, enable_prefix_caching=False)
     data = gantt.record(engine, [Arrival("r0", "aaaabbbb", 8), Arrival("r1", "ccccdddd", 8)])
     assert kinds_of(data, "r1") == [
         "prefill", "preempted", *["waiting"] * 6, "recompute", *["decode"] * 6
@@ -59,7 +59,7 @@ def test_a_hit_is_noted_with_what_was_left_to_compute():
 
 def test_a_running_request_that_the_step_does_not_reach_is_starved():
     engine = LLMEngine(
-        model="toy", num_blocks=5, block_size=4, enable_caching=False, policy="priority"
+        model="toy", num_blocks=5, block_size=4, enable_prefix_caching=False, policy="priority"
     )
     data = gantt.record(
         engine,

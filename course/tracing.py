@@ -1,7 +1,7 @@
 """`course trace`: every engine step as a table row and as JSON.
 
 The JSON holds the configuration, the prompts and one record per step
-(`mini_vllm.trace.StepRecord`). Promises: the same command gives the same file. Mirrors nothing
+(`mini_vllm.observe.trace.StepRecord`). Promises: the same command gives the same file. Mirrors nothing
 upstream.
 """
 
@@ -18,7 +18,7 @@ from course import show
 from course.files import write_atomically
 from course.labs import CourseError
 from mini_vllm import LLMEngine, SamplingParams
-from mini_vllm.trace import StepRecord, traced_steps
+from mini_vllm.observe.trace import StepRecord, traced_steps
 
 
 def collect(
@@ -38,7 +38,7 @@ def collect(
             engine.add_request(prompt, params, request_id=name_of(number))
             for number, prompt in enumerate(prompts)
         ]
-        requests = {request_id: engine.scheduler.requests[request_id] for request_id in ids}
+        requests = {request_id: engine.requests[request_id] for request_id in ids}
         steps = [record.to_json() for record in traced_steps(engine)]
     except ValueError as error:
         raise CourseError(str(error)) from None

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from course import film, gantt
-from mini_vllm import launches
-from mini_vllm.checkpoint import expected_shapes, load_checkpoint, parse_config, read_json, resolve
-from mini_vllm.transformer import ModelConfig
+from mini_vllm.cudagraph import launches
+from mini_vllm.models.loader import expected_shapes, load_checkpoint, parse_config, read_json, resolve
+from mini_vllm.models.transformer import ModelConfig
 
 
 def _llama(
@@ -143,7 +143,7 @@ def roofline() -> dict[str, Any]:
 
 
 def cuda_graphs() -> dict[str, Any]:
-    """The kernels of a layer, defaults, and worked examples of `mini_vllm.launches.simulate`."""
+    """The kernels of a layer, defaults, and worked examples of `mini_vllm.cudagraph.launches.simulate`."""
     examples = []
     for layers, launch_us, kernel_us in ((1, 5, 2), (4, 5, 2), (4, 5, 10), (6, 2.5, 2.5)):
         for mode in launches.MODES:

@@ -1,5 +1,6 @@
 """A numpy engine that makes the scheduling and KV-cache decisions of vLLM v0.22.1."""
 
+from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import (
     BlockPool,
     FreeKVCacheBlockQueue,
@@ -13,22 +14,30 @@ from mini_vllm.cudagraph import (
     PiecewiseGraphRunner,
     run_eager,
 )
-from mini_vllm.engine import EngineParts, LLMEngine
+from mini_vllm.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
+from mini_vllm.engine import LLMEngine
 from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.llm import LLM, CompletionOutput, RequestOutput
-from mini_vllm.model import ToyModel
+from mini_vllm.llm import LLM
+from mini_vllm.models.toy import ToyModel
+from mini_vllm.outputs import CompletionOutput, RequestOutput
+from mini_vllm.parts import EngineParts
+from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.sampler import Sampler, SamplingParams
-from mini_vllm.scheduler import Scheduler, SchedulerOutput
+from mini_vllm.sampler import Sampler
+from mini_vllm.scheduler import Scheduler
 from mini_vllm.tokenizer import ByteTokenizer
 
 __all__ = [
     "LLM",
+    "AsyncScheduler",
     "BlockPool",
     "ByteTokenizer",
+    "CacheConfig",
     "CompletionOutput",
+    "EngineConfig",
     "EngineParts",
     "FreeKVCacheBlockQueue",
+    "Gate",
     "GraphEntry",
     "GraphRunner",
     "KVCacheBlock",
@@ -42,6 +51,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "Scheduler",
+    "SchedulerConfig",
     "SchedulerOutput",
     "ToyModel",
     "hash_block_tokens",

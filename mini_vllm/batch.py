@@ -8,11 +8,9 @@ there. Mirrors the tensors that `vllm/v1/worker/gpu_model_runner.py:1863`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
-
-_GROUP_SLOTS = 1024
 
 
 @dataclass
@@ -41,65 +39,16 @@ class ForwardBatch:
     """[num_reqs] index of each request's last scheduled token: one row of logits each"""
     block_size: int = 16
     kv_cache: np.ndarray | None = field(default=None, repr=False)
+    attn_metadata: Any = field(default=None, repr=False)
+    """What the attention has worked out for this batch, once for all layers; its own type."""
 
     @property
     def num_reqs(self) -> int:
         """Requests in the batch."""
         return len(self.seq_lens)
 
-    @cached_property
-    def decode_groups(self) -> list[DecodeGroup]:
-        """Requests with a single query token, grouped by length.
 
-        Sequences are sorted by length and cut into groups. A group's shortest member has at least
-        three quarters of the blocks of its longest, so padding stays small, and a group holds at
-        most `_GROUP_SLOTS` token slots, so what is gathered for it stays in a core's cache.
-        """
-        query_lens = np.diff(self.query_start_loc)
-        rows = np.flatnonzero(query_lens == 1)
-        if len(rows) > 1:
-            rows = rows[np.argsort(-self.seq_lens[rows], kind="stable")]
-        num_blocks = (-(-self.seq_lens[rows] // self.block_size)).tolist()
-        groups, start = [], 0
-        while start < len(rows):
-            widest = num_blocks[start]
-            most = max(1, _GROUP_SLOTS // (widest * self.block_size))
-            stop = start + 1
-            while stop < len(rows) and stop - start < most and num_blocks[stop] >= 0.75 * widest:
-                stop += 1
-            groups.append(self._decode_group(rows[start:stop], widest))
-            start = stop
-        return groups
+class Model(Protocol):
+    """Anything that turns a batch into logits [num_reqs, vocab_size]."""
 
-    def _decode_group(self, rows: np.ndarray, num_blocks: int) -> DecodeGroup:
-        lens = self.seq_lens[rows]
-        width = num_blocks * self.block_size
-        hidden = np.arange(width)[None, :] >= lens[:, None]  # [group, width]
-        dtype = np.dtype(np.float32) if self.kv_cache is None else self.kv_cache.dtype
-        return DecodeGroup(
-            token_rows=self.query_start_loc[rows],
-            block_tables=np.ascontiguousarray(self.block_tables[rows, :num_blocks]),
-            bias=hidden_bias(hidden, dtype)[:, None, None, :] if hidden.any() else None,
-        )
-
-    @cached_property
-    def prefill_rows(self) -> list[int]:
-        """Requests with more than one query token."""
-        return [int(i) for i in np.flatnonzero(np.diff(self.query_start_loc) > 1)]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Decode requests of similar length, attended to in one batched product."""
-
-    token_rows: np.ndarray
-    """[group] index of each request's only query token"""
-    block_tables: np.ndarray
-    """[group, num_blocks]"""
-    bias: np.ndarray | None
-    """[group, 1, 1, num_blocks * block_size], -inf beyond a sequence's end; None if no padding"""
-
-
-def hidden_bias(hidden: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """What to add to attention scores: -inf where `hidden` is True, 0 elsewhere, same shape."""
-    return np.where(hidden, dtype.type(-np.inf), dtype.type(0))
+    def forward(self, batch: ForwardBatch) -> np.ndarray: ...

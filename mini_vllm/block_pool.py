@@ -8,25 +8,43 @@ Mirrors `vllm/v1/core/block_pool.py:130` `BlockPool` and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 ROOT_HASH = 0
 """Parent of a sequence's first block. An int, not None, so hashes repeat across processes."""
 
 
-def hash_block_tokens(parent_hash: int, token_ids: Sequence[int]) -> int:
+@dataclass(frozen=True, slots=True)
+class KVEvent:
+    """One change of the prefix index. Mirrors `vllm/distributed/kv_events.py:49` `BlockStored`."""
+
+    kind: str
+    """"stored", "removed" or "cleared" (everything; the other fields are empty)."""
+    block_hashes: tuple[int, ...] = ()
+    parent_block_hash: int | None = None
+    """Of "stored": what the first of them is chained to, None at the start of a sequence."""
+    token_ids: tuple[int, ...] = ()
+    """Of "stored": the tokens of these blocks."""
+
+
+def hash_block_tokens(
+    parent_hash: int, token_ids: Sequence[int], extra_keys: tuple[Hashable, ...] = ()
+) -> int:
     """Hash of a full block, chained to its whole prefix (B9).
 
     Args:
         parent_hash: hash of the block before it, `ROOT_HASH` for the first.
         token_ids: the block's tokens, exactly `block_size` of them.
+        extra_keys: what else the block's K and V depend on: a salt, an adapter, an image.
 
     Returns:
-        A 64-bit int; equal prefixes give equal values. Upstream hashes with sha256 and adds keys
-        for LoRA, multimodal inputs and salts: `vllm/v1/core/kv_cache_utils.py:541`
-        `hash_block_tokens`.
+        A 64-bit int; equal prefixes under equal keys give equal values. Text keys make it differ
+        between processes unless PYTHONHASHSEED is set. Upstream hashes with sha256:
+        `vllm/v1/core/kv_cache_utils.py:541` `hash_block_tokens`.
     """
+    if extra_keys:
+        return hash((parent_hash, tuple(token_ids), extra_keys))
     return hash((parent_hash, tuple(token_ids)))
 
 
@@ -127,6 +145,8 @@ class BlockPool:
         self.cached_block_hash_to_block: dict[int, dict[int, KVCacheBlock]] = {}
         self.null_block = self.free_queue.popleft()
         self.null_block.is_null = True
+        self.on_event: Callable[[KVEvent], None] | None = None
+        """Told of every change of the index; for routers and traces."""
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take `num_blocks` from the front of the queue, each with ref_cnt 1.
@@ -144,20 +164,37 @@ class BlockPool:
         blocks = [self.free_queue.popleft() for _ in range(num_blocks)]
         for block in blocks:
             if self.enable_caching:
-                self._maybe_evict(block)
+                self.evict(block)
             assert block.ref_cnt == 0
             block.ref_cnt = 1
         return blocks
 
-    def _maybe_evict(self, block: KVCacheBlock) -> bool:
+    def evict(self, block: KVCacheBlock) -> bool:
         """Drop this block's own index entry and hash; True when it had one (B8)."""
-        if block.block_hash is None:
+        block_hash = block.block_hash
+        if block_hash is None:
             return False
-        holders = self.cached_block_hash_to_block[block.block_hash]
+        holders = self.cached_block_hash_to_block[block_hash]
         del holders[block.block_id]
         if not holders:
-            del self.cached_block_hash_to_block[block.block_hash]
+            del self.cached_block_hash_to_block[block_hash]
         block.reset_hash()
+        if self.on_event is not None:
+            self.on_event(KVEvent("removed", (block_hash,)))
+        return True
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix. False, and nothing changed, while any block is in use.
+
+        Mirrors `vllm/v1/core/block_pool.py:454` `BlockPool.reset_prefix_cache`.
+        """
+        if self.num_blocks - self.free_queue.num_free_blocks != 1:  # the null block
+            return False
+        self.cached_block_hash_to_block = {}
+        for block in self.blocks:
+            block.reset_hash()
+        if self.on_event is not None:
+            self.on_event(KVEvent("cleared"))
         return True
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:

@@ -1,55 +1,37 @@
 """The loop: schedule, execute, sample, update, until nothing is unfinished.
 
 Promises E1-E6: output does not depend on budget, threshold, pool, caching or batch mates; a refused
-request leaves the engine as it was; an engine that cannot make progress raises. Mirrors
-`vllm/v1/engine/core.py:428` `EngineCore.step`.
+request leaves the engine as it was; an engine that cannot make progress raises. A step that raises,
+or is interrupted anywhere, did not happen. Mirrors `vllm/v1/engine/core.py:428` `EngineCore.step`
+and, with `async_scheduling`, `vllm/v1/engine/core.py:469` `EngineCore.step_with_batch_queue`.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from mini_vllm.attention import paged_attention
-from mini_vllm.block_pool import BlockPool
-from mini_vllm.checkpoint import Tokenizer, load_checkpoint
-from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.model import ToyModel
-from mini_vllm.model_runner import Model, ModelRunner
-from mini_vllm.request import Request
-from mini_vllm.sampler import Sampler, SamplingParams
-from mini_vllm.scheduler import Scheduler, SchedulerOutput
-from mini_vllm.tokenizer import ByteTokenizer
-from mini_vllm.transformer import AttentionFn, Linear, LinearFactory, Transformer
+from mini_vllm.batch import Model
+from mini_vllm.config import EngineConfig, SamplingParams
+from mini_vllm.input_processor import InputProcessor
+from mini_vllm.interrupts import held_back
+from mini_vllm.model_runner import ModelRunner
+from mini_vllm.models.registry import load_model
+from mini_vllm.outputs import RequestOutput
+from mini_vllm.parts import EngineParts
+from mini_vllm.plan import Gate, SchedulerOutput
+from mini_vllm.request import Request, RequestStatus
+from mini_vllm.sample.processors import LogitsProcessor, MinTokens
+from mini_vllm.tokenizer import Tokenizer
 
-_request_numbers = itertools.count()
+__all__ = ["EngineParts", "LLMEngine"]
 
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """Replaceable parts, so that a learner's own class can serve the real model."""
-
-    block_pool: Callable[[int, bool], BlockPool] = BlockPool
-    kv_cache_manager: Callable[..., KVCacheManager] = KVCacheManager
-    scheduler: Callable[..., Scheduler] = Scheduler
-    sampler: Callable[[], Sampler] = Sampler
-    attention: AttentionFn = paged_attention
-    linear: LinearFactory = Linear
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """One finished generation of `LLMEngine.generate`."""
-
-    request_id: str
-    prompt: str | list[int]
-    token_ids: list[int]
-    text: str
-    finish_reason: str | None
+Observer = Callable[[SchedulerOutput], None]
+Sampled = dict[str, list[int]]
 
 
 class LLMEngine:
@@ -57,75 +39,60 @@ class LLMEngine:
 
     def __init__(
         self,
-        num_blocks: int = 256,
-        block_size: int = 16,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int = 2048,
-        long_prefill_token_threshold: int = 0,
-        enable_caching: bool = True,
-        seed: int = 0,
-        *,
         model: str | Path | Model = "byte-llama",
+        config: EngineConfig | None = None,
+        *,
         tokenizer: Tokenizer | None = None,
-        dtype: str = "float32",
-        max_model_len: int | None = None,
-        policy: str = "fcfs",
-        enable_chunked_prefill: bool = True,
-        forget_withdrawn_blocks: bool = False,
         parts: EngineParts | None = None,
+        gates: Sequence[Gate] = (),
+        logits_processors: Sequence[LogitsProcessor] = (),
+        **knobs: Any,
     ) -> None:
         """Load the model and build an idle engine.
 
         Args:
-            num_blocks, block_size: size of the KV cache; block 0 is reserved.
-            max_num_seqs, max_num_batched_tokens, long_prefill_token_threshold, policy,
-                enable_chunked_prefill, forget_withdrawn_blocks: see `Scheduler`. The last is off
-                as upstream; under the priority policy E1 holds only with it on.
-            enable_caching: share full blocks between equal prefixes.
-            seed: seeds requests that sample without a seed of their own, and `ToyModel`.
             model: "byte-llama" (shipped), a Hugging Face folder, a hub id, "toy", or an object
                 with `forward(batch)` (a `Transformer` brings its own shapes and dtype).
+            config: everything else, or pass the fields of `EngineConfig`, `CacheConfig` and
+                `SchedulerConfig` by name: `LLMEngine(num_blocks=64, block_size=4)`.
             tokenizer: replaces the checkpoint's; objects as `model` default to bytes.
-            dtype: "float32", or "float64" where outputs of different batch shapes are compared.
-            max_model_len: longest sequence in tokens; default is the checkpoint's.
             parts: replacements for pool, scheduler, sampler and so on.
+            gates: what features ask of the scheduler.
+            logits_processors: change each row before a token is chosen, in this order.
 
         Raises:
-            ValueError: an argument out of range, or a checkpoint that cannot be loaded.
+            ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
-        parts = parts or EngineParts()
-        if seed < 0:
-            raise ValueError(f"seed={seed}: need 0 or more")
-        self.seed = seed
-        kv = parts.kv_cache_manager(num_blocks, block_size, enable_caching, parts.block_pool)
-        loaded = _load(model, tokenizer, dtype, seed, parts)
-        longest = loaded.max_model_len
-        if max_model_len is not None and longest is not None and max_model_len > longest:
-            raise ValueError(f"max_model_len={max_model_len}: the model supports {longest}")
-        if max_model_len is None:
-            max_model_len = longest
+        if config is not None and knobs:
+            raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
+        config = EngineConfig.of(knobs) if config is None else config
+        self.parts = parts or EngineParts()
+        loaded = load_model(
+            model, tokenizer, config.dtype, config.seed, self.parts.attention,
+            self.parts.named_linear,
+        )  # fmt: skip
+        self.config = config.with_max_model_len(loaded.max_model_len)
+        self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
+        self.inputs = InputProcessor(self.config, loaded)
         self.chat_template = loaded.chat_template
-        self.max_model_len = max_model_len
-        self.scheduler = parts.scheduler(
-            kv,
-            max_num_seqs,
-            max_num_batched_tokens,
-            long_prefill_token_threshold,
-            max_model_len=max_model_len,
-            policy=policy,
-            enable_chunked_prefill=enable_chunked_prefill,
-            forget_withdrawn_blocks=forget_withdrawn_blocks,
-        )
-        self.sampler = parts.sampler()
+        self.gates = tuple(gates)
+        self.scheduler = self.parts.build_scheduler(self.config, self.gates)
+        self.sampler = self.parts.sampler()
+        self.logits_processors: list[LogitsProcessor] = [
+            MinTokens(self.eos_token_ids), *logits_processors
+        ]  # fmt: skip
+        cache = self.config.cache
         self.runner = ModelRunner(
-            loaded.model, num_blocks, block_size, loaded.kv_shape, loaded.dtype
+            loaded.model, cache.num_blocks, cache.block_size, loaded.kv_shape, loaded.dtype
         )
-        self.on_schedule: Callable[[SchedulerOutput], None] | None = None
-        """Called with each plan before it runs; for traces and probes."""
+        self.observers: list[Observer] = []
+        """Each is called with every plan before it runs; for traces and probes."""
         self._generators: dict[str, np.random.Generator] = {}
+        self._rng_states: dict[str, dict[int, Any]] = {}  # before the draw of token number ...
         self._num_added = 0
+        self._in_flight: tuple[SchedulerOutput, Sampled] | None = None
 
     @property
     def model(self) -> Model:
@@ -135,6 +102,11 @@ class LLMEngine:
     @model.setter
     def model(self, model: Model) -> None:
         self.runner.model = model
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """The live requests by id, in order of arrival."""
+        return self.scheduler.requests
 
     # ------------------------------------------------------------------ requests
 
@@ -146,6 +118,7 @@ class LLMEngine:
         request_id: str | None = None,
         priority: int = 0,
         arrival_time: float | None = None,
+        cache_salt: str | None = None,
     ) -> str:
         """Queue a prompt (text or token ids); returns its request id.
 
@@ -155,118 +128,215 @@ class LLMEngine:
             request_id: default "req-N" from a counter shared by all engines.
             priority: smaller is served first under the priority policy.
             arrival_time: breaks ties between priorities; default is the order of adding.
+            cache_salt: shares cached blocks only with requests of the same salt.
 
         Raises:
-            ValueError: empty prompt, unknown token id, a prompt or request that could never fit,
-                or a duplicate id. The engine is as it was.
+            ValueError: an argument of the wrong type, an empty prompt, an unknown token id, a
+                prompt or request that could never fit, or a duplicate id. The engine is as it was.
         """
-        params = sampling_params if sampling_params is not None else SamplingParams()
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self.check_fits(token_ids, params)
-        number = next(_request_numbers)
-        request = Request(
-            request_id if request_id is not None else f"req-{number}",
-            token_ids,
-            self._with_extra_stop_ids(params),
-            self.eos_token_ids[0] if self.eos_token_ids else None,
-            float(number) if arrival_time is None else arrival_time,
-            priority,
+        request = self.inputs.process(
+            prompt, sampling_params, request_id, priority, arrival_time, cache_salt
         )
-        self.scheduler.add_request(request)
-        if params.temperature > 0.0:
-            # Without a seed of its own a request gets a stream of its own, by order of adding.
-            own = params.seed if params.seed is not None else (self.seed, self._num_added)
-            self._generators[request.request_id] = np.random.default_rng(own)
-        self._num_added += 1
+        self.queue_request(request)
         return request.request_id
 
-    def _with_extra_stop_ids(self, params: SamplingParams) -> SamplingParams:
-        """Checkpoints with several EOS ids: the first is EOS, the others stop ids."""
-        extra = self.eos_token_ids[1:]
-        if not extra or params.ignore_eos:
-            return params
-        fields = {name: getattr(params, name) for name in params.__slots__}
-        return SamplingParams(**fields | {"stop_token_ids": (*params.stop_token_ids, *extra)})
+    def queue_request(self, request: Request) -> None:
+        """Queue what `inputs.process` made; all of it or, when interrupted, nothing.
 
-    def check_fits(self, token_ids: list[int], params: SamplingParams) -> None:
-        """Refuse what no schedule could ever finish, with a ValueError; changes nothing."""
-        if not token_ids:
-            raise ValueError("prompt is empty: need at least one token")
-        vocab_size = self.tokenizer.vocab_size
-        for token in token_ids:
-            if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
-                raise ValueError(
-                    f"prompt holds token id {token!r}: need integers from 0 to {vocab_size - 1}"
-                )
-        limit = self.max_model_len
-        if limit is not None and len(token_ids) >= limit:
-            raise ValueError(
-                f"prompt has {len(token_ids)} tokens: need fewer than max_model_len={limit}, "
-                "so that one output token fits"
-            )
-        longest = len(token_ids) + params.max_tokens
-        if limit is not None:
-            longest = min(longest, limit)
-        kv = self.scheduler.kv
-        num_usable = len(kv.block_pool.blocks) - 1
-        num_needed = -(-(longest - 1) // kv.block_size)  # the last token is never computed
-        if num_needed > num_usable:
-            raise ValueError(
-                f"prompt of {len(token_ids)} tokens with max_tokens={params.max_tokens} needs "
-                f"{num_needed} blocks of {kv.block_size}: the pool has {num_usable}"
-            )
+        Raises:
+            ValueError: a live request has its id.
+        """
+        if request.request_id in self.requests:
+            raise ValueError(f"request_id={request.request_id!r}: a live request has this id")
+        params = request.sampling_params
+        with self._all_or_nothing():
+            if params.temperature > 0.0:
+                # Without a seed of its own a request gets a stream of its own, by order of adding.
+                own = params.seed if params.seed is not None else (self.config.seed, self._num_added)
+                self._generators[request.request_id] = np.random.default_rng(own)
+            self.scheduler.add_request(request)
+            self._num_added += 1
 
     def abort_request(self, request_id: str) -> None:
         """End a request now and free its blocks; an unknown id is a no-op."""
-        self.scheduler.abort_request(request_id)
-        self._generators.pop(request_id, None)
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        with held_back(), self._all_or_nothing(without=request):
+            self.scheduler.abort_request(request_id)
+            self._forget(request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a further `step` has anything to do."""
         return self.scheduler.has_unfinished_requests()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget every cached prefix; see `Scheduler.reset_prefix_cache`."""
+        with self._all_or_nothing():
+            return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     # ------------------------------------------------------------------ the loop
 
     def step(self) -> list[Request]:
         """Schedule, execute, sample, update; returns the requests that finished in this step.
 
+        With `async_scheduling` the update is that of the step before, whose tokens only now become
+        known to the scheduler.
+
         Raises:
-            RuntimeError: work is left but nothing can be scheduled (S13).
+            RuntimeError: work is left but nothing can be scheduled (S13), or a part returned
+                what it must not; the part is named.
         """
-        output = self.scheduler.schedule()
-        if self.on_schedule is not None:
-            self.on_schedule(output)
-        if not output.scheduled_requests:
-            if self.scheduler.has_unfinished_requests() and not output.preempted_req_ids:
+        with self._all_or_nothing():
+            finished = self._step()
+            for request in finished:
+                self._forget(request.request_id)
+            return finished
+
+    def _step(self) -> list[Request]:
+        plan = self.scheduler.schedule()
+        plan.bind(self.scheduler.kv)
+        for observer in self.observers:
+            observer(plan)
+        previous = self._in_flight
+        stuck = not plan.scheduled_requests and not plan.preempted_req_ids
+        if stuck and not (previous and previous[0].scheduled_requests):
+            if self.scheduler.has_unfinished_requests():
                 raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
             return []
-        logits = self.runner.execute(output, self.scheduler.kv)
-        sampled = self._sample(output, logits)
-        finished = self.scheduler.update_from_output(output, sampled)
-        for request in finished:
-            self._generators.pop(request.request_id, None)
-        return finished
+        sampled: Sampled = {}
+        failed: dict[str, str] = {}
+        if plan.scheduled_requests:
+            self.runner.in_flight = previous[1] if previous else {}
+            sampled, failed = self._sample(plan, self.runner.execute(plan))
+        if self.config.scheduler.async_scheduling:
+            self._in_flight = plan, sampled
+            if previous is None:
+                return self._end(failed)
+            plan, sampled = previous
+        return self.scheduler.update_from_output(plan, sampled) + self._end(failed)
 
-    def _sample(self, output: SchedulerOutput, logits: np.ndarray) -> dict[str, int]:
-        """A token for every request that caught up; rows of partial prefills are dropped (S4)."""
-        sampled = {}
-        needs_sample, sample = self.scheduler.needs_sample, self.sampler.sample
-        for request, row in zip(output.scheduled_requests, logits, strict=True):
-            request_id, params = request.request_id, request.sampling_params
-            if not needs_sample(request, output.num_scheduled_tokens[request_id]):
+    def _sample(
+        self, plan: SchedulerOutput, logits: np.ndarray
+    ) -> tuple[Sampled, dict[str, str]]:
+        """Tokens for every request that caught up, and what was wrong with the other rows (S4)."""
+        requests = plan.scheduled_requests
+        if np.ndim(logits) != 2 or len(logits) != len(requests):
+            raise RuntimeError(
+                f"model: forward returned shape {np.shape(logits)}, need one row of logits for "
+                f"each of {len(requests)} scheduled requests"
+            )
+        finite = np.isfinite(logits.max(axis=1))  # a NaN or +inf anywhere, or -inf everywhere
+        sampled: Sampled = {}
+        failed: dict[str, str] = {}
+        for request, row, is_finite in zip(requests, logits, finite.tolist(), strict=True):
+            request_id = request.request_id
+            if request_id not in plan.sampling_req_ids:
                 continue
-            if params.min_tokens > request.num_output_tokens:
-                row = row.copy()
-                stops = (*self.eos_token_ids, *params.stop_token_ids)
-                row[[token for token in stops if token < len(row)]] = -np.inf
-            sampled[request_id] = sample(row, params, self._generators.get(request_id))
-        return sampled
+            if not is_finite:
+                failed[request_id] = "the model's logits hold NaN or infinity"
+                continue
+            sampled[request_id] = [self._choose(request, row, plan)]
+        return sampled, failed
+
+    def _choose(self, request: Request, row: np.ndarray, plan: SchedulerOutput) -> int:
+        """One token from one row: the processors in their order, then the sampler."""
+        for processor in self.logits_processors:
+            row = processor(request, row)
+        request_id = request.request_id
+        generator = self._generators.get(request_id)
+        if generator is not None:
+            position = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
+            states = self._rng_states.setdefault(request_id, {})
+            states[position] = generator.bit_generator.state
+            states.pop(position - 2, None)
+        token = self.sampler.sample(row, request.sampling_params, generator)
+        if not isinstance(token, int | np.integer) or not 0 <= token < len(row):
+            raise RuntimeError(
+                f"sampler part {type(self.sampler).__name__}: returned {token!r} for request "
+                f"{request_id!r}, need a token id from 0 to {len(row) - 1}"
+            )
+        return int(token)
+
+    def _end(self, failed: dict[str, str]) -> list[Request]:
+        """End the requests whose rows were no numbers. What they left in the cache may be as wrong
+        as their logits, so everybody else starts over."""
+        ended = []
+        for request_id, reason in failed.items():
+            request = self.scheduler.abort_request(request_id)
+            if request is not None:
+                request.status, request.stop_reason = RequestStatus.FINISHED_ERROR, reason
+                ended.append(request)
+        if ended:
+            self._restart(self._live())
+        return ended
+
+    # ------------------------------------------------------------------ whole again
+
+    def _live(self) -> list[tuple[Request, int]]:
+        """The live requests and how many tokens each has."""
+        return [(request, request.num_tokens) for request in self.requests.values()]
+
+    @contextmanager
+    def _all_or_nothing(self, without: Request | None = None) -> Iterator[None]:
+        """Run a change of the engine; if it raises, or is interrupted, it did not happen.
+
+        Args:
+            without: a request that is gone also when the change fails: it is being aborted.
+        """
+        live = [entry for entry in self._live() if entry[0] is not without]
+        try:
+            yield
+        except BaseException:
+            if without is not None:
+                without.status = RequestStatus.FINISHED_ABORTED
+            self._restart(live)
+            raise
+
+    @contextmanager
+    def owning(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Abort the requests that are still live at the end of the block.
+
+        An interrupt may hit the cleanup itself: whoever must leave nothing behind enters it twice,
+        and the outer one finishes what the inner one could not.
+        """
+        try:
+            yield
+        finally:
+            for request in requests:  # those that are finished are not known any more
+                if self.requests.get(request.request_id) is request:
+                    self.abort_request(request.request_id)
+
+    def _restart(self, live: list[tuple[Request, int]]) -> None:
+        """Start over with these requests, as they were, in an empty cache.
+
+        After an exception nobody knows which of pool, tables, queues and index are half changed, so
+        nothing of them is kept: new parts, and the requests queued again with the tokens they had.
+        """
+        with held_back():
+            self.scheduler = self.parts.build_scheduler(self.config, self.gates)
+            self._in_flight = None
+            for request, num_tokens in live:
+                del request.all_token_ids[num_tokens:]
+                request.start_over()
+                self.scheduler.add_request(request)
+                state = self._rng_states.get(request.request_id, {}).get(num_tokens)
+                if state is not None:
+                    self._generators[request.request_id].bit_generator.state = state
+            for request_id in [i for i in self._generators if i not in self.requests]:
+                self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._generators.pop(request_id, None)
+        self._rng_states.pop(request_id, None)
+
+    # ------------------------------------------------------------------ all at once
 
     def generate(
         self,
         prompts: Sequence[str | Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[GenerationResult]:
+    ) -> list[RequestOutput]:
         """Run all prompts to the end; results in prompt order.
 
         Args:
@@ -276,83 +346,24 @@ class LLMEngine:
         Raises:
             ValueError: any prompt is refused (none is run), or the two lengths differ.
         """
+        if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
+            raise ValueError(f"prompts={prompts!r}: need texts, or lists of token ids")
         if isinstance(sampling_params, SamplingParams) or sampling_params is None:
-            all_params = [sampling_params or SamplingParams()] * len(prompts)
+            all_params: Sequence[SamplingParams | None] = [sampling_params] * len(prompts)
+        elif isinstance(sampling_params, Sequence):
+            all_params = sampling_params
         else:
-            all_params = list(sampling_params)
+            raise ValueError(f"sampling_params={sampling_params!r}: need one, or one per prompt")
         if len(all_params) != len(prompts):
             raise ValueError(f"sampling_params: got {len(all_params)} for {len(prompts)} prompts")
-        ids: list[str] = []
-        try:
-            for prompt, params in zip(prompts, all_params, strict=True):
-                ids.append(self.add_request(prompt, params))
-        except ValueError:
-            for request_id in ids:
-                self.abort_request(request_id)
-            raise
-        requests = {request_id: self.scheduler.requests[request_id] for request_id in ids}
-        while self.has_unfinished_requests():
-            self.step()
-        return [
-            GenerationResult(
-                request_id,
-                prompt if isinstance(prompt, str) else list(prompt),
-                requests[request_id].output_token_ids,
-                self.tokenizer.decode(requests[request_id].text_token_ids),
-                requests[request_id].finish_reason,
-            )
-            for request_id, prompt in zip(ids, prompts, strict=True)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class _LoadedModel:
-    """What the engine needs to know of whatever `model` was."""
-
-    model: Model
-    tokenizer: Tokenizer
-    eos_token_ids: tuple[int, ...]
-    kv_shape: tuple[int, int, int] | None = None
-    dtype: np.dtype | type | str = np.float32
-    max_model_len: int | None = None
-    chat_template: str | None = None
-
-
-def _load(
-    model: str | Path | Model,
-    tokenizer: Tokenizer | None,
-    dtype: str,
-    seed: int,
-    parts: EngineParts,
-) -> _LoadedModel:
-    """Resolve the `model` argument of `LLMEngine`."""
-    if isinstance(model, str | Path) and str(model) != "toy":
-        checkpoint = load_checkpoint(model)
-        transformer = Transformer(
-            checkpoint.config,
-            checkpoint.weights,
-            dtype,
-            attention=parts.attention,
-            linear=parts.linear,
-        )
-        return _LoadedModel(
-            transformer,
-            tokenizer or checkpoint.tokenizer,
-            checkpoint.eos_token_ids or _eos_of(checkpoint.tokenizer),
-            transformer.kv_shape,
-            transformer.dtype,
-            checkpoint.config.max_position_embeddings,
-            checkpoint.chat_template,
-        )
-    tokens = tokenizer or ByteTokenizer()
-    if isinstance(model, str | Path):
-        return _LoadedModel(ToyModel(tokens.vocab_size, seed), tokens, _eos_of(tokens))
-    if isinstance(model, Transformer):
-        longest = model.config.max_position_embeddings
-        return _LoadedModel(model, tokens, _eos_of(tokens), model.kv_shape, model.dtype, longest)
-    return _LoadedModel(model, tokens, _eos_of(tokens))
-
-
-def _eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokenizer's EOS as a tuple, empty when it has none."""
-    return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        pairs = zip(prompts, all_params, strict=True)
+        requests = [self.inputs.process(prompt, params) for prompt, params in pairs]
+        with self.owning(requests), self.owning(requests):
+            for request in requests:
+                self.queue_request(request)
+            while not all(request.is_finished for request in requests):
+                self.step()
+            return [
+                RequestOutput.of(request, prompt, self.tokenizer)
+                for request, prompt in zip(requests, prompts, strict=True)
+            ]

@@ -8,10 +8,41 @@ with one full-attention group (`vllm/v1/core/single_type_kv_cache_manager.py:481
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
-from mini_vllm.block_pool import ROOT_HASH, BlockPool, KVCacheBlock, hash_block_tokens
+from mini_vllm.block_pool import ROOT_HASH, BlockPool, KVCacheBlock, KVEvent, hash_block_tokens
+from mini_vllm.config import whole
 from mini_vllm.request import Request
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """Lookups since the last reset. Mirrors `vllm/v1/metrics/stats.py:115` `PrefixCacheStats`.
+
+    Requests that were preempted before are counted apart, so that a low hit rate is not hidden by
+    requests that find their own blocks again.
+    """
+
+    requests: int = 0
+    queries: int = 0
+    """Tokens looked up."""
+    hits: int = 0
+    """Tokens found."""
+    preempted_requests: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+    def record(self, num_tokens: int, num_hits: int, preempted: bool) -> None:
+        """Count one lookup of `num_tokens` tokens that found `num_hits`."""
+        if preempted:
+            self.preempted_requests += 1
+            self.preempted_queries += num_tokens
+            self.preempted_hits += num_hits
+        else:
+            self.requests += 1
+            self.queries += num_tokens
+            self.hits += num_hits
 
 
 class KVCacheManager:
@@ -35,12 +66,15 @@ class KVCacheManager:
         Raises:
             ValueError: a size below its minimum.
         """
-        if block_size < 1:
-            raise ValueError(f"block_size={block_size}: need at least 1")
+        whole("block_size", block_size, 1)
         self.block_pool = block_pool(num_blocks, enable_caching)
         self.block_size = block_size
         self.enable_caching = enable_caching
+        self.max_model_len: int | None = None
+        """Longest sequence: slots beyond it are never allocated. The scheduler sets it."""
+        self.stats = PrefixCacheStats()
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
+        self._block_ids: dict[str, list[int]] = {}  # of the same tables, for the runner
         # Leading blocks of each table that are in the index already, adopted ones included.
         self._num_cached: dict[str, int] = {}
 
@@ -54,8 +88,8 @@ class KVCacheManager:
         return self.req_to_blocks.get(request_id, [])
 
     def get_block_ids(self, request_id: str) -> list[int]:
-        """Physical block ids of the request's table, in sequence order."""
-        return [block.block_id for block in self.req_to_blocks.get(request_id, ())]
+        """Physical block ids of the request's table, in sequence order, a copy."""
+        return self._block_ids.get(request_id, [])[:]
 
     def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
         """Longest cached prefix of the request, in whole blocks. Touches nothing.
@@ -66,7 +100,7 @@ class KVCacheManager:
         Returns:
             `(blocks, num_cached_tokens)`, the second being `len(blocks) * block_size`.
         """
-        if not self.enable_caching:
+        if not self.enable_caching or request.sampling_params.skip_reading_prefix_cache:
             return [], 0
         self._extend_hashes(request)
         blocks = []
@@ -75,18 +109,31 @@ class KVCacheManager:
             if block is None:
                 break
             blocks.append(block)
-        return blocks, len(blocks) * self.block_size
+        num_hits = len(blocks) * self.block_size
+        self.stats.record(request.num_tokens, num_hits, request.num_preemptions > 0)
+        return blocks, num_hits
+
+    def get_num_blocks_to_allocate(
+        self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock] = ()
+    ) -> int:
+        """Free blocks it takes to hold `num_tokens` (B15): new ones, and hits that sit in the queue."""
+        num_held = len(self.req_to_blocks.get(request_id, ())) + len(new_computed_blocks)
+        num_new = max(0, -(-num_tokens // self.block_size) - num_held)
+        if not new_computed_blocks:
+            return num_new
+        return num_new + sum(b.ref_cnt == 0 and not b.is_null for b in new_computed_blocks)
 
     def full_sequence_fits(
         self, request: Request, new_computed_blocks: Sequence[KVCacheBlock]
     ) -> bool:
-        """Whether the whole current sequence would fit, not only its first chunk (D4).
+        """Whether the whole current sequence would fit, not only its first chunk.
 
         The admission gate of `vllm/config/scheduler.py:140`
         `SchedulerConfig.scheduler_reserve_full_isl`.
         """
-        needed = _blocks_for(request.num_tokens, self.block_size) - len(new_computed_blocks)
-        needed += _num_evictable(new_computed_blocks)
+        needed = self.get_num_blocks_to_allocate(
+            request.request_id, request.num_tokens, new_computed_blocks
+        )
         return needed <= self.block_pool.get_num_free_blocks()
 
     def allocate_slots(
@@ -94,59 +141,95 @@ class KVCacheManager:
         request: Request,
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] | None = None,
+        num_lookahead_tokens: int = 0,
     ) -> list[KVCacheBlock] | None:
         """Grow the table to hold `num_new_tokens` beyond `request.num_computed_tokens`.
 
         The caller has already put the prefix hits into `num_computed_tokens`. Capacity is checked
-        before anything is touched (D3, B14); adopted blocks that were free count as consumed.
-        Blocks that become full with this step's tokens enter the index now (D8), since the step
-        will fill them before anybody can read them.
+        before anything is touched (B14); adopted blocks that were free count as consumed. Blocks
+        that become full with this step's tokens enter the index now, since the step will fill them
+        before anybody can read them; drafts, which may be rejected, do not count.
 
         Args:
             request: must not hold blocks yet when `new_computed_blocks` is given.
             num_new_tokens: tokens to be computed in this step, at least 1.
             new_computed_blocks: the hits of `get_computed_blocks`, to adopt.
+            num_lookahead_tokens: further slots, for drafts made in this step.
 
         Returns:
             The newly allocated blocks (often empty), or None when they do not fit.
+
+        Raises:
+            ValueError: `num_new_tokens` below 1.
         """
-        request_id = request.request_id
-        num_slots = request.num_computed_tokens + num_new_tokens
-        table = self.req_to_blocks.get(request_id)
-        if table is None:
-            table = []
-        num_held = len(table)
-        if new_computed_blocks:
-            num_held += len(new_computed_blocks)
-        num_needed = -(-num_slots // self.block_size) - num_held
+        if num_new_tokens < 1:
+            raise ValueError(f"num_new_tokens={num_new_tokens}: need at least 1")
+        request_id, hits = request.request_id, new_computed_blocks or ()
+        num_tokens = request.num_computed_tokens + num_new_tokens
+        num_slots = num_tokens + num_lookahead_tokens
+        if self.max_model_len is not None and num_slots > self.max_model_len:
+            num_slots = self.max_model_len
+        table, size = self.req_to_blocks.get(request_id, ()), self.block_size
         new_blocks: list[KVCacheBlock] = []
-        if num_needed > 0 or new_computed_blocks:
-            adopted = new_computed_blocks or ()
-            if num_needed + _num_evictable(adopted) > self.block_pool.get_num_free_blocks():
+        if hits or num_slots > len(table) * size:  # else the last block has room: most decodes
+            needed = self.get_num_blocks_to_allocate(request_id, num_slots, hits)
+            if needed > self.block_pool.get_num_free_blocks():
                 return None
-            if adopted:
-                self.block_pool.touch(adopted)
-                table.extend(adopted)
-                self._num_cached[request_id] = len(table)
-            if num_needed > 0:
-                new_blocks = self.block_pool.get_new_blocks(num_needed)
-                table.extend(new_blocks)
-            self.req_to_blocks[request_id] = table
+            new_blocks = self._extend_table(request_id, num_slots, hits)
         if self.enable_caching:
-            num_full = min(num_slots, request.num_tokens) // self.block_size
-            if num_full > self._num_cached.get(request_id, 0):
-                self._cache_full_blocks(request, table, num_full)
+            num_known = min(num_tokens, request.num_tokens)
+            if num_known // size > self._num_cached.get(request_id, 0):
+                self.cache_blocks(request, num_known)
         return new_blocks
 
+    def _extend_table(
+        self, request_id: str, num_slots: int, hits: Sequence[KVCacheBlock]
+    ) -> list[KVCacheBlock]:
+        """Adopt the hits, then take new blocks up to `num_slots`; returns the new ones."""
+        table = self.req_to_blocks.setdefault(request_id, [])
+        block_ids = self._block_ids.setdefault(request_id, [])
+        if hits:
+            self.block_pool.touch(hits)
+            self._num_cached[request_id] = len(hits)
+        num_missing = -(-num_slots // self.block_size) - len(table) - len(hits)
+        new_blocks = self.block_pool.get_new_blocks(num_missing) if num_missing > 0 else []
+        table += [*hits, *new_blocks]
+        block_ids += [block.block_id for block in (*hits, *new_blocks)]
+        return new_blocks
+
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Index the request's full blocks among its first `num_tokens` tokens (B3)."""
+        start, num_full = self._num_cached.get(request.request_id, 0), num_tokens // self.block_size
+        if num_full <= start or not self.enable_caching:
+            return
+        self._extend_hashes(request)
+        blocks = self.req_to_blocks[request.request_id][start:num_full]
+        hashes = request.block_hashes[start:num_full]
+        self.block_pool.cache_full_blocks(blocks, hashes)
+        self._num_cached[request.request_id] = num_full
+        tell = getattr(self.block_pool, "on_event", None)  # a learner's pool may have none
+        if tell is not None:
+            parent = request.block_hashes[start - 1] if start else None
+            tokens = request.all_token_ids[start * self.block_size : num_full * self.block_size]
+            tell(KVEvent("stored", tuple(hashes), parent, tuple(tokens)))
+
     def free(self, request: Request) -> None:
-        """Release the table, tail first, so that a prefix outlives its extensions (D7).
+        """Release the table, tail first, so that a prefix outlives its extensions.
 
         A request without blocks is a no-op.
         """
         table = self.req_to_blocks.pop(request.request_id, None)
+        self._block_ids.pop(request.request_id, None)
         self._num_cached.pop(request.request_id, None)
         if table:
             self.block_pool.free_blocks(reversed(table))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing changed, while any block is in use."""
+        if not self.block_pool.reset_prefix_cache():
+            return False
+        self.stats = PrefixCacheStats()
+        return True
 
     def forget_uncomputed(self, request: Request) -> None:
         """Take blocks that will not be computed after all out of the index.
@@ -156,33 +239,15 @@ class KVCacheManager:
         """
         num_computed_blocks = request.num_computed_tokens // self.block_size
         for block in self.get_blocks(request.request_id)[num_computed_blocks:]:
-            self.block_pool._maybe_evict(block)
-
-    def _cache_full_blocks(
-        self, request: Request, table: list[KVCacheBlock], num_full: int
-    ) -> None:
-        """Index `table[cached:num_full]` under the request's chained hashes (B3)."""
-        self._extend_hashes(request)
-        start = self._num_cached.get(request.request_id, 0)
-        self.block_pool.cache_full_blocks(
-            table[start:num_full], request.block_hashes[start:num_full]
-        )
-        self._num_cached[request.request_id] = num_full
+            self.block_pool.evict(block)
 
     def _extend_hashes(self, request: Request) -> None:
         """Bring `request.block_hashes` up to the number of full blocks of its tokens (B9)."""
         hashes, token_ids, size = request.block_hashes, request.all_token_ids, self.block_size
         parent = hashes[-1] if hashes else ROOT_HASH
         for start in range(len(hashes) * size, request.num_tokens - size + 1, size):
-            parent = hash_block_tokens(parent, token_ids[start : start + size])
+            keys: tuple[Hashable, ...] = request.extra_keys
+            if start == 0 and request.cache_salt is not None:
+                keys = (*keys, request.cache_salt)
+            parent = hash_block_tokens(parent, token_ids[start : start + size], keys)
             hashes.append(parent)
-
-
-def _blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens` (B15)."""
-    return -(-num_tokens // block_size)
-
-
-def _num_evictable(blocks: Sequence[KVCacheBlock]) -> int:
-    """How many of these hits sit in the free queue, and so cost capacity when adopted."""
-    return sum(block.ref_cnt == 0 and not block.is_null for block in blocks)

@@ -7,36 +7,18 @@ Promises: a script written against it runs on the real engine after changing one
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from mini_vllm.engine import EngineParts, LLMEngine
-from mini_vllm.model_runner import Model
-from mini_vllm.sampler import SamplingParams
+from mini_vllm.batch import Model
+from mini_vllm.config import EngineConfig, SamplingParams
+from mini_vllm.detokenizer import IncrementalDetokenizer
+from mini_vllm.engine import LLMEngine
+from mini_vllm.outputs import CompletionOutput, RequestOutput
+from mini_vllm.parts import EngineParts
+from mini_vllm.tokenizer import Tokenizer
 
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One completion of a request; `finish_reason` is None while it runs.
-
-    A token that stopped it is in `token_ids` and not in `text`.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """A request as the caller sees it; `outputs` holds one completion."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "stream_text"]
 
 
 class LLM:
@@ -45,42 +27,20 @@ class LLM:
     def __init__(
         self,
         model: str | Path | Model = "byte-llama",
+        config: EngineConfig | None = None,
         *,
-        dtype: str = "float32",
-        seed: int = 0,
-        num_blocks: int = 256,
-        block_size: int = 16,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int = 2048,
-        long_prefill_token_threshold: int = 0,
-        enable_prefix_caching: bool = True,
-        enable_chunked_prefill: bool = True,
-        scheduling_policy: str = "fcfs",
+        tokenizer: Tokenizer | None = None,
         parts: EngineParts | None = None,
+        **knobs: Any,
     ) -> None:
-        """Same meanings as `LLMEngine`; argument names are those of vLLM's `EngineArgs`.
+        """As `LLMEngine`; the names of `knobs` are those of vLLM's `EngineArgs`.
 
         vLLM sizes its cache from free GPU memory; here `num_blocks` says it.
 
         Raises:
             ValueError: see `LLMEngine`.
         """
-        self.llm_engine = LLMEngine(
-            num_blocks,
-            block_size,
-            max_num_seqs,
-            max_num_batched_tokens,
-            long_prefill_token_threshold,
-            enable_prefix_caching,
-            seed,
-            model=model,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            policy=scheduling_policy,
-            enable_chunked_prefill=enable_chunked_prefill,
-            parts=parts,
-        )
+        self.llm_engine = LLMEngine(model, config, tokenizer=tokenizer, parts=parts, **knobs)
 
     def generate(
         self,
@@ -96,21 +56,7 @@ class LLM:
         Raises:
             ValueError: any prompt is refused (none is run).
         """
-        if not isinstance(prompts, Sequence):
-            raise ValueError(f"prompts={prompts!r}: need a text, texts, or lists of token ids")
-        many: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else [*prompts]
-        results = self.llm_engine.generate(many, sampling_params)
-        encode = self.llm_engine.tokenizer.encode
-        return [
-            RequestOutput(
-                request_id=result.request_id,
-                prompt=prompt if isinstance(prompt, str) else None,
-                prompt_token_ids=encode(prompt) if isinstance(prompt, str) else list(prompt),
-                outputs=[CompletionOutput(0, result.text, result.token_ids, result.finish_reason)],
-                finished=True,
-            )
-            for prompt, result in zip(many, results, strict=True)
-        ]
+        return self.llm_engine.generate([prompts] if isinstance(prompts, str) else prompts, sampling_params)
 
     def stream(self, prompt: str, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Generate for one prompt, yielding text as it is produced.
@@ -154,16 +100,14 @@ def stream_text(
     Bytes of an unfinished UTF-8 character are held back until it is complete. Leaving the loop
     early aborts the request.
     """
-    request_id = engine.add_request(prompt, sampling_params)
-    request = engine.scheduler.requests[request_id]
-    shown = 0
-    try:
-        while not request.is_finished:
+    request = engine.inputs.process(prompt, sampling_params)
+    detokenizer = IncrementalDetokenizer(engine.tokenizer)
+    with engine.owning([request]), engine.owning([request]):
+        engine.queue_request(request)
+        while True:  # other calls may step the engine between two pieces: show first, then step
+            piece = detokenizer.update(request.text_token_ids, request.is_finished)
+            if piece:
+                yield piece
+            if request.is_finished:
+                return
             engine.step()
-            text = engine.tokenizer.decode(request.text_token_ids)
-            ready = text if request.is_finished else text.rstrip("\ufffd")
-            if len(ready) > shown:
-                yield ready[shown:]
-                shown = len(ready)
-    finally:
-        engine.abort_request(request_id)

@@ -1,24 +1,18 @@
-"""From a scheduling plan to logits: owns the KV cache and builds the ragged batch.
+"""From a plan to logits: owns the KV cache and builds the ragged batch.
 
 Promises: one row of logits per scheduled request, in scheduling order, partial prefills included;
-whoever samples drops those. Mirrors `vllm/v1/worker/gpu_model_runner.py:415` `GPUModelRunner`.
+whoever samples drops those. Sees plans, no scheduler and no KV manager. Mirrors
+`vllm/v1/worker/gpu_model_runner.py:415` `GPUModelRunner`.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
-from mini_vllm.batch import ForwardBatch
-from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.scheduler import SchedulerOutput
-
-
-class Model(Protocol):
-    """Anything that turns a batch into logits [num_reqs, vocab_size]."""
-
-    def forward(self, batch: ForwardBatch) -> np.ndarray: ...
+from mini_vllm.batch import ForwardBatch, Model
+from mini_vllm.plan import SchedulerOutput
 
 
 class ModelRunner:
@@ -40,46 +34,49 @@ class ModelRunner:
             block_size: tokens per block.
             kv_shape: (num_layers, num_kv_heads, head_dim), or None for a model without K and V.
             dtype: of the cache.
+
+        Raises:
+            ValueError: the cache does not fit the machine's memory; the bytes are named.
         """
         self.model = model
         self.block_size = block_size
         self.kv_cache: np.ndarray | None = None
+        self.in_flight: dict[str, Sequence[int]] = {}
+        """Tokens sampled by a step that the scheduler has not been told of yet, per request."""
         if kv_shape is not None:
             num_layers, num_kv_heads, head_dim = kv_shape
             shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
-            self.kv_cache = np.zeros(shape, dtype=dtype)
+            try:
+                self.kv_cache = np.zeros(shape, dtype=dtype)
+            except MemoryError:
+                size = np.prod(shape, dtype=float) * np.dtype(dtype).itemsize
+                raise ValueError(
+                    f"num_blocks={num_blocks}: a KV cache of {size / 2**30:,.1f} GiB does not fit"
+                ) from None
 
-    def execute(self, output: SchedulerOutput, kv: KVCacheManager) -> np.ndarray:
-        """Run one step; logits [len(output.scheduled_requests), vocab_size]."""
-        return self.model.forward(self.prepare_batch(output, kv))
+    def execute(self, plan: SchedulerOutput) -> np.ndarray:
+        """Run one bound plan; logits [len(plan.scheduled_requests), vocab_size]."""
+        return self.model.forward(self.prepare_batch(plan))
 
-    def prepare_batch(self, output: SchedulerOutput, kv: KVCacheManager) -> ForwardBatch:
+    def prepare_batch(self, plan: SchedulerOutput) -> ForwardBatch:
         """Lay the scheduled tokens of all requests end to end and look up their slots.
 
-        Called after `schedule()` and before `update_from_output()`, so each request's
-        `num_computed_tokens` is still the position of its first scheduled token.
+        The plan must be bound (`SchedulerOutput.bind`): it then knows each request's block table
+        and the position of its first scheduled token.
         """
-        requests = output.scheduled_requests
-        num_reqs = len(requests)
-        counts = np.fromiter(output.num_scheduled_tokens.values(), np.int64, num_reqs)
-        computed = np.fromiter((r.num_computed_tokens for r in requests), np.int64, num_reqs)
-        token_ids: list[int] = []
-        for request, count in zip(requests, output.num_scheduled_tokens.values(), strict=True):
-            start = request.num_computed_tokens
-            if count == 1:
-                token_ids.append(request.all_token_ids[start])
-            else:
-                token_ids += request.all_token_ids[start : start + count]
-
+        num_reqs = len(plan.scheduled_requests)
+        counts = np.fromiter(plan.num_scheduled_tokens.values(), np.int64, num_reqs)
+        starts = [plan.num_computed_tokens[r] for r in plan.num_scheduled_tokens]
+        computed = np.array(starts, dtype=np.int64)
         query_start_loc = np.zeros(num_reqs + 1, dtype=np.int64)
         np.cumsum(counts, out=query_start_loc[1:])
         # Token t of request i sits at position computed[i] + (t - query_start_loc[i]).
-        owner = np.repeat(np.arange(num_reqs), counts)  # [num_tokens]
+        owner = np.repeat(np.arange(num_reqs), counts.astype(np.intp))  # [num_tokens]
         positions = np.arange(len(owner)) + (computed - query_start_loc[:-1])[owner]
-        block_tables = self._block_tables([kv.get_block_ids(r.request_id) for r in requests])
+        block_tables = self._block_tables([plan.block_ids[r] for r in plan.num_scheduled_tokens])
         block, offset = np.divmod(positions, self.block_size)
         return ForwardBatch(
-            token_ids=np.array(token_ids, dtype=np.int64),
+            token_ids=self._token_ids(plan),
             positions=positions,
             slot_mapping=block_tables[owner, block] * self.block_size + offset,
             query_start_loc=query_start_loc,
@@ -90,9 +87,23 @@ class ModelRunner:
             kv_cache=self.kv_cache,
         )
 
+    def _token_ids(self, plan: SchedulerOutput) -> np.ndarray:
+        """[num_tokens] the scheduled tokens: known ones, those in flight, then drafts."""
+        token_ids: list[int] = []
+        for request in plan.scheduled_requests:
+            request_id = request.request_id
+            start, count = plan.num_computed_tokens[request_id], plan.num_scheduled_tokens[request_id]
+            stop, known = start + count, request.all_token_ids
+            if stop <= len(known):
+                token_ids += known[start:stop]
+                continue
+            beyond = [*self.in_flight.get(request_id, ()), *plan.spec_token_ids.get(request_id, ())]
+            token_ids += (known[start:] + beyond[max(0, start - len(known)) :])[:count]
+        return np.array(token_ids, dtype=np.int64)
+
     @staticmethod
-    def _block_tables(tables: list[list[int]]) -> np.ndarray:
+    def _block_tables(tables: Sequence[Sequence[int]]) -> np.ndarray:
         """[num_reqs, longest table], padded with the null block 0."""
         width = max(map(len, tables), default=0)
-        padded = [table + [0] * (width - len(table)) for table in tables]
+        padded = [[*table, *[0] * (width - len(table))] for table in tables]
         return np.array(padded, dtype=np.int64).reshape(len(tables), width)

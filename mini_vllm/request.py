@@ -7,10 +7,10 @@ PREEMPTED; the stop check runs in upstream's order. Mirrors `vllm/v1/request.py:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from enum import IntEnum
 
-from mini_vllm.sampler import SamplingParams
+from mini_vllm.config import SamplingParams
 
 
 class RequestStatus(IntEnum):
@@ -22,12 +22,14 @@ class RequestStatus(IntEnum):
     FINISHED_STOPPED = 3
     FINISHED_LENGTH = 4
     FINISHED_ABORTED = 5
+    FINISHED_ERROR = 6
 
 
 _FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: "stop",
     RequestStatus.FINISHED_LENGTH: "length",
     RequestStatus.FINISHED_ABORTED: "abort",
+    RequestStatus.FINISHED_ERROR: "error",
 }
 
 
@@ -40,9 +42,10 @@ class Request:
     """
 
     __slots__ = (
-        "all_token_ids", "arrival_time", "block_hashes", "eos_token_id", "num_computed_tokens",
-        "num_preemptions", "num_prompt_tokens", "num_tokens", "priority", "request_id",
-        "sampling_params", "status",
+        "all_token_ids", "arrival_time", "block_hashes", "cache_salt", "eos_token_id",
+        "extra_keys", "num_cached_tokens", "num_computed_tokens", "num_output_placeholders",
+        "num_preemptions", "num_prompt_tokens", "num_tokens", "num_tokens_to_discard", "priority",
+        "request_id", "sampling_params", "spec_token_ids", "status", "stop_reason",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +56,8 @@ class Request:
         eos_token_id: int | None = None,
         arrival_time: float = 0.0,
         priority: int = 0,
+        cache_salt: str | None = None,
+        extra_keys: tuple[Hashable, ...] = (),
     ) -> None:
         """Start WAITING with nothing computed.
 
@@ -63,6 +68,9 @@ class Request:
             eos_token_id: id that ends generation unless `ignore_eos`; None means no such id.
             arrival_time: seconds on any clock; breaks ties between equal priorities.
             priority: smaller is served first under the priority policy.
+            cache_salt: shares the prefix cache only with requests of the same salt.
+            extra_keys: what else its K and V depend on, such as an adapter's name; part of
+                every block hash.
 
         Raises:
             ValueError: the prompt is empty.
@@ -81,6 +89,18 @@ class Request:
         self.num_computed_tokens = 0
         self.num_preemptions = 0
         self.block_hashes: list[int] = []
+        self.cache_salt = cache_salt
+        self.extra_keys = extra_keys
+        self.stop_reason: int | str | None = None
+        """The stop token id that ended it, or the text of an error; None for EOS and length."""
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens that the prefix cache had at the first admission."""
+        self.spec_token_ids: Sequence[int] = ()
+        """Drafts to be verified when it is scheduled next."""
+        self.num_output_placeholders = 0
+        """Tokens of steps in flight: sampled or to be sampled, not yet appended."""
+        self.num_tokens_to_discard = 0
+        """Steps in flight whose tokens `reset_prefix_cache` has made stale."""
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -113,8 +133,17 @@ class Request:
 
     @property
     def finish_reason(self) -> str | None:
-        """ "stop", "length" or "abort" once finished, else None."""
+        """ "stop", "length", "abort" or "error" once finished, else None."""
         return _FINISH_REASONS.get(self.status)
+
+    def start_over(self) -> None:
+        """Wait again: nothing of it is computed any more, nothing in flight; its tokens stay."""
+        self.status = RequestStatus.WAITING
+        self.stop_reason = None
+        self.num_tokens = len(self.all_token_ids)
+        self.num_computed_tokens = self.num_output_placeholders = self.num_tokens_to_discard = 0
+        self.block_hashes = []
+        self.spec_token_ids = ()
 
     def append_output_token(self, token_id: int) -> None:
         """Add one sampled token; `num_tokens` moves ahead of `num_computed_tokens`."""
@@ -138,9 +167,12 @@ class Request:
         if num_output_tokens == 0 or num_output_tokens < params.min_tokens:
             return False
         last = self.all_token_ids[-1]
-        is_eos = last == self.eos_token_id and not params.ignore_eos
-        if is_eos or last in params.stop_token_ids:
+        if last == self.eos_token_id and not params.ignore_eos:
             self.status = RequestStatus.FINISHED_STOPPED
+            return True
+        if last in params.stop_token_ids:
+            self.status = RequestStatus.FINISHED_STOPPED
+            self.stop_reason = last
             return True
         if num_output_tokens >= params.max_tokens or (
             max_model_len is not None and self.num_tokens >= max_model_len

@@ -7,63 +7,11 @@ Mirrors `vllm/v1/sample/sampler.py:238` `Sampler.sample`.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 
+from mini_vllm.config import SamplingParams
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """What one request asks of the sampler and the stop check.
-
-    Greedy by default, unlike upstream, whose default temperature is 1.0:
-    `vllm/sampling_params.py:168` `SamplingParams`. `top_k` 0 or -1, `top_p` 1.0 and `min_p` 0.0
-    switch the filter off. Every field is validated when the object is made.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    max_tokens: int = 16
-    ignore_eos: bool = False
-    min_p: float = 0.0
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        number, integer = (int, float, np.integer, np.floating), (int, np.integer)
-        for name in ("temperature", "top_p", "min_p"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value):
-                raise ValueError(f"{name}={value!r}: need a finite number")
-        for name in ("top_k", "max_tokens", "min_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, integer):
-                raise ValueError(f"{name}={value!r}: need an int")
-        if self.temperature < 0.0:
-            raise ValueError(f"temperature={self.temperature}: need at least 0 (0 is greedy)")
-        if self.top_k < -1:
-            raise ValueError(f"top_k={self.top_k}: need -1 or 0 (off) or a positive count")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p={self.top_p}: need a value in (0, 1]")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p={self.min_p}: need a value in [0, 1]")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: need at least 1")
-        if not 0 <= self.min_tokens <= self.max_tokens:
-            raise ValueError(
-                f"min_tokens={self.min_tokens}: need 0 to max_tokens={self.max_tokens}"
-            )
-        if self.seed is not None and (not isinstance(self.seed, integer) or self.seed < 0):
-            raise ValueError(f"seed={self.seed!r}: need a non-negative int or None")
-        stops = self.stop_token_ids
-        if not isinstance(stops, list | tuple | set | frozenset) or not all(
-            isinstance(token, integer) and token >= 0 for token in stops
-        ):
-            raise ValueError(f"stop_token_ids={stops!r}: need a sequence of token ids, 0 or more")
-        object.__setattr__(self, "stop_token_ids", tuple(stops))
+__all__ = ["Sampler", "SamplingParams"]
 
 
 class Sampler:

@@ -6,6 +6,19 @@ Mirrors the interface of `vllm/tokenizers/protocol.py:13` `TokenizerLike`.
 
 from __future__ import annotations
 
+from typing import Protocol
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_token_id(self) -> int | None: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, token_ids: list[int]) -> str: ...
+
 
 class ByteTokenizer:
     """UTF-8 bytes are token ids 0-255; 256 is end of sequence; the vocabulary holds 257 ids."""

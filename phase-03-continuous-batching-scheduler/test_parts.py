@@ -18,8 +18,8 @@ from course.grading import Report, TestResult
 from course.labs import find_labs
 from course.progress import Progress
 from mini_vllm import EngineParts, LLMEngine, SamplingParams, Scheduler
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.transformer import Transformer
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Transformer
 
 PHASE = Path(__file__).resolve().parent
 ROOT = PHASE.parent
@@ -59,7 +59,7 @@ def run(parts: EngineParts, policy: str, **settings: Any) -> tuple[list[str], li
     for number, text in enumerate(TEXTS):
         name = f"r{number}"
         engine.add_request(text, params, request_id=name, priority=-number)
-        requests.append(engine.scheduler.requests[name])
+        requests.append(engine.requests[name])
         engine.step()
     while engine.has_unfinished_requests():
         engine.step()

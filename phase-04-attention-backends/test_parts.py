@@ -19,8 +19,8 @@ from course.grading import Report, TestResult
 from course.labs import find_labs
 from course.progress import Progress
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.transformer import Transformer
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Transformer
 
 PHASE = Path(__file__).resolve().parent
 ROOT = PHASE.parent
@@ -87,7 +87,7 @@ def run(
     requests = []
     for number, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, sampling, request_id=f"r{number}")
-        requests.append(engine.scheduler.requests[f"r{number}"])
+        requests.append(engine.requests[f"r{number}"])
         engine.step()
     while engine.has_unfinished_requests():
         engine.step()

@@ -20,8 +20,8 @@ from course.grading import Report, TestResult
 from course.labs import find_labs
 from course.progress import Progress
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.transformer import Linear, Transformer
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Linear, Transformer
 
 PHASE = Path(__file__).resolve().parent
 ROOT = PHASE.parent

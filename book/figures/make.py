@@ -17,7 +17,7 @@ if str(ROOT) not in sys.path:
 
 from course import gantt, widgets  # noqa: E402
 from course.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg, write_or_check  # noqa: E402
-from mini_vllm.launches import LAYER, MODES, simulate  # noqa: E402
+from mini_vllm.cudagraph.launches import LAYER, MODES, simulate  # noqa: E402
 
 
 def engine_timeline() -> str:

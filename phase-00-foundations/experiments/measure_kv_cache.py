@@ -33,10 +33,10 @@ from course.figures import BLUE, ORANGE, Axes, Svg  # noqa: E402
 from course.machine import describe  # noqa: E402
 from mini_vllm.attention import paged_attention  # noqa: E402
 from mini_vllm.batch import ForwardBatch  # noqa: E402
-from mini_vllm.engine import EngineParts, LLMEngine  # noqa: E402
+from mini_vllm import EngineParts, LLMEngine  # noqa: E402
 from mini_vllm.model_runner import Model  # noqa: E402
-from mini_vllm.sampler import SamplingParams  # noqa: E402
-from mini_vllm.transformer import Linear  # noqa: E402
+from mini_vllm.config import SamplingParams  # noqa: E402
+from mini_vllm.models.transformer import Linear  # noqa: E402
 
 PROMPT = "The KV cache stores the keys and values of every token computed so far, "
 
@@ -86,7 +86,7 @@ def generate_with_cache(prompt: Sequence[int], n_new: int, model: str | Path | M
     meter = Meter()
     engine = _engine(model, meter)
     params = SamplingParams(max_tokens=n_new, ignore_eos=True)
-    request = engine.scheduler.requests[engine.add_request(list(prompt), params)]
+    request = engine.requests[engine.add_request(list(prompt), params)]
     flops, seconds, start = [], [], time.perf_counter()
     while not request.is_finished:
         engine.step()
@@ -112,7 +112,7 @@ def generate_without_cache(prompt: Sequence[int], n_new: int, model: str | Path 
 def _engine(model: str | Path | Model, meter: Meter) -> LLMEngine:
     # float64: the two ways multiply batches of different shapes, and in float32 that alone can
     # flip a near-tie between two tokens.
-    return LLMEngine(model=model, dtype="float64", enable_caching=False, parts=meter.parts())
+    return LLMEngine(model=model, dtype="float64", enable_prefix_caching=False, parts=meter.parts())
 
 
 def measure(

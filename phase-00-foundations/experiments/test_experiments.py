@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from course.files import load_module
-from mini_vllm.transformer import ModelConfig, Transformer
+from mini_vllm.models.transformer import ModelConfig, Transformer
 
 HERE = Path(__file__).parent
 
@@ -119,7 +119,7 @@ def test_flops_are_those_of_the_positions_computed():
     meter = kv_cache.Meter()
     parts = meter.parts()
     model = tiny_model(attention=parts.attention, linear=parts.linear)
-    engine = kv_cache.LLMEngine(model=model, enable_caching=False)
+    engine = kv_cache.LLMEngine(model=model, enable_prefix_caching=False)
     engine.generate([list(b"abc")], kv_cache.SamplingParams(max_tokens=1))
     weights = 16 * 32 + 16 * 16 + 16 * 48 + 24 * 16  # qkv, output, gate and up, down
     attention = 4 * 2 * 8 * (1 + 2 + 3)

@@ -32,7 +32,7 @@ from course.figures import (  # noqa: E402
 )
 from course.files import load_module  # noqa: E402
 from mini_vllm.engine import LLMEngine  # noqa: E402
-from mini_vllm.sampler import SamplingParams  # noqa: E402
+from mini_vllm.config import SamplingParams  # noqa: E402
 
 A100 = {"peak_flops": 312e12, "mem_bw": 2.0e12}
 N_8B, KV_8B, ATTENTION_8B = 8e9, 131_072, 524_288
@@ -364,7 +364,7 @@ def counters() -> str:
     """The two counters of one request, step by step, from a real trace."""
     engine = LLMEngine(model="toy", long_prefill_token_threshold=4)
     request_id = engine.add_request("hello, world", SamplingParams(max_tokens=6, ignore_eos=True))
-    request = engine.scheduler.requests[request_id]
+    request = engine.requests[request_id]
     rows = [(request.num_tokens, request.num_computed_tokens)]
     while engine.has_unfinished_requests():
         engine.step()
@@ -426,8 +426,8 @@ def steps() -> str:
             plan.append(dict(scheduled))
             computed_before.append(
                 {
-                    name: engine.scheduler.requests[name].num_computed_tokens
-                    < engine.scheduler.requests[name].num_prompt_tokens
+                    name: engine.requests[name].num_computed_tokens
+                    < engine.requests[name].num_prompt_tokens
                     for name in scheduled
                 }
             )

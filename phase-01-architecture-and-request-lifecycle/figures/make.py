@@ -28,8 +28,8 @@ from course.figures import (  # noqa: E402
     write_or_check,
 )
 from mini_vllm.engine import LLMEngine  # noqa: E402
-from mini_vllm.sampler import SamplingParams  # noqa: E402
-from mini_vllm.trace import StepRecord, traced_steps  # noqa: E402
+from mini_vllm.config import SamplingParams  # noqa: E402
+from mini_vllm.observe.trace import StepRecord, traced_steps  # noqa: E402
 
 
 def fixed_length(max_tokens: int) -> SamplingParams:

@@ -35,8 +35,8 @@ from mini_vllm.block_pool import ROOT_HASH, BlockPool, hash_block_tokens  # noqa
 from mini_vllm.engine import LLMEngine  # noqa: E402
 from mini_vllm.kv_cache import KVCacheManager  # noqa: E402
 from mini_vllm.request import Request  # noqa: E402
-from mini_vllm.sampler import SamplingParams  # noqa: E402
-from mini_vllm.trace import traced_steps  # noqa: E402
+from mini_vllm.config import SamplingParams  # noqa: E402
+from mini_vllm.observe.trace import traced_steps  # noqa: E402
 
 OWNERS = {"A": BLUE, "B": ORANGE, "C": PURPLE, "D": GREEN}
 

@@ -106,7 +106,7 @@ def measure(
     Returns:
         One `{"tokens", "context", "pairs", "seconds"}` per shape.
     """
-    engine = LLMEngine(2048, 16, 256, 100_000, enable_caching=False, model=model)
+    engine = LLMEngine(num_blocks=2048, block_size=16, max_num_seqs=256, max_num_batched_tokens=100_000, enable_prefix_caching=False, model=model)
     scheduler, rng, rows = engine.scheduler, random.Random(seed), []
     longest = (engine.max_model_len or 1024) - 8
     while len(rows) < num_steps:

@@ -14,10 +14,10 @@ from typing import Any
 from course import gantt
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
 from course.gantt import Arrival
-from mini_vllm.engine import EngineParts, LLMEngine
-from mini_vllm.sampler import SamplingParams
-from mini_vllm.scheduler import Scheduler, SchedulerOutput
-from mini_vllm.trace import StepRecord, traced_steps
+from mini_vllm import EngineParts, LLMEngine
+from mini_vllm.config import SamplingParams
+from mini_vllm import Scheduler, SchedulerOutput
+from mini_vllm.observe.trace import StepRecord, traced_steps
 
 
 def exactly(num_tokens: int) -> SamplingParams:
@@ -301,7 +301,7 @@ def stacked(title: str, description: str, charts: Sequence[str]) -> str:
 
 def three_requests(lengths: Mapping[str, int]) -> dict[str, Any]:
     """A, B and C in 12 usable blocks of 4 tokens, caching off, 8 outputs each."""
-    engine = LLMEngine(13, 4, model="toy", enable_caching=False)
+    engine = LLMEngine(num_blocks=13, block_size=4, model="toy", enable_prefix_caching=False)
     arrivals = [Arrival(name, name * length, 8) for name, length in lengths.items()]
     title = "A, B, C: 16 prompt tokens, 8 outputs each; 12 usable blocks of 4"
     return gantt.record(engine, arrivals, title)
@@ -567,7 +567,7 @@ def victims() -> str:
 
 def priority_stall() -> str:
     """An urgent request gets nothing in step 8, because a less urgent one evicted itself."""
-    engine = LLMEngine(10, 4, model="toy", enable_caching=False, policy="priority")
+    engine = LLMEngine(num_blocks=10, block_size=4, model="toy", enable_prefix_caching=False, policy="priority")
     arrivals = [
         Arrival("X", "x" * 4, 12, priority=0),
         Arrival("A", "a" * 5, 10, priority=5),

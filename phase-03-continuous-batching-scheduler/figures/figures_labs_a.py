@@ -14,10 +14,10 @@ from conformance import hazard, replay
 from course import gantt
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.gantt import Arrival
-from mini_vllm.engine import EngineParts, LLMEngine
+from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm.scheduler import Scheduler, SchedulerOutput
+from mini_vllm import Scheduler, SchedulerOutput
 
 EXPERIMENTS = str(Path(__file__).resolve().parents[1] / "experiments")
 if EXPERIMENTS not in sys.path:
@@ -76,7 +76,7 @@ def two_phases() -> str:
 
 def three_prompts() -> str:
     """The worked example of lab 03-01."""
-    engine = LLMEngine(model="toy", block_size=4, max_num_batched_tokens=10, enable_caching=False)
+    engine = LLMEngine(model="toy", block_size=4, max_num_batched_tokens=10, enable_prefix_caching=False)
     arrivals = [Arrival(name, name * 8, 2) for name in "abc"]
     return gantt.draw(gantt.record(engine, arrivals, "Three prompts of 8 tokens, budget 10"))
 
@@ -86,7 +86,7 @@ def three_prompts() -> str:
 
 def eviction() -> str:
     """The worked example of lab 03-04: two prompts in four blocks."""
-    engine = LLMEngine(model="toy", num_blocks=5, block_size=4, enable_caching=False)
+    engine = LLMEngine(model="toy", num_blocks=5, block_size=4, enable_prefix_caching=False)
     arrivals = [Arrival("a", "aaaabbbb", 8), Arrival("b", "ccccdddd", 8)]
     title = "Two prompts of 8 tokens, 8 outputs each, in 4 usable blocks of 4"
     return gantt.draw(gantt.record(engine, arrivals, title))
@@ -104,7 +104,7 @@ def pool_sweep() -> str:
     curves: dict[str, list[tuple[int, int, int]]] = {}
     for name, (parts, _, _) in ways.items():
         for num_blocks in sizes:
-            engine = LLMEngine(num_blocks, 4, model="toy", enable_caching=False, parts=parts)
+            engine = LLMEngine(num_blocks=num_blocks, block_size=4, model="toy", enable_prefix_caching=False, parts=parts)
             arrivals = [Arrival(prompt[0], prompt, 20) for prompt in prompts]
             data = gantt.record(engine, arrivals)
             scheduled = sum(total["scheduled"] for total in data["totals"])
@@ -168,7 +168,7 @@ class HeadFirst(KVCacheManager):
 
 def followers_cost(num_blocks: int, parts: EngineParts, strangers: bool) -> int:
     """Tokens the eight compute one after the other, with a stranger of 32 between two of them."""
-    engine = LLMEngine(num_blocks, 4, model="toy", parts=parts)
+    engine = LLMEngine(num_blocks=num_blocks, block_size=4, model="toy", parts=parts)
     total = 0
     for number, prompt in enumerate(EIGHT):
         data = gantt.record(engine, [Arrival(f"r{number}", prompt, 4)])

@@ -15,7 +15,7 @@ from course import gantt
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.gantt import Arrival
 from mini_vllm.engine import LLMEngine
-from mini_vllm.sampler import SamplingParams
+from mini_vllm.config import SamplingParams
 
 PHASE = Path(__file__).resolve().parents[1]
 
@@ -24,7 +24,7 @@ PHASE = Path(__file__).resolve().parents[1]
 
 def chunks() -> str:
     """Three prompts under a threshold of 16: one is cut, two are not."""
-    engine = LLMEngine(model="toy", long_prefill_token_threshold=16, enable_caching=False)
+    engine = LLMEngine(model="toy", long_prefill_token_threshold=16, enable_prefix_caching=False)
     arrivals = [Arrival("a", "a" * 40, 4), Arrival("b", "b" * 5, 6), Arrival("c", "c" * 17, 4)]
     title = "Prompts of 40, 5 and 17 tokens, threshold 16"
     return gantt.draw(gantt.record(engine, arrivals, title), totals=("scheduled",))
@@ -33,16 +33,15 @@ def chunks() -> str:
 def _stall(threshold: int, prompt_len: int, budget: int) -> tuple[int, int]:
     """Steps to the first token of a long prompt, and the largest step beside a running stream."""
     engine = LLMEngine(
-        1024,
+        num_blocks=1024,
         model="toy",
         max_num_batched_tokens=budget,
         long_prefill_token_threshold=threshold,
-        enable_caching=False,
-    )
+        enable_prefix_caching=False)
     engine.add_request("A", SamplingParams(max_tokens=600, ignore_eos=True))
     engine.step()
     name = engine.add_request([5] * prompt_len, SamplingParams(max_tokens=1, ignore_eos=True))
-    request = engine.scheduler.requests[name]
+    request = engine.requests[name]
     sizes: list[int] = []
     engine.on_schedule = lambda plan: sizes.append(plan.total_num_scheduled_tokens)
     while not request.is_finished:
@@ -164,7 +163,7 @@ def rates() -> str:
 
 
 def _spiked(threshold: int) -> LLMEngine:
-    return LLMEngine(model="toy", long_prefill_token_threshold=threshold, enable_caching=False)
+    return LLMEngine(model="toy", long_prefill_token_threshold=threshold, enable_prefix_caching=False)
 
 
 def seat() -> str:
@@ -224,7 +223,7 @@ def storm() -> str:
             model="toy",
             long_prefill_token_threshold=threshold,
             max_num_batched_tokens=budget,
-            enable_caching=False,
+            enable_prefix_caching=False,
         )
         arrivals = [Arrival(f"victim {n}", "Why?", 30) for n in range(2)]
         arrivals += [Arrival(f"long {n}", f"{n}" * 256, 2, step=1 + n) for n in range(5)]

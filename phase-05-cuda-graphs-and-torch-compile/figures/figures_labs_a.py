@@ -1,7 +1,7 @@
 """The figures of labs 05-01, 05-02, 05-03 and 05-05; `make.py` takes them in.
 
 What they show comes from the labs' reference solutions, `mini_vllm.cudagraph` and
-`mini_vllm.launches`. No upstream counterpart.
+`mini_vllm.cudagraph.launches`. No upstream counterpart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import served  # noqa: E402
 from conformance import parts  # noqa: E402
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
 from course.files import load_module  # noqa: E402
-from mini_vllm.launches import LAYER, simulate  # noqa: E402
+from mini_vllm.cudagraph.launches import LAYER, simulate  # noqa: E402
 
 PHASE = Path(__file__).resolve().parents[1]
 

@@ -30,7 +30,7 @@ def serve(seed: int = 5, arriving: int = 110) -> list[list[int]]:
         num_blocks=2048,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=256,
-        enable_caching=False,
+        enable_prefix_caching=False,
     )
     schedule, steps = engine.scheduler.schedule, []
 

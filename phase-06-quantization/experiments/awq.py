@@ -23,7 +23,7 @@ if str(HERE) not in sys.path:
 import heldout  # noqa: E402
 import schemes  # noqa: E402
 
-from mini_vllm.transformer import Transformer  # noqa: E402
+from mini_vllm.models.transformer import Transformer  # noqa: E402
 
 ALPHAS = tuple(step / 20 for step in range(21))
 

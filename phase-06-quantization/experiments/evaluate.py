@@ -37,7 +37,7 @@ import schemes  # noqa: E402
 from course.files import load_module  # noqa: E402
 from course.machine import processor  # noqa: E402
 from mini_vllm import LLMEngine, SamplingParams  # noqa: E402
-from mini_vllm.transformer import Transformer  # noqa: E402
+from mini_vllm.models.transformer import Transformer  # noqa: E402
 
 SCHEMES: dict[str, schemes.Scheme] = {
     "16 bits, as shipped": schemes.unquantized,

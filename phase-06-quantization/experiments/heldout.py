@@ -24,8 +24,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from mini_vllm.batch import ForwardBatch  # noqa: E402
-from mini_vllm.checkpoint import load_checkpoint  # noqa: E402
-from mini_vllm.transformer import Linear, Transformer  # noqa: E402
+from mini_vllm.models.loader import load_checkpoint  # noqa: E402
+from mini_vllm.models.transformer import Linear, Transformer  # noqa: E402
 
 EOS = 256
 CONTEXT = 512

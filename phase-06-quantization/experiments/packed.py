@@ -35,7 +35,7 @@ import gptq  # noqa: E402
 import heldout  # noqa: E402
 import schemes  # noqa: E402
 
-from mini_vllm.transformer import Linear, Transformer  # noqa: E402
+from mini_vllm.models.transformer import Linear, Transformer  # noqa: E402
 
 MODEL = schemes.ROOT / "models" / "byte-llama"
 GROUP = 128

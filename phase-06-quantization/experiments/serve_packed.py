@@ -43,7 +43,7 @@ import packed  # noqa: E402
 
 from course.machine import cores, processor  # noqa: E402
 from mini_vllm import LLMEngine, SamplingParams  # noqa: E402
-from mini_vllm.transformer import Transformer  # noqa: E402
+from mini_vllm.models.transformer import Transformer  # noqa: E402
 
 BASE = "float16, as shipped"
 ROWS: dict[str, tuple[str, str]] = {

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.engine import EngineParts, LLMEngine
-from mini_vllm.sampler import SamplingParams
-from mini_vllm.transformer import Linear
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm import EngineParts, LLMEngine
+from mini_vllm.config import SamplingParams
+from mini_vllm.models.transformer import Linear
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("qkv", "o", "gate_up", "down")

@@ -11,8 +11,8 @@ import pytest
 
 from conformance import parts
 from mini_vllm import KVCacheManager, LLMEngine, Request, Sampler, SamplingParams, Scheduler
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.transformer import Transformer
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Transformer
 
 MAX_STEPS = 400
 STEP_CAP = (
@@ -30,7 +30,7 @@ def engine_with(prompts, params, **engine_kwargs) -> tuple[LLMEngine, list[Reque
     engine = LLMEngine(**{"model": "toy", **engine_kwargs})
     all_params = params if isinstance(params, list) else [params] * len(prompts)
     ids = [engine.add_request(p, s) for p, s in zip(prompts, all_params, strict=True)]
-    return engine, [engine.scheduler.requests[i] for i in ids]
+    return engine, [engine.requests[i] for i in ids]
 
 
 def plans_of(engine: LLMEngine, requests: list[Request], step) -> list[list[tuple[int, int]]]:

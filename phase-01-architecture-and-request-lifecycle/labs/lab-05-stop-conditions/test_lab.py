@@ -315,7 +315,7 @@ def test_min_tokens_beyond_the_model_length_never_stops(lab):
 def test_abort_is_the_third_ending(lab):
     engine = LLMEngine(model="toy", num_blocks=20)
     request_id = engine.add_request("hello", SamplingParams(max_tokens=9, ignore_eos=True))
-    request = engine.scheduler.requests[request_id]
+    request = engine.requests[request_id]
     engine.step()
     before = lab.finish_reason(request)
     engine.abort_request(request_id)

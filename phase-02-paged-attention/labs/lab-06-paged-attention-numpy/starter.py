@@ -1,7 +1,7 @@
 """Lab 02-06: attention over a paged KV cache in numpy: one formula to write and to read by.
 
 `build_slot_mapping`, `write_kv`, `attend_one` and `paged_attention` are the lab. The last one has
-the signature of `mini_vllm/attention.py`, so the engine can run on it.
+the signature of `mini_vllm/attention/paged.py`, so the engine can run on it.
 """
 
 from __future__ import annotations

@@ -340,12 +340,11 @@ class Watched:
         self.logits: list[np.ndarray] = []
         self._attention = attention
         self.engine = LLMEngine(
-            20,
-            16,
+            num_blocks=20,
+            block_size=16,
             max_num_batched_tokens=40,
             dtype="float64",
-            parts=EngineParts(attention=self._record),
-        )
+            parts=EngineParts(attention=self._record))
         execute = self.engine.runner.execute
 
         def watched(output, kv):

@@ -17,8 +17,8 @@ import pytest
 import mini_vllm
 from conformance import recording, replay
 from mini_vllm import EngineParts, KVCacheManager, LLMEngine, Request, SamplingParams
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.transformer import Transformer
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Transformer
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "conformance" / "recordings"
 WORKLOADS = 150

@@ -95,7 +95,7 @@ def serve(
     """Serve all prompts together, greedy, exactly `max_tokens` outputs each, and watch.
 
     Add every prompt before the first step (`engine.add_request` returns the id,
-    `engine.scheduler.requests[id]` is the request, which you can keep). Set `engine.on_schedule` to
+    `engine.requests[id]` is the request, which you can keep). Set `engine.on_schedule` to
     a function that takes each `mini_vllm.SchedulerOutput` before the step runs. Step until nothing
     is unfinished.
 
@@ -109,7 +109,7 @@ def serve(
     engine = LLMEngine(parts=parts or EngineParts(scheduler=Scheduler), **engine_kwargs)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     ids = [engine.add_request(prompt, params) for prompt in prompts]
-    requests = [engine.scheduler.requests[request_id] for request_id in ids]
+    requests = [engine.requests[request_id] for request_id in ids]
     chunks: dict[str, list[int]] = {request_id: [] for request_id in ids}
     first: dict[str, int] = {}
 

@@ -80,7 +80,7 @@ def serve(
     """Serve all prompts together, greedy, exactly `max_tokens` outputs each, and watch.
 
     Add every prompt before the first step (`engine.add_request` returns the id,
-    `engine.scheduler.requests[id]` is the request, which you can keep). Set `engine.on_schedule` to
+    `engine.requests[id]` is the request, which you can keep). Set `engine.on_schedule` to
     a function that takes each `mini_vllm.SchedulerOutput` before the step runs. Step until nothing
     is unfinished.
 

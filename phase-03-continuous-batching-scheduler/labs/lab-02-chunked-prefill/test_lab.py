@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mini_vllm import EngineParts, KVCacheManager, LLMEngine, Request, SamplingParams
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.transformer import Transformer
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Transformer
 
 TEXTS = [
     "The scheduler gives every running request its tokens first, and a waiting one the rest. " * 2,
@@ -29,7 +29,7 @@ def shipped_model() -> Transformer:
 @cache
 def whole(max_tokens: int) -> list[list[int]]:
     """What the engine's own scheduler says with every prompt in one piece: the reference."""
-    engine = LLMEngine(256, 4, model=shipped_model(), enable_caching=False)
+    engine = LLMEngine(num_blocks=256, block_size=4, model=shipped_model(), enable_prefix_caching=False)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     return [result.token_ids for result in engine.generate(TEXTS, params)]
 
@@ -198,7 +198,7 @@ def test_the_formula_is_what_the_engine_does(lab, prompt_len, threshold, budget)
         model="toy", long_prefill_token_threshold=threshold, max_num_batched_tokens=budget
     )
     params = SamplingParams(max_tokens=2, ignore_eos=True)
-    request = engine.scheduler.requests[engine.add_request([5] * prompt_len, params)]
+    request = engine.requests[engine.add_request([5] * prompt_len, params)]
     sizes: list[int] = []
     engine.on_schedule = lambda plan: sizes.append(plan.total_num_scheduled_tokens)
     while request.num_output_tokens == 0:
@@ -262,7 +262,7 @@ def test_a_chunked_way_back_does_not_change_output(lab):
             return plan
 
     texts, settings = ["aaaabbbb", "ccccdddd"], {"model": shipped_model(), "block_size": 4}
-    engine = LLMEngine(256, **settings)
+    engine = LLMEngine(num_blocks=256, **settings)
     params = SamplingParams(max_tokens=9, ignore_eos=True)
     expected = [result.token_ids for result in engine.generate(texts, params)]
     came = lab.serve(

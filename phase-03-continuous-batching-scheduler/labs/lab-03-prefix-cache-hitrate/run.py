@@ -198,9 +198,8 @@ def predict_waiting(
             return blocks, cached
 
     engine = LLMEngine(
-        num_blocks, size, max_num_batched_tokens=budget, model="toy",
-        parts=EngineParts(kv_cache_manager=Watched),
-    )  # fmt: skip
+        num_blocks=num_blocks, block_size=size, max_num_batched_tokens=budget, model="toy",
+        parts=EngineParts(kv_cache_manager=Watched))  # fmt: skip
     evicted: list[str] = []
     engine.on_schedule = lambda plan: evicted.extend(plan.preempted_req_ids)
     for prompt in prompts:

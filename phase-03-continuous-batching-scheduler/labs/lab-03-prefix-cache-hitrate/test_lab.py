@@ -77,7 +77,7 @@ def test_strangers_find_nothing(lab):
 
 def measured(prompts: list[list[int]], block_size: int, **settings: Any) -> list[int]:
     """Hits of each prompt by the mini engine's own counter."""
-    engine = LLMEngine(4000, block_size, model="toy", **settings)
+    engine = LLMEngine(num_blocks=4000, block_size=block_size, model="toy", **settings)
     cached: dict[str, int] = {}
     engine.on_schedule = lambda plan: cached.update(plan.num_cached_tokens)
     params = SamplingParams(max_tokens=1, ignore_eos=True)

@@ -110,11 +110,10 @@ def run(
         ValueError: the engine refuses a prompt that does not fit alone.
     """
     engine = LLMEngine(
-        num_blocks,
-        block_size,
+        num_blocks=num_blocks,
+        block_size=block_size,
         parts=parts or EngineParts(scheduler=Scheduler),
-        **engine_kwargs,
-    )
+        **engine_kwargs)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     return [result.token_ids for result in engine.generate(prompts, params)]
 
@@ -146,7 +145,7 @@ def measure(
         engine_kwargs: further arguments of `LLMEngine`; `parts` defaults to your `Scheduler`.
     """
     settings: dict[str, Any] = {"parts": EngineParts(scheduler=Scheduler), **engine_kwargs}
-    engine = LLMEngine(num_blocks, block_size, model="toy", enable_caching=False, **settings)
+    engine = LLMEngine(num_blocks=num_blocks, block_size=block_size, model="toy", enable_prefix_caching=False, **settings)
     plans: list[tuple[int, int]] = []
     engine.on_schedule = lambda plan: plans.append(
         (plan.total_num_scheduled_tokens, len(plan.preempted_req_ids))

@@ -17,8 +17,8 @@ from mini_vllm import (
     Request,
     SamplingParams,
 )
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.transformer import Transformer
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Transformer
 
 TWO = ["aaaabbbb", "ccccdddd"]
 FOUR = [*TWO, "eeeeffff", "gggghhhh"]
@@ -34,7 +34,7 @@ def shipped_model() -> Transformer:
 @cache
 def roomy(max_tokens: int) -> list[list[int]]:
     """What the engine's own scheduler says with 255 blocks: the reference, no preemption."""
-    engine = LLMEngine(256, 4, model=shipped_model())
+    engine = LLMEngine(num_blocks=256, block_size=4, model=shipped_model())
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     return [result.token_ids for result in engine.generate(TWO, params)]
 

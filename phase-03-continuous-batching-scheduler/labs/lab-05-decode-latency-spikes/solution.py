@@ -97,7 +97,7 @@ def storm_costs(
     engine = LLMEngine(long_prefill_token_threshold=threshold, **engine_kwargs)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     ids = [engine.add_request(VICTIM, params) for _ in range(num_victims)]
-    victims = [engine.scheduler.requests[request_id] for request_id in ids]
+    victims = [engine.requests[request_id] for request_id in ids]
     while not all(victim.num_output_tokens for victim in victims):
         engine.step()
     costs: list[int] = []

@@ -11,8 +11,8 @@ import pytest
 
 import mini_vllm
 from mini_vllm import EngineParts, KVCacheManager, LLMEngine, SamplingParams
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.transformer import Transformer
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Transformer
 
 REAL_STEPS = Path(__file__).resolve().parents[2] / "experiments" / "measured" / "real-steps.json"
 

@@ -34,7 +34,7 @@ def run_and_count(
     Returns:
         Tokens scheduled in all steps together, and the output token ids in prompt order.
     """
-    engine = LLMEngine(block_size=block_size, enable_caching=enable_caching, **engine_kwargs)
+    engine = LLMEngine(block_size=block_size, enable_prefix_caching=enable_caching, **engine_kwargs)
     schedule = engine.scheduler.schedule
     total = 0
 
@@ -95,7 +95,7 @@ def chat(
     Returns:
         Tokens scheduled for each turn, and the model's answers.
     """
-    engine = LLMEngine(block_size=block_size, enable_caching=enable_caching, **engine_kwargs)
+    engine = LLMEngine(block_size=block_size, enable_prefix_caching=enable_caching, **engine_kwargs)
     plans: list[int] = []
     engine.on_schedule = lambda plan: plans.append(plan.total_num_scheduled_tokens)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from mini_vllm import EngineParts, KVCacheManager, Request, hash_block_tokens
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.transformer import Transformer
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Transformer
 
 SYSTEM = "S" * 64
 EIGHT = [SYSTEM + digit for digit in "01234567"]

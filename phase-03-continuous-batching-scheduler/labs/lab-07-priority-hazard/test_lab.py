@@ -15,8 +15,8 @@ import pytest
 import mini_vllm
 from conformance import real_engine, recording, replay, workloads
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
-from mini_vllm.checkpoint import load_checkpoint
-from mini_vllm.transformer import Transformer
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Transformer
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "conformance" / "recordings"
 HAZARD = RECORDINGS / "hazard" / "priority.jsonl.gz"
@@ -225,9 +225,8 @@ def shipped_model() -> Transformer:
 def serve(scheduler) -> list[str]:
     """A patient and an urgent request on the shipped model, in 10 usable blocks of 4."""
     engine = LLMEngine(
-        11, 4, 2, 16, 8, model=shipped_model(), policy="priority",
-        parts=EngineParts(scheduler=scheduler),
-    )  # fmt: skip
+        num_blocks=11, block_size=4, max_num_seqs=2, max_num_batched_tokens=16, long_prefill_token_threshold=8, model=shipped_model(), policy="priority",
+        parts=EngineParts(scheduler=scheduler))  # fmt: skip
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     requests = []
     for name, text, priority in (
@@ -235,7 +234,7 @@ def serve(scheduler) -> list[str]:
         ("high", "A block", 0),
     ):
         engine.add_request(text, params, request_id=name, priority=priority)
-        requests.append(engine.scheduler.requests[name])
+        requests.append(engine.requests[name])
         engine.step()
     while engine.has_unfinished_requests():
         engine.step()

@@ -1,6 +1,6 @@
 """When does a CUDA graph pay? Counting launches, then putting them beside the GPU's work.
 
-Every function is pure. The engine's two-lane model of a step is `mini_vllm/launches.py`. The choice
+Every function is pure. The engine's two-lane model of a step is `mini_vllm/cudagraph/launches.py`. The choice
 upstream is `vllm/config/compilation.py:53` `CUDAGraphMode`.
 """
 

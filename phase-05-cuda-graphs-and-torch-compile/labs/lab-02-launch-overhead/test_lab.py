@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from mini_vllm.launches import LAYER, simulate
+from mini_vllm.cudagraph.launches import LAYER, simulate
 
 
 def same(got, expected, why: str) -> None:

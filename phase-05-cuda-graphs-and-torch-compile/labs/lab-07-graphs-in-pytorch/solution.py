@@ -2,7 +2,7 @@
 
 Part A is the arithmetic of two lanes, in closed form. Part B turns measured rows into the three
 numbers that Part A needs. Part C is the semantics of a captured graph. `run.py` holds all three
-against a GPU; `mini_vllm/launches.py` and `mini_vllm/cudagraph.py` hold them without one.
+against a GPU; `mini_vllm/cudagraph/launches.py` and `mini_vllm/cudagraph/graphs.py` hold them without one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def eager_us(num_kernels: int, launch_us: float, kernel_us: float) -> float:
     """Time of a step of equal kernels, each launched by itself.
 
     A kernel starts when its launch has been issued and the kernel before it has ended. Closed
-    form; the same as `mini_vllm.launches.simulate(..., "eager", ...)`.
+    form; the same as `mini_vllm.cudagraph.launches.simulate(..., "eager", ...)`.
     """
     return max(num_kernels * launch_us + kernel_us, launch_us + num_kernels * kernel_us)
 

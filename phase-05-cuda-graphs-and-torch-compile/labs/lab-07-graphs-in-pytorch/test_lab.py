@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mini_vllm.cudagraph import Tape
-from mini_vllm.launches import simulate
+from mini_vllm.cudagraph.launches import simulate
 
 HERE = Path(__file__).parent
 PRETENDED = {"launch_us": 4.0, "replay_us": 12.0, "floor_us": 1.5, "bandwidth": 4e10}
@@ -71,7 +71,7 @@ def test_steps_of_the_simulator(lab, num_kernels):
                     function(num_kernels, launch, kernel),
                     simulate(["kernel"] * num_kernels, mode, launch, kernel).step_us,
                     f"{num_kernels} kernels of {kernel} us, a submission {launch} us, {mode}: what "
-                    "mini_vllm/launches.py simulates kernel by kernel.",
+                    "mini_vllm/cudagraph/launches.py simulates kernel by kernel.",
                 )
 
 

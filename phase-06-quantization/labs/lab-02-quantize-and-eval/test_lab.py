@@ -79,7 +79,7 @@ def test_param_split_matches_known_total(lab):
 
 
 def test_param_split_of_the_shipped_model(lab):
-    from mini_vllm.checkpoint import load_checkpoint
+    from mini_vllm.models.loader import load_checkpoint
 
     weights = load_checkpoint("byte-llama").weights
     linear = sum(w.size for name, w in weights.items() if name.endswith("proj.weight"))

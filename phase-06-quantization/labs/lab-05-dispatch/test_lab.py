@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mini_vllm import transformer
+from mini_vllm.models import transformer
 from mini_vllm.batch import ForwardBatch
-from mini_vllm.checkpoint import load_checkpoint
+from mini_vllm.models.loader import load_checkpoint
 
 HERE = Path(__file__).parent
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}

@@ -1,0 +1,173 @@
+"""The values of `reference.py` by whole-batch products, for speed.
+
+Promises: a test holds both equal. Decode requests go in groups of similar length, each prefill
+request by itself; what is grouped is worked out once per batch, not once per layer, as upstream's
+`vllm/v1/attention/backend.py:516` `AttentionMetadataBuilder` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mini_vllm.batch import ForwardBatch
+
+_GROUP_SLOTS = 1024
+_QUERY_TILE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Decode requests of similar length, attended to in one batched product."""
+
+    token_rows: np.ndarray
+    """[group] index of each request's only query token"""
+    block_tables: np.ndarray
+    """[group, num_blocks]"""
+    bias: np.ndarray | None
+    """[group, 1, 1, num_blocks * block_size], -inf beyond a sequence's end; None if no padding"""
+
+
+def hidden_bias(hidden: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """What to add to attention scores: -inf where `hidden` is True, 0 elsewhere, same shape."""
+    return np.where(hidden, dtype.type(-np.inf), dtype.type(0))
+
+
+@dataclass(frozen=True, slots=True)
+class PagedMetadata:
+    """What `paged_attention` works out once per batch and reads in every layer."""
+
+    decode_groups: list[DecodeGroup]
+    prefill_rows: list[int]
+    """Requests with more than one query token."""
+
+    @classmethod
+    def of(cls, batch: ForwardBatch) -> PagedMetadata:
+        """The batch's own, made on first use."""
+        if not isinstance(batch.attn_metadata, cls):
+            query_lens = np.diff(batch.query_start_loc)
+            prefills = [int(i) for i in np.flatnonzero(query_lens > 1)]
+            batch.attn_metadata = cls(_decode_groups(batch, query_lens), prefills)
+        return batch.attn_metadata
+
+
+def _decode_groups(batch: ForwardBatch, query_lens: np.ndarray) -> list[DecodeGroup]:
+    """Requests with a single query token, grouped by length.
+
+    Sequences are sorted by length and cut into groups. A group's shortest member has at least
+    three quarters of the blocks of its longest, so padding stays small, and a group holds at most
+    `_GROUP_SLOTS` token slots, so what is gathered for it stays in a core's cache.
+    """
+    rows = np.flatnonzero(query_lens == 1)
+    if len(rows) > 1:
+        rows = rows[np.argsort(-batch.seq_lens[rows], kind="stable")]
+    num_blocks = (-(-batch.seq_lens[rows] // batch.block_size)).tolist()
+    groups, start = [], 0
+    while start < len(rows):
+        widest = num_blocks[start]
+        most = max(1, _GROUP_SLOTS // (widest * batch.block_size))
+        stop = start + 1
+        while stop < len(rows) and stop - start < most and num_blocks[stop] >= 0.75 * widest:
+            stop += 1
+        groups.append(_decode_group(batch, rows[start:stop], widest))
+        start = stop
+    return groups
+
+
+def _decode_group(batch: ForwardBatch, rows: np.ndarray, num_blocks: int) -> DecodeGroup:
+    hidden = np.arange(num_blocks * batch.block_size)[None, :] >= batch.seq_lens[rows][:, None]
+    dtype = np.dtype(np.float32) if batch.kv_cache is None else batch.kv_cache.dtype
+    return DecodeGroup(
+        token_rows=batch.query_start_loc[rows],
+        block_tables=np.ascontiguousarray(batch.block_tables[rows, :num_blocks]),
+        bias=hidden_bias(hidden, dtype)[:, None, None, :] if hidden.any() else None,
+    )
+
+
+def paged_attention(
+    query: np.ndarray, layer_cache: np.ndarray, batch: ForwardBatch, scale: float
+) -> np.ndarray:
+    """Same arguments and values as `paged_attention_reference`, by batched products.
+
+    Decode requests go in groups of similar length; each prefill request by itself.
+    """
+    out = np.empty_like(query)
+    query = query * query.dtype.type(scale)
+    metadata = PagedMetadata.of(batch)
+    for group in metadata.decode_groups:
+        out[group.token_rows] = _attend_decodes(query[group.token_rows], layer_cache, group)
+    for i in metadata.prefill_rows:
+        start, stop = batch.query_start_loc[i], batch.query_start_loc[i + 1]
+        num_blocks = -(-int(batch.seq_lens[i]) // batch.block_size)
+        table = batch.block_tables[i, :num_blocks]
+        out[start:stop] = _attend_prefill(
+            query[start:stop], layer_cache, table, int(batch.seq_lens[i])
+        )
+    return out
+
+
+def _attend_decodes(query: np.ndarray, layer_cache: np.ndarray, group: DecodeGroup) -> np.ndarray:
+    """One query per request: scaled query [group, num_heads, head_dim] to output, same shape."""
+    num_reqs, num_heads, head_dim = query.shape
+    num_kv_heads = layer_cache.shape[3]
+    # [group, num_blocks, block_size, num_kv_heads, head_dim] -> [group, width, kv_heads, head_dim]
+    keys = layer_cache[0, group.block_tables].reshape(num_reqs, -1, num_kv_heads, head_dim)
+    values = layer_cache[1, group.block_tables].reshape(num_reqs, -1, num_kv_heads, head_dim)
+    grouped = query.reshape(num_reqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    scores = grouped @ keys.transpose(0, 2, 3, 1)  # [group, kv_heads, heads per kv head, width]
+    out = _softmax_product(scores, values.transpose(0, 2, 1, 3), group.bias)
+    return out.reshape(num_reqs, num_heads, head_dim)
+
+
+def _attend_prefill(
+    query: np.ndarray, layer_cache: np.ndarray, table: np.ndarray, seq_len: int
+) -> np.ndarray:
+    """The last `len(query)` positions of one sequence of `seq_len` attend causally.
+
+    Queries go in tiles, and a tile reads no key beyond its own last position.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads = layer_cache.shape[3]
+    group_size = num_heads // num_kv_heads
+    keys = layer_cache[0, table].reshape(-1, num_kv_heads, head_dim).transpose(1, 2, 0)
+    values = layer_cache[1, table].reshape(-1, num_kv_heads, head_dim).transpose(1, 0, 2)
+    # [num_tokens, num_heads, head_dim] -> [kv_heads, group_size, num_tokens, head_dim]
+    grouped = query.reshape(num_tokens, num_kv_heads, group_size, head_dim).transpose(1, 2, 0, 3)
+    out = np.empty_like(query)
+    first_position = seq_len - num_tokens
+    for start in range(0, num_tokens, _QUERY_TILE):
+        stop = min(start + _QUERY_TILE, num_tokens)
+        num_visible = first_position + stop
+        tile = grouped[:, :, start:stop].reshape(num_kv_heads, -1, head_dim)
+        scores = tile @ keys[:, :, :num_visible]  # [kv_heads, group_size * tile, num_visible]
+        positions = np.arange(first_position + start, num_visible)
+        bias = hidden_bias(np.arange(num_visible) > positions[:, None], scores.dtype)
+        by_head = scores.reshape(num_kv_heads, group_size, stop - start, num_visible)
+        attended = _softmax_product(by_head, values[:, None, :num_visible], bias)
+        attended = attended.reshape(num_heads, stop - start, head_dim)
+        out[start:stop] = attended.transpose(1, 0, 2)
+    return out
+
+
+def _softmax_product(scores: np.ndarray, values: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """softmax(scores + bias) @ values, overwriting `scores`.
+
+    The division by the sum comes after the product, where there are fewer numbers. Exponents stop
+    at -70: such weights are far below the rounding of either dtype, and smaller ones would be
+    subnormal numbers in float32, which slow the product several times over. What the bias hides
+    has a weight of exactly 0.
+
+    Args:
+        scores: [..., rows, width], every row with a visible entry.
+        values: [..., width, head_dim].
+        bias: 0 where visible and -inf elsewhere, broadcast to `scores`; None hides nothing.
+    """
+    if bias is not None:
+        scores += bias
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.maximum(scores, -70.0, out=scores)
+    if bias is not None:
+        scores += bias
+    np.exp(scores, out=scores)
+    return (scores @ values) / scores.sum(axis=-1, keepdims=True)

@@ -1,0 +1,200 @@
+"""What a user may turn: the cache, the scheduler, one request. Frozen, checked once, passed whole.
+
+Promises: every knob is spelled here and nowhere else, a wrong one is a ValueError that names it,
+its value and what is accepted. Mirrors `vllm/config/cache.py:42` `CacheConfig`,
+`vllm/config/scheduler.py:26` `SchedulerConfig` and `vllm/sampling_params.py:168` `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+POLICIES = ("fcfs", "priority")
+MIN_TEMPERATURE = 0.01
+"""Positive temperatures below it are raised to it, as upstream's `_MAX_TEMP` does: smaller ones
+overflow the division and are greedy in all but name."""
+
+MOST_BLOCKS = 1 << 24
+"""Bound on the pool: each block is a Python object, and a typing error should not eat the memory."""
+
+
+def whole(name: str, value: Any, least: int, most: int | None = None, need: str = "") -> int:
+    """`value` as an int, or a ValueError that names the argument, the value and what is accepted."""
+    need = need or (f"at least {least}" if most is None else f"{least} to {most}")
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise ValueError(f"{name}={value!r}: need an int, {need}")
+    number = int(value)
+    if number < least or (most is not None and number > most):
+        raise ValueError(f"{name}={value!r}: need {need}")
+    return number
+
+
+def number(name: str, value: Any) -> float:
+    """`value` as a finite float, or a ValueError that names the argument and the value."""
+    try:
+        wrong = isinstance(value, bool | str | bytes) or not math.isfinite(value)
+    except (TypeError, OverflowError):
+        wrong = True
+    if wrong:
+        raise ValueError(f"{name}={value!r}: need a finite number")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Size of the KV cache and whether equal prefixes share it.
+
+    vLLM sizes its cache from free GPU memory; here `num_blocks` says it. Block 0 is the null
+    block, so `num_blocks - 1` can be handed out.
+    """
+
+    num_blocks: int = 256
+    block_size: int = 16
+    """Tokens per block."""
+    enable_prefix_caching: bool = True
+    """Keep full blocks by the hash of their prefix, and look them up."""
+
+    def __post_init__(self) -> None:
+        most = f"at least 2 (block 0 is reserved) and at most {MOST_BLOCKS}"
+        whole("num_blocks", self.num_blocks, 2, MOST_BLOCKS, most)
+        whole("block_size", self.block_size, 1, 1 << 20, need="at least 1 and at most 1048576")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Bounds of one step, and the order in which requests are served."""
+
+    max_num_seqs: int | None = None
+    """Most requests running at once; None: 128, or the budget if that is smaller."""
+    max_num_batched_tokens: int = 2048
+    """Token budget of one step."""
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one request in one step; 0 is no bound."""
+    max_model_len: int | None = None
+    """Longest sequence in tokens, prompt included; None is no bound."""
+    policy: str = "fcfs"
+    """"fcfs", or "priority": smaller `Request.priority` first, then arrival."""
+    enable_chunked_prefill: bool = True
+    """When off, a prompt that exceeds the rest of the budget waits."""
+    forget_withdrawn_blocks: bool = False
+    """Un-index the blocks of a request withdrawn from the step that had just indexed them. Off, as
+    upstream, where a later request can then adopt blocks that were never computed."""
+    async_scheduling: bool = False
+    """Plan a step before the tokens of the step before it are known; see `AsyncScheduler`."""
+    num_speculative_tokens: int = 0
+    """Drafts per request and step; the drafter and the verifier are the engine's."""
+    num_lookahead_tokens: int = 0
+    """Slots a running request gets beyond its scheduled tokens, for drafts made in the step."""
+
+    def __post_init__(self) -> None:
+        budget = whole("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        if self.max_num_seqs is None:
+            object.__setattr__(self, "max_num_seqs", min(128, budget))
+        need = f"1 to max_num_batched_tokens={budget}, so that every running request can get a token"
+        whole("max_num_seqs", self.max_num_seqs, 1, budget, need)
+        whole(
+            "long_prefill_token_threshold", self.long_prefill_token_threshold, 0, need="0 (off) or more"
+        )
+        whole("num_speculative_tokens", self.num_speculative_tokens, 0)
+        whole("num_lookahead_tokens", self.num_lookahead_tokens, 0)
+        if self.max_model_len is not None:
+            whole("max_model_len", self.max_model_len, 2, need="at least 2, or None")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy={self.policy!r}: need one of {', '.join(POLICIES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is built from besides the model itself."""
+
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    dtype: str = "float32"
+    """"float32", or "float64" where outputs of different batch shapes are compared."""
+    seed: int = 0
+    """Seeds requests that sample without a seed of their own, and `ToyModel`."""
+
+    def __post_init__(self) -> None:
+        whole("seed", self.seed, 0, need="0 or more")
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, Any]) -> Self:
+        """A configuration from flat names, as vLLM's `EngineArgs` takes them.
+
+        `scheduling_policy` is upstream's flat name of `SchedulerConfig.policy`; both are accepted.
+
+        Raises:
+            ValueError: an unknown name (the accepted ones are listed), or a value out of range.
+        """
+        given = dict(knobs)
+        if "scheduling_policy" in given:
+            given["policy"] = given.pop("scheduling_policy")
+        parts: dict[str, dict[str, Any]] = {"cache": {}, "scheduler": {}, "": {}}
+        home = {f.name: "cache" for f in fields(CacheConfig)}
+        home |= {f.name: "scheduler" for f in fields(SchedulerConfig)}
+        home |= {"dtype": "", "seed": ""}
+        for name, value in given.items():
+            if name not in home:
+                raise ValueError(f"{name}={value!r}: no such argument; there are {', '.join(home)}")
+            parts[home[name]][name] = value
+        return cls(CacheConfig(**parts["cache"]), SchedulerConfig(**parts["scheduler"]), **parts[""])
+
+    def with_max_model_len(self, limit: int | None) -> Self:
+        """The same with `max_model_len` bounded by what the model supports.
+
+        Raises:
+            ValueError: more was asked for than the model supports.
+        """
+        asked = self.scheduler.max_model_len
+        if asked is not None and limit is not None and asked > limit:
+            raise ValueError(f"max_model_len={asked}: the model supports {limit}")
+        return replace(self, scheduler=replace(self.scheduler, max_model_len=asked or limit))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What one request asks of the sampler and the stop check.
+
+    Greedy by default, unlike upstream, whose default temperature is 1.0. `top_k` 0 or -1, `top_p`
+    1.0 and `min_p` 0.0 switch the filter off. Every field is checked when the object is made.
+    """
+
+    temperature: float = 0.0
+    """0 is greedy; a positive value below `MIN_TEMPERATURE` becomes that."""
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 16
+    ignore_eos: bool = False
+    min_p: float = 0.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    skip_reading_prefix_cache: bool = False
+    """Compute the whole prompt: read no cached block, but still leave blocks for others."""
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            number(name, getattr(self, name))
+        if self.temperature < 0.0:
+            raise ValueError(f"temperature={self.temperature}: need at least 0 (0 is greedy)")
+        if 0.0 < self.temperature < MIN_TEMPERATURE:
+            object.__setattr__(self, "temperature", MIN_TEMPERATURE)
+        whole("top_k", self.top_k, -1, need="-1 or 0 (off) or a positive count")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p={self.top_p}: need a value in (0, 1]")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p={self.min_p}: need a value in [0, 1]")
+        whole("max_tokens", self.max_tokens, 1)
+        most = f"0 to max_tokens={self.max_tokens}"
+        whole("min_tokens", self.min_tokens, 0, self.max_tokens, most)
+        if self.seed is not None:
+            whole("seed", self.seed, 0, need="a non-negative int or None")
+        stops = self.stop_token_ids
+        if not isinstance(stops, list | tuple | set | frozenset):
+            raise ValueError(f"stop_token_ids={stops!r}: need a sequence of token ids, 0 or more")
+        need = "a sequence of token ids, 0 or more"
+        ids = tuple(whole("stop_token_ids", token, 0, need=need) for token in stops)
+        object.__setattr__(self, "stop_token_ids", ids)

@@ -1,0 +1,1 @@
+"""Ways in from outside: the command line."""

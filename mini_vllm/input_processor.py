@@ -1,0 +1,118 @@
+"""From what a caller asks to a request, or a refusal.
+
+Promises: everything that could never be served is refused here, before anything of the engine is
+touched, by a ValueError that names the argument, its value and what is accepted. Mirrors
+`vllm/v1/engine/input_processor.py:36` `InputProcessor`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mini_vllm.config import EngineConfig, SamplingParams, number, whole
+from mini_vllm.models.registry import LoadedModel
+from mini_vllm.request import Request
+
+_request_numbers = itertools.count()
+_MOST_PRIORITY = 1 << 62
+
+
+def _plain(token: Any) -> Any:
+    """A numpy integer as an int; anything else as it is, to be refused."""
+    return int(token) if isinstance(token, np.integer) else token
+
+
+class InputProcessor:
+    """Knows the bounds of one engine: vocabulary, context, pool."""
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+        self.cache = config.cache
+        self.max_model_len = config.scheduler.max_model_len
+        self.tokenizer = loaded.tokenizer
+        self.vocab_size = loaded.vocab_size
+        self.eos_token_ids = loaded.eos_token_ids
+
+    def process(
+        self,
+        prompt: str | Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        arrival_time: float | None = None,
+        cache_salt: str | None = None,
+    ) -> Request:
+        """The request of `LLMEngine.add_request`'s arguments.
+
+        Raises:
+            ValueError: see `LLMEngine.add_request`.
+        """
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params={params!r}: need a SamplingParams")
+        if isinstance(prompt, str):
+            token_ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | dict):
+            token_ids = [t if isinstance(t, int) else _plain(t) for t in prompt]
+        else:
+            raise ValueError(f"prompt={prompt!r}: need a text or a list of token ids")
+        self.check_fits(token_ids, params)
+        serial = next(_request_numbers)
+        if request_id is None:
+            request_id = f"req-{serial}"
+        if not isinstance(request_id, str) or not request_id:
+            raise ValueError(f"request_id={request_id!r}: need a non-empty text")
+        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+            raise ValueError(f"cache_salt={cache_salt!r}: need a non-empty text, or None")
+        if extra := self.eos_token_ids[1:]:  # the first is EOS, the others stop ids
+            stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *extra)
+            params = replace(params, stop_token_ids=stops)
+        return Request(
+            request_id,
+            token_ids,
+            params,
+            self.eos_token_ids[0] if self.eos_token_ids else None,
+            float(serial) if arrival_time is None else number("arrival_time", arrival_time),
+            whole("priority", priority, -_MOST_PRIORITY, _MOST_PRIORITY),
+            cache_salt,
+        )
+
+    def check_fits(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Refuse what no schedule could ever finish, with a ValueError."""
+        if len(token_ids) == 0:
+            raise ValueError("prompt is empty: need at least one token")
+        last = self.vocab_size - 1
+        for token in token_ids:
+            if type(token) is not int or not 0 <= token <= last:
+                raise ValueError(f"prompt holds token id {token!r}: need integers from 0 to {last}")
+        longest = len(token_ids) + params.max_tokens
+        if self.max_model_len is not None:
+            self._check_length(len(token_ids), params, self.max_model_len)
+            longest = min(longest, self.max_model_len)
+        stops = {*params.stop_token_ids, *self.eos_token_ids}
+        if params.min_tokens and len(stops) > last and stops >= set(range(last + 1)):
+            raise ValueError(f"min_tokens={params.min_tokens}: every token id is a stop token")
+        num_usable = self.cache.num_blocks - 1
+        num_needed = -(-(longest - 1) // self.cache.block_size)  # the last token is never computed
+        if num_needed > num_usable:
+            raise ValueError(
+                f"prompt of {len(token_ids)} tokens with max_tokens={params.max_tokens} needs "
+                f"{num_needed} blocks of {self.cache.block_size}: the pool has {num_usable}"
+            )
+
+    @staticmethod
+    def _check_length(num_tokens: int, params: SamplingParams, limit: int) -> None:
+        if num_tokens >= limit:
+            raise ValueError(
+                f"prompt has {num_tokens} tokens: need fewer than max_model_len={limit}, "
+                "so that one output token fits"
+            )
+        if num_tokens + params.min_tokens > limit:
+            raise ValueError(
+                f"min_tokens={params.min_tokens}: after a prompt of {num_tokens} tokens "
+                f"max_model_len={limit} leaves {limit - num_tokens}"
+            )

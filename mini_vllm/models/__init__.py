@@ -1,0 +1,1 @@
+"""Models over the paged cache, and how a checkpoint becomes one."""

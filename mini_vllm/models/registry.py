@@ -1,0 +1,84 @@
+"""From the `model` argument of an engine to something that computes logits.
+
+Promises: whatever it was (the shipped model, a folder, a hub id, "toy", an object), the engine gets
+one record with the bounds it must hold its requests to. Mirrors
+`vllm/model_executor/model_loader/__init__.py:133` `get_model`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mini_vllm.batch import Model
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.toy import ToyModel
+from mini_vllm.models.transformer import AttentionFn, LinearFactory, Transformer
+from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the engine needs to know of whatever `model` was."""
+
+    model: Model
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    """Token ids the model has an embedding for; the tokenizer may know fewer."""
+    kv_shape: tuple[int, int, int] | None = None
+    dtype: np.dtype | type | str = np.float32
+    max_model_len: int | None = None
+    chat_template: str | None = None
+
+
+def load_model(
+    model: str | Path | Model,
+    tokenizer: Tokenizer | None,
+    dtype: str,
+    seed: int,
+    attention: AttentionFn,
+    linear: LinearFactory,
+) -> LoadedModel:
+    """Resolve `model`; objects and "toy" speak bytes unless a tokenizer is given.
+
+    Raises:
+        ValueError: neither a name, nor a path, nor an object with `forward(batch)`; or a
+            checkpoint that cannot be loaded.
+    """
+    if isinstance(model, str | Path) and str(model) != "toy":
+        checkpoint = load_checkpoint(model)
+        config = checkpoint.config
+        transformer = Transformer(
+            config, checkpoint.weights, dtype, attention=attention, linear=linear
+        )
+        return LoadedModel(
+            transformer,
+            tokenizer or checkpoint.tokenizer,
+            checkpoint.eos_token_ids or _eos_of(checkpoint.tokenizer),
+            config.vocab_size,
+            transformer.kv_shape,
+            transformer.dtype,
+            config.max_position_embeddings,
+            checkpoint.chat_template,
+        )
+    tokens = tokenizer or ByteTokenizer()
+    eos, vocab_size = _eos_of(tokens), tokens.vocab_size
+    if isinstance(model, str | Path):
+        return LoadedModel(ToyModel(vocab_size, seed), tokens, eos, vocab_size)
+    if isinstance(model, Transformer):
+        longest, vocab_size = model.config.max_position_embeddings, model.config.vocab_size
+        return LoadedModel(model, tokens, eos, vocab_size, model.kv_shape, model.dtype, longest)
+    if not callable(getattr(model, "forward", None)):
+        raise ValueError(
+            f"model={model!r}: need byte-llama, toy, a folder, a hub id, or an object with "
+            "forward(batch)"
+        )
+    return LoadedModel(model, tokens, eos, vocab_size)
+
+
+def _eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokenizer's EOS as a tuple, empty when it has none."""
+    return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)

@@ -1,0 +1,274 @@
+"""A Llama-family decoder in numpy whose only memory is the paged KV cache it is handed.
+
+Promises: Llama, Qwen2 and Qwen3 checkpoints give the logits of `transformers` to rounding; the
+projections run once over all scheduled tokens, whatever request they belong to. Mirrors
+`vllm/model_executor/models/llama.py:350` `LlamaModel`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mini_vllm.attention import paged_attention, write_kv
+from mini_vllm.batch import ForwardBatch
+
+_TOKEN_TILE = 128
+"""Tokens per pass through a layer's products: their intermediates then stay in a core's cache
+instead of being fetched from fresh memory for every large array."""
+
+AttentionFn = Callable[[np.ndarray, np.ndarray, ForwardBatch, float], np.ndarray]
+LinearLike = Callable[[np.ndarray], np.ndarray]
+LinearFactory = Callable[[np.ndarray, "np.ndarray | None", str], LinearLike]
+"""Weight [out, in], bias [out] or None, and the layer's name, such as `model.layers.0.self_attn.qkv_proj`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama 3's stretch of the low rotary frequencies (`rope_type: llama3`)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes and switches of a Llama-family model; names are those of `config.json`."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = True
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    architecture: str = "LlamaForCausalLM"
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """K and V of one token: 2 x layers x KV heads x head_dim x `dtype_bytes`."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * dtype_bytes
+
+
+class Linear:
+    """y = x @ weight.T + bias, with the weight stored the way the product reads it."""
+
+    def __init__(
+        self, weight: np.ndarray, bias: np.ndarray | None = None, name: str = ""
+    ) -> None:
+        """Args: weight [out_features, in_features]; bias [out_features] or None; name unused."""
+        self.weight = np.ascontiguousarray(weight.T)  # [in_features, out_features]
+        self.bias = bias
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """[num_tokens, in_features] to [num_tokens, out_features]."""
+        y = x @ self.weight
+        if self.bias is not None:
+            y += self.bias
+        return y
+
+
+class Transformer:
+    """The model protocol over real weights: `forward(batch)` returns one row per request."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, np.ndarray],
+        dtype: np.dtype | type | str = np.float32,
+        *,
+        attention: AttentionFn = paged_attention,
+        linear: LinearFactory = Linear,
+    ) -> None:
+        """Build the layers.
+
+        Args:
+            config: sizes and switches.
+            weights: Hugging Face names to arrays, complete and of the right shapes
+                (`checkpoint.load_checkpoint` checks both).
+            dtype: float32, or float64 where equal output across batch shapes is claimed: in
+                float32 a product's rounding depends on how many rows it has.
+            attention: replacement for `paged_attention`.
+            linear: replacement for `Linear`, called with (weight, bias, name) for each projection.
+                Fused ones have upstream's names: `qkv_proj`, `gate_up_proj`.
+
+        Raises:
+            ValueError: another dtype.
+        """
+        self.dtype = np.dtype(dtype)
+        if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+            raise ValueError(f"dtype={dtype!r}: need float32 or float64")
+        self.config = config
+        self.attention = attention
+        self.embed_tokens = self._cast(weights["model.embed_tokens.weight"])
+        self.norm = self._cast(weights["model.norm.weight"])
+        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+        self.lm_head = linear(self._cast(weights[head]), None, "lm_head")
+        self.layers = [
+            _DecoderLayer(config, i, weights, self._cast, linear)
+            for i in range(config.num_hidden_layers)
+        ]
+        self._frequencies = rope_frequencies(config)  # [head_dim / 2], float64
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """(num_layers, num_kv_heads, head_dim): what the runner's cache must hold per token."""
+        c = self.config
+        return c.num_hidden_layers, c.num_key_value_heads, c.head_dim
+
+    def _cast(self, array: np.ndarray) -> np.ndarray:
+        return np.asarray(array, dtype=self.dtype)
+
+    def forward(self, batch: ForwardBatch) -> np.ndarray:
+        """Run one step, writing this step's K and V into `batch.kv_cache`.
+
+        Returns:
+            Logits [num_reqs, vocab_size] of each request's last scheduled token, in `dtype`.
+        """
+        assert batch.kv_cache is not None, "a transformer needs the runner's KV cache"
+        hidden = self.embed_tokens[batch.token_ids]  # [num_tokens, hidden_size]
+        angles = batch.positions[:, None] * self._frequencies  # [num_tokens, head_dim / 2]
+        rope = self._cast(np.cos(angles))[:, None], self._cast(np.sin(angles))[:, None]
+        for layer, layer_cache in zip(self.layers, batch.kv_cache, strict=True):
+            layer.forward(hidden, rope, layer_cache, batch, self.attention)
+        last = hidden[batch.logits_indices]  # [num_reqs, hidden_size]
+        return self.lm_head(rms_norm(last, self.norm, self.config.rms_norm_eps))
+
+
+class _DecoderLayer:
+    """Norm, attention, norm, MLP; adds its two results to the residual stream in place."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        weights: Mapping[str, np.ndarray],
+        cast: Callable[[np.ndarray], np.ndarray],
+        linear: LinearFactory,
+    ) -> None:
+        def get(name: str) -> np.ndarray:
+            return cast(weights[f"model.layers.{index}.{name}"])
+
+        def fused(name: str, shards: list[str], has_bias: bool) -> LinearLike:
+            block = name.partition(".")[0]
+            weight = np.concatenate([get(f"{block}.{s}.weight") for s in shards])
+            bias = np.concatenate([get(f"{block}.{s}.bias") for s in shards]) if has_bias else None
+            return linear(weight, bias, f"model.layers.{index}.{name}")
+
+        self.config = config
+        self.input_norm = get("input_layernorm.weight")
+        self.post_attention_norm = get("post_attention_layernorm.weight")
+        qkv = ["q_proj", "k_proj", "v_proj"]
+        self.qkv_proj = fused("self_attn.qkv_proj", qkv, config.qkv_bias)
+        self.o_proj = fused("self_attn.o_proj", ["o_proj"], config.o_bias)
+        self.gate_up_proj = fused("mlp.gate_up_proj", ["gate_proj", "up_proj"], config.mlp_bias)
+        self.down_proj = fused("mlp.down_proj", ["down_proj"], config.mlp_bias)
+        self.q_norm = get("self_attn.q_norm.weight") if config.qk_norm else None
+        self.k_norm = get("self_attn.k_norm.weight") if config.qk_norm else None
+
+    def forward(
+        self,
+        hidden: np.ndarray,
+        rope: tuple[np.ndarray, np.ndarray],
+        layer_cache: np.ndarray,
+        batch: ForwardBatch,
+        attention: AttentionFn,
+    ) -> None:
+        """Change `hidden` [num_tokens, hidden_size] in place."""
+        c = self.config
+        num_tokens, heads = len(hidden), c.num_attention_heads
+        query = np.empty((num_tokens, heads, c.head_dim), dtype=hidden.dtype)
+        tiles = [slice(i, i + _TOKEN_TILE) for i in range(0, num_tokens, _TOKEN_TILE)]
+        for tile in tiles:
+            query[tile], key, value = self._qkv(hidden[tile], rope[0][tile], rope[1][tile])
+            write_kv(layer_cache, key, value, batch.slot_mapping[tile])
+        attended = attention(query, layer_cache, batch, c.head_dim**-0.5)
+        attended = attended.reshape(num_tokens, heads * c.head_dim)
+        for tile in tiles:
+            rows = hidden[tile]
+            rows += self.o_proj(attended[tile])
+            normed = rms_norm(rows, self.post_attention_norm, c.rms_norm_eps)
+            rows += self.down_proj(silu_and_mul(self.gate_up_proj(normed)))
+
+    def _qkv(
+        self, hidden: np.ndarray, cos: np.ndarray, sin: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Query, key and value [num_tokens, heads or kv_heads, head_dim], Q and K rotated."""
+        c = self.config
+        heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
+        qkv = self.qkv_proj(rms_norm(hidden, self.input_norm, c.rms_norm_eps))
+        qkv = qkv.reshape(len(hidden), heads + 2 * kv_heads, c.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            qkv[:, :heads] = rms_norm(qkv[:, :heads], self.q_norm, c.rms_norm_eps)
+            keys = slice(heads, heads + kv_heads)
+            qkv[:, keys] = rms_norm(qkv[:, keys], self.k_norm, c.rms_norm_eps)
+        rotated = rotate(qkv[:, : heads + kv_heads], cos, sin)
+        return rotated[:, :heads], rotated[:, heads:], qkv[:, heads + kv_heads :]
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis; any leading shape."""
+    mean_square = np.einsum("...i,...i->...", x, x) / x.shape[-1] + x.dtype.type(eps)
+    normed = x / np.sqrt(mean_square)[..., None]
+    normed *= weight
+    return normed
+
+
+def silu_and_mul(gate_up: np.ndarray) -> np.ndarray:
+    """silu(gate) * up, from [num_tokens, 2 * size] to [num_tokens, size].
+
+    silu(x) = x * sigmoid(x), with the sigmoid written as tanh so that no input overflows.
+    """
+    size = gate_up.shape[1] // 2
+    gate, up = gate_up[:, :size], gate_up[:, size:]
+    result = gate * gate.dtype.type(0.5)
+    up = up * result
+    np.tanh(result, out=result)
+    result += 1
+    result *= up
+    return result
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Rotary position embedding in the half-split layout of Hugging Face checkpoints.
+
+    Args:
+        x: [num_tokens, heads, head_dim]; element i is paired with i + head_dim / 2.
+        cos: [num_tokens, 1, head_dim / 2]; sin the same.
+    """
+    half = x.shape[-1] // 2
+    left, right = x[..., :half], x[..., half:]
+    out = np.empty_like(x)
+    out[..., :half] = left * cos - right * sin
+    out[..., half:] = right * cos + left * sin
+    return out
+
+
+def rope_frequencies(config: ModelConfig) -> np.ndarray:
+    """Radians per position of each rotary pair: float64 [head_dim / 2].
+
+    With `rope_scaling`, waves longer than the original context are slowed by `factor` and those
+    in between are blended, as Llama 3.1 does.
+    """
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    frequencies = config.rope_theta**-exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = np.clip((turns - scaling.low_freq_factor) / span, 0.0, 1.0)
+    return frequencies * (keep + (1.0 - keep) / scaling.factor)

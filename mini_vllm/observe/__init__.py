@@ -1,0 +1,1 @@
+"""Watching an engine without changing it: traces, measurements."""

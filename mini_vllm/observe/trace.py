@@ -1,0 +1,100 @@
+"""What happened in each step, as plain data for tables, figures and files.
+
+Promises: recording changes no decision. State is taken after `schedule()` and before the update,
+as in the conformance recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mini_vllm.engine import LLMEngine
+from mini_vllm.plan import SchedulerOutput
+from mini_vllm.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One engine step. Token counts per request id, in scheduling order."""
+
+    step: int
+    num_scheduled_tokens: dict[str, int]
+    num_cached_tokens: dict[str, int]
+    num_computed_tokens: dict[str, int]
+    """Before this step's tokens are added."""
+    new: list[str]
+    resumed: list[str]
+    preempted: list[str]
+    running: list[str]
+    waiting: list[str]
+    block_ids: dict[str, list[int]]
+    free_blocks: int
+    sampled: dict[str, int]
+    finished: dict[str, str]
+    """Finish reason per request that ended in this step."""
+
+    def to_json(self) -> dict:
+        """The record as JSON types."""
+        return asdict(self)
+
+
+@contextmanager
+def observing(engine: LLMEngine, observer: Callable[[SchedulerOutput], None]) -> Iterator[None]:
+    """Call `observer` with every plan inside the block, beside other observers."""
+    engine.observers.append(observer)
+    try:
+        yield
+    finally:
+        engine.observers.remove(observer)
+
+
+def traced_steps(engine: LLMEngine) -> Iterator[StepRecord]:
+    """Step the engine until it is idle, yielding a record after each step.
+
+    New requests may be added between two records. With `async_scheduling` the tokens and the ends
+    of a record belong to the step before.
+    """
+    seen: list[tuple[SchedulerOutput, dict[str, Any], dict[str, Request]]] = []
+
+    def snapshot(plan: SchedulerOutput) -> None:
+        scheduler = engine.scheduler
+        live = dict(engine.requests)
+        state = {
+            "running": [r.request_id for r in scheduler.running],
+            "waiting": [r.request_id for r in scheduler.waiting],
+            "block_ids": {
+                r.request_id: list(scheduler.kv.get_block_ids(r.request_id))
+                for r in scheduler.running
+            },
+            "free_blocks": scheduler.kv.block_pool.get_num_free_blocks(),
+            "num_tokens": {request_id: r.num_tokens for request_id, r in live.items()},
+        }
+        seen.append((plan, state, live))
+
+    with observing(engine, snapshot):
+        step = 0
+        while engine.has_unfinished_requests():
+            seen.clear()
+            finished = engine.step()
+            plan, state, live = seen[0]
+            before = state.pop("num_tokens")
+            yield StepRecord(
+                step=step,
+                num_scheduled_tokens=dict(plan.num_scheduled_tokens),
+                num_cached_tokens=dict(plan.num_cached_tokens),
+                num_computed_tokens=dict(plan.num_computed_tokens),
+                new=list(plan.scheduled_new_req_ids),
+                resumed=list(plan.scheduled_resumed_req_ids),
+                preempted=list(plan.preempted_req_ids),
+                sampled={
+                    request_id: request.all_token_ids[-1]
+                    for request_id, request in live.items()
+                    if request.num_tokens > before[request_id]
+                },
+                finished={r.request_id: r.finish_reason or "" for r in finished},
+                **state,
+            )
+            step += 1

@@ -1,0 +1,98 @@
+"""Which class does what: the replaceable parts of an engine, and how each is built.
+
+Promises: a learner's class serves the real model by being named here; a part that cannot do what a
+configuration asks for is refused by name. Mirrors what `vllm/plugins/__init__.py:28`
+`load_plugins_by_group` and `--scheduler-cls` do for the real engine.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mini_vllm.async_scheduler import AsyncScheduler
+from mini_vllm.attention import paged_attention
+from mini_vllm.block_pool import BlockPool
+from mini_vllm.config import EngineConfig
+from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.models.transformer import AttentionFn, Linear, LinearFactory
+from mini_vllm.plan import Gate
+from mini_vllm.request import Request
+from mini_vllm.sampler import Sampler
+from mini_vllm.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """Replaceable parts, so that a learner's own class can serve the real model."""
+
+    block_pool: Callable[[int, bool], BlockPool] = BlockPool
+    kv_cache_manager: Callable[..., KVCacheManager] = KVCacheManager
+    scheduler: Callable[..., Scheduler] = Scheduler
+    sampler: Callable[[], Sampler] = Sampler
+    attention: AttentionFn = paged_attention
+    linear: LinearFactory = Linear
+
+    @property
+    def named_linear(self) -> LinearFactory:
+        """`linear`, also where it was written for (weight, bias) and takes no name."""
+        factory = self.linear
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(factory).parameters.values()
+        if any(p.kind == p.VAR_POSITIONAL for p in parameters):
+            return factory
+        if sum(p.kind in kinds for p in parameters) >= 3:
+            return factory
+        return lambda weight, bias, name: factory(weight, bias)  # type: ignore[call-arg]
+
+    def build_scheduler(self, config: EngineConfig, gates: Sequence[Gate] = ()) -> Scheduler:
+        """Pool, KV manager and scheduler, idle.
+
+        Raises:
+            ValueError: the scheduler part lacks a feature that is asked for.
+        """
+        cache = config.cache
+        kv = self.kv_cache_manager(
+            cache.num_blocks, cache.block_size, cache.enable_prefix_caching, self.block_pool
+        )
+        factory = self.scheduler
+        if config.scheduler.async_scheduling:
+            if factory is not Scheduler:
+                raise ValueError("async_scheduling=True: the scheduler part plans one step at a time")
+            factory = AsyncScheduler
+        if "config" not in inspect.signature(factory).parameters:
+            return _from_flat_arguments(factory, kv, config, gates)
+        if not gates:
+            return factory(kv, config.scheduler)
+        if "gates" not in inspect.signature(factory).parameters:
+            names = ", ".join(type(gate).__name__ for gate in gates)
+            raise ValueError(f"scheduler part {_name(factory)}: takes no gates, needed for {names}")
+        return factory(kv, config.scheduler, gates)
+
+
+def _from_flat_arguments(
+    factory: Callable[..., Any], kv: KVCacheManager, config: EngineConfig, gates: Sequence[Gate]
+) -> Any:
+    """A scheduler written before `SchedulerConfig`: flat arguments, one token per request and step."""
+    if gates:
+        raise ValueError(f"scheduler part {_name(factory)}: takes no gates")
+    c = config.scheduler
+    scheduler = factory(
+        kv, c.max_num_seqs, c.max_num_batched_tokens, c.long_prefill_token_threshold,
+        max_model_len=c.max_model_len, policy=c.policy,
+        enable_chunked_prefill=c.enable_chunked_prefill,
+        forget_withdrawn_blocks=c.forget_withdrawn_blocks,
+    )  # fmt: skip
+    update = scheduler.update_from_output
+
+    def update_one_each(plan: Any, sampled: Mapping[str, Sequence[int]]) -> list[Request]:
+        return update(plan, {request_id: tokens[0] for request_id, tokens in sampled.items()})
+
+    scheduler.update_from_output = update_one_each
+    return scheduler
+
+
+def _name(factory: Callable[..., Any]) -> str:
+    return getattr(factory, "__name__", type(factory).__name__)

@@ -1,0 +1,89 @@
+"""The plan of one step, and what a feature may ask of whoever makes it.
+
+Promises: a plan says everything the runner needs (which tokens, from where, in which blocks), so
+the runner sees no scheduler and no KV manager. Mirrors `vllm/v1/core/sched/output.py:181`
+`SchedulerOutput`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from mini_vllm.request import Request
+
+if TYPE_CHECKING:
+    from mini_vllm.kv_cache import KVCacheManager
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """Who computes how many tokens in this step.
+
+    `num_scheduled_tokens` and `scheduled_requests` are in scheduling order.
+    """
+
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    scheduled_requests: list[Request] = field(default_factory=list)
+    preempted_req_ids: list[str] = field(default_factory=list)
+    scheduled_new_req_ids: list[str] = field(default_factory=list)
+    scheduled_resumed_req_ids: list[str] = field(default_factory=list)
+    num_cached_tokens: dict[str, int] = field(default_factory=dict)
+    """Prefix-cache hits in tokens of each request admitted in this step."""
+    finished_req_ids: set[str] = field(default_factory=set)
+    """Requests that finished or were aborted since the previous step."""
+    spec_token_ids: dict[str, Sequence[int]] = field(default_factory=dict)
+    """Drafts verified in this step, per request that has any."""
+    num_computed_tokens: dict[str, int] = field(default_factory=dict)
+    """Position of each request's first scheduled token; see `bind`."""
+    sampling_req_ids: set[str] = field(default_factory=set)
+    """Requests whose last known token is computed in this step, so that one is sampled (S4)."""
+    block_ids: dict[str, Sequence[int]] = field(default_factory=dict)
+    """Block table of each scheduled request; see `bind`."""
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        """Tokens the model will compute in this step."""
+        return sum(self.num_scheduled_tokens.values())
+
+    def num_rejected(self, request_id: str, tokens: Sequence[int]) -> int:
+        """How many of its drafts were not among the `tokens` sampled (one more is always new)."""
+        drafts = self.spec_token_ids.get(request_id, ())
+        return len(drafts) + 1 - len(tokens) if drafts else 0
+
+    def bind(self, kv: KVCacheManager) -> None:
+        """Note what the runner needs, before a later call moves counters or tables.
+
+        A scheduler whose counters move ahead (`AsyncScheduler`) has filled the positions itself.
+        """
+        counts = self.num_scheduled_tokens
+        if not self.num_computed_tokens:
+            for request in self.scheduled_requests:
+                request_id, start = request.request_id, request.num_computed_tokens
+                self.num_computed_tokens[request_id] = start
+                if start + counts[request_id] >= request.num_tokens:
+                    self.sampling_req_ids.add(request_id)
+        self.block_ids = {request_id: kv.get_block_ids(request_id) for request_id in counts}
+
+
+class Gate(Protocol):
+    """What a feature may ask of the scheduler; the feature's own folder holds the class."""
+
+    def admission(
+        self, request: Request, plan: SchedulerOutput
+    ) -> Literal["admit", "skip", "stop"]:
+        """May this waiting request run? "skip" looks at the next one, "stop" ends the scan."""
+        ...
+
+    def limit(self, request: Request, start: int, num_new: int) -> int:
+        """At most this many of the `num_new` tokens wanted from position `start` on."""
+        ...
+
+    def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
+        """The request has entered the plan with `num_new` tokens."""
+        ...
+
+    def leaves(self, request: Request) -> bool:
+        """The request is preempted or ends. True: keep its blocks, the gate frees them later."""
+        ...

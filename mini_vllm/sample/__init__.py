@@ -1,0 +1,1 @@
+"""Logits processors: what changes a row of logits before a token is chosen."""

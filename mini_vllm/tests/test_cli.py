@@ -1,0 +1,127 @@
+"""The `mini-vllm` command: what it prints, and exit codes 0, 2 and 130."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import mini_vllm.entrypoints.cli as cli
+from mini_vllm.engine import LLMEngine
+from mini_vllm.tests.test_checkpoint import write_checkpoint
+from mini_vllm.tests.support import ScriptedModel
+
+ROCKET = "\N{ROCKET}"
+
+
+def run(*arguments: str, stdin: str | None = None):
+    return CliRunner().invoke(cli.app, list(arguments), input=stdin)
+
+
+@pytest.fixture
+def parrot(monkeypatch):
+    """The command's engine answers every one-letter prompt with "hi", a rocket and EOS."""
+    stream = [*f"hi{ROCKET}".encode(), *[256] * 99]
+
+    def make(model, dtype, **knobs):
+        return LLMEngine(ScriptedModel(lambda _, position: stream[position]), **knobs)
+
+    monkeypatch.setattr(cli, "LLMEngine", make)
+
+
+def test_generate_streams_the_prompt_and_its_continuation(parrot):
+    result = run("generate", "x")
+    assert (result.exit_code, result.stdout) == (0, f"xhi{ROCKET}\n")
+
+
+def test_prompts_come_from_stdin_and_a_file_in_order(parrot, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("b\n\nc\n")
+    result = run("generate", "-", "--file", str(path), stdin="a\n")
+    assert result.exit_code == 0
+    lines = sorted(result.stdout.splitlines())
+    assert lines == [f"r{i}  {name}hi{ROCKET}  [stop]" for i, name in enumerate("abc")]
+
+
+def test_trace_prints_one_row_per_step(parrot):
+    result = run("generate", "--trace", "x")
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[0] == ["step", "tokens", "run", "wait", "free", "scheduled"]
+    assert rows[1] == ["0", "1", "1", "0", "254", "r0:1"]
+    assert rows[7] == ["6", "1", "1", "0", "254", "r0:1", "[r0", "done:", "stop]"]
+    assert f"xhi{ROCKET}  [stop]" in result.stdout
+
+
+def test_the_shipped_model_serves_the_command():
+    result = run("generate", "--max-tokens", "4", "The KV cache")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("The KV cache")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "--model", "toy", ""], "prompt is empty: need at least one token"),
+        (["generate", "--model", "toy", "--temperature", "-1", "x"], "temperature=-1.0"),
+        (["generate", "--model", "toy", "--temperature", "nan", "x"], "temperature=nan"),
+        (["generate", "--model", "toy", "--max-tokens", "0", "x"], "max_tokens=0"),
+        (["generate", "--model", "toy", "--num-blocks", "1", "x"], "num_blocks=1"),
+        (["generate", "--model", "toy", "--num-blocks", "3", "x" * 99], "the pool has 2"),
+        (["generate", "--model", "/no/such/folder", "x"], "no such folder"),
+        (["generate", "--model", "toy", "--file", "/no/such/file"], "/no/such/file"),
+        (["bench", "--model", "toy", "--prompt-len", "9-3"], "prompt_len=9-3"),
+        (["bench", "--model", "toy", "--output-len", "many"], "need N or LOW-HIGH"),
+        (["bench", "--model", "toy", "--num-requests", "0"], "num_requests=0"),
+        (["info", "--memory", "8 apples"], "need a number and a unit"),
+        (["info", "/no/such/folder"], "no such folder"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_exit_code_2(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("mini-vllm: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_no_prompt_at_all_is_refused():
+    result = run("generate", "--model", "toy", stdin="")
+    assert (result.exit_code, "no prompt" in result.stderr) == (2, True)
+
+
+def test_ctrl_c_exits_with_130_and_no_traceback(monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "LLMEngine", interrupted)
+    result = run("generate", "x")
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
+    assert "interrupted" in result.stderr
+
+
+def test_bench_json_counts_the_workload_it_was_given():
+    result = run(
+        *("bench", "--model", "toy", "--json", "--num-requests", "3"),
+        *("--prompt-len", "8", "--output-len", "5", "--shared-prefix-len", "4"),
+    )
+    assert result.exit_code == 0
+    measured = json.loads(result.stdout)
+    assert (measured["prompt_tokens"], measured["output_tokens"]) == (24, 15)
+    assert measured["preemptions"] == 0
+    assert measured["num_steps"] == 5
+    assert set(measured["ttft_ms"]) == set(measured["itl_ms"]) == {"mean", "p50", "p90", "p99"}
+
+
+def test_info_shows_the_arithmetic_of_the_kv_cache(tmp_path):
+    """2 layers, 1 KV head of 4: 2 x 2 x 1 x 4 x 2 B = 32 B per token, 512 B per block of 16."""
+    result = run("info", str(write_checkpoint(tmp_path)), "--memory", "1MiB")
+    assert result.exit_code == 0
+    rows = {line[:22].strip(): line[22:].strip() for line in result.stdout.splitlines()}
+    assert rows["architecture"] == "LlamaForCausalLM"
+    assert rows["KV per token"].startswith("32 B = 2 x 2 layers x 1 KV heads x 4 x 2 B")
+    assert rows["KV per block"] == "512 B for 16 tokens"
+    assert rows["blocks in 1MiB"] == "2,048 (32,768 tokens)"
+    assert rows["full-length sequences"] == "512.00 at once"
