@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import predictions, quiz, show
+from course import predictions, quiz, show, terminal
 from course.labs import CourseError, Lab
 from course.progress import FOLDER, Progress
 
@@ -29,11 +29,11 @@ def predict(console: Console, progress: Progress, lab: Lab) -> None:
         raise CourseError(f"Lab {lab.id} asks for no prediction.")
     answers, problems = predictions.committed(lab.folder, asked)
     for problem in problems:
-        show.say(console, problem, "yellow")
+        terminal.say(console, problem, "yellow")
     for name, question in asked.items():
         show.question(console, question.ask, question.choices)
         if name in progress.entry(lab).predictions:
-            show.say(console, "  It was compared already: the first answer counts.", "dim")
+            terminal.say(console, "  It was compared already: the first answer counts.", "dim")
         answer = _answered(console, question, answers.get(name))
         if answer is None or answer == answers.get(name):
             continue
@@ -42,10 +42,10 @@ def predict(console: Console, progress: Progress, lab: Lab) -> None:
         except (ValueError, OSError) as error:
             raise CourseError(f"{name} was not written: {error}") from None
     missing = asked.keys() - predictions.committed(lab.folder, asked)[0].keys()
-    show.say(
+    terminal.say(
         console, f"{len(asked) - len(missing)} of {len(asked)} committed in {predictions.FILE}."
     )
-    show.say(console, f"Compare with what is measured: course check {lab.id}", "cyan")
+    terminal.say(console, f"Compare with what is measured: course check {lab.id}", "cyan")
 
 
 def _answered(
@@ -62,7 +62,7 @@ def _answered(
         try:
             return question.read(line)
         except ValueError as error:
-            show.say(console, f"  {error}", "yellow")
+            terminal.say(console, f"  {error}", "yellow")
 
 
 def run_quiz(console: Console, root: Path, phase: str | None, count: int, every: bool) -> int:
@@ -83,12 +83,14 @@ def run_quiz(console: Console, root: Path, phase: str | None, count: int, every:
     chosen = questions if every else boxes.due(questions)
     chosen = chosen if every else chosen[:count]
     if not chosen:
-        show.say(console, "Nothing is due today. Every question all the same: course quiz --all")
+        terminal.say(
+            console, "Nothing is due today. Every question all the same: course quiz --all"
+        )
         return 0
     right = asked = 0
     try:
         for place, question in enumerate(chosen, 1):
-            show.say(console, f"\n{place} of {len(chosen)}, {question.id}", "dim")
+            terminal.say(console, f"\n{place} of {len(chosen)}, {question.id}", "dim")
             show.question(console, question.ask, question.choices)
             unit = f" ({question.unit})" if question.unit else ""
             console.print(f"  your answer{unit}: ", end="")
@@ -105,21 +107,21 @@ def run_quiz(console: Console, root: Path, phase: str | None, count: int, every:
             try:
                 boxes.put(question.id, correct)
             except OSError as error:
-                show.say(console, f"  The answer cannot be kept ({error}).", "red")
+                terminal.say(console, f"  The answer cannot be kept ({error}).", "red")
     except KeyboardInterrupt:
         console.print()
     left = len(boxes.due(questions))
-    show.say(console, f"\n{right} of {asked} right. {left} left for today: course quiz", "bold")
+    terminal.say(console, f"\n{right} of {asked} right. {left} left for today: course quiz", "bold")
     return 0 if right == asked else 1
 
 
 def _explain(console: Console, question: quiz.Question, correct: bool) -> None:
     if correct:
-        show.say(console, "  Right.", "green")
+        terminal.say(console, "  Right.", "green")
     else:
-        show.say(console, f"  No: {question.answer}.", "red")
-    show.say(console, f"  {question.explain}")
-    show.say(console, f"  ({question.source})", "dim")
+        terminal.say(console, f"  No: {question.answer}.", "red")
+    terminal.say(console, f"  {question.explain}")
+    terminal.say(console, f"  ({question.source})", "dim")
 
 
 def _questions(root: Path, phase: str | None) -> Sequence[quiz.Question]:
@@ -135,7 +137,9 @@ def _questions(root: Path, phase: str | None) -> Sequence[quiz.Question]:
     for path in files:
         found, findings = quiz.load(path)
         if findings:
-            told = "\n".join(f"{show.relative(f.page, root)}:{f.line}: {f.text}" for f in findings)
+            told = "\n".join(
+                f"{terminal.relative(f.page, root)}:{f.line}: {f.text}" for f in findings
+            )
             raise CourseError(told)
         questions += found
     return questions

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from course import processes, show
+from course import processes, show, terminal
 from course.labs import CourseError, Lab, find_labs, find_root, pick
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def dashboard(context: typer.Context) -> None:
     """Where you are: progress per phase, the time left, the next lab."""
     if context.invoked_subcommand is None:
         root, labs, progress = _open()
-        show.dashboard(show.make_console(), root, labs, progress)
+        show.dashboard(terminal.make_console(), root, labs, progress)
 
 
 @app.command()
@@ -100,7 +100,7 @@ def demo(model: ModelName = "byte-llama") -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from course import demo as module
 
-    module.run(show.make_console(), model)
+    module.run(terminal.make_console(), model)
 
 
 @app.command()
@@ -114,11 +114,11 @@ def check(
     from course.progress import NEW
 
     root, labs, progress = _open()
-    console = show.make_console()
+    console = terminal.make_console()
     if all_:
         chosen = [each for each in labs if progress.state(each) != NEW]
         if not chosen:
-            show.say(console, "No lab has been touched yet. Begin with: course")
+            terminal.say(console, "No lab has been touched yet. Begin with: course")
     else:
         chosen = [_choose(root, labs, progress, lab)]
     results = [learner.grade(console, root, labs, progress, each, time_limit) for each in chosen]
@@ -132,7 +132,7 @@ def watch(lab: MaybeLab = None, time_limit: TimeLimit = 60.0) -> None:
 
     root, labs, progress = _open()
     learner.watch(
-        show.make_console(), root, labs, progress, pick(labs, lab) if lab else None, time_limit
+        terminal.make_console(), root, labs, progress, pick(labs, lab) if lab else None, time_limit
     )
 
 
@@ -145,7 +145,7 @@ def hint(
     from course import learner
 
     root, labs, progress = _open()
-    learner.hint(show.make_console(), progress, _choose(root, labs, progress, lab), test)
+    learner.hint(terminal.make_console(), progress, _choose(root, labs, progress, lab), test)
 
 
 @app.command()
@@ -154,7 +154,7 @@ def predict(lab: MaybeLab = None) -> None:
     from course import asking
 
     root, labs, progress = _open()
-    asking.predict(show.make_console(), progress, _choose(root, labs, progress, lab))
+    asking.predict(terminal.make_console(), progress, _choose(root, labs, progress, lab))
 
 
 @app.command()
@@ -166,7 +166,7 @@ def quiz(
     """Ask what the pages asked; what was wrong comes back first, what was right later."""
     from course import asking
 
-    raise typer.Exit(asking.run_quiz(show.make_console(), _root(), phase, count, every))
+    raise typer.Exit(asking.run_quiz(terminal.make_console(), _root(), phase, count, every))
 
 
 @app.command()
@@ -178,7 +178,7 @@ def reset(
     from course import learner
 
     root, labs, progress = _open()
-    learner.reset(show.make_console(), root, progress, pick(labs, lab), yes)
+    learner.reset(terminal.make_console(), root, progress, pick(labs, lab), yes)
 
 
 @app.command()
@@ -191,7 +191,7 @@ def solution(
     from course import learner
 
     _, labs, progress = _open()
-    learner.solution(show.make_console(), progress, pick(labs, lab), diff, yes)
+    learner.solution(terminal.make_console(), progress, pick(labs, lab), diff, yes)
 
 
 @app.command("run")
@@ -206,7 +206,9 @@ def generate(
     """Continue a prompt, with the engine's parts or with your own."""
     from course import learner
 
-    learner.generate(show.make_console(), _open, prompt, mine, max_tokens, temperature, seed, model)
+    learner.generate(
+        terminal.make_console(), _open, prompt, mine, max_tokens, temperature, seed, model
+    )
 
 
 @app.command()
@@ -236,7 +238,7 @@ def trace(
         "model": model,
     }
     target = save or _root() / ".course" / "trace.json"
-    tracing.run(show.make_console(), prompts, max_tokens, ignore_eos, options, target)
+    tracing.run(terminal.make_console(), prompts, max_tokens, ignore_eos, options, target)
 
 
 @app.command()
@@ -244,7 +246,7 @@ def doctor() -> None:
     """What this machine has, what each missing piece would enable, and how to get it."""
     from course import doctor as module
 
-    raise typer.Exit(module.run(show.make_console(), _root()))
+    raise typer.Exit(module.run(terminal.make_console(), _root()))
 
 
 @gpu_app.command("run")
@@ -265,7 +267,7 @@ def gpu_run(
 
     root, labs, _ = _open()
     chosen = pick(labs, lab) if lab else None
-    console = show.make_console()
+    console = terminal.make_console()
     raise typer.Exit(
         gpu.run(console, root, labs, chosen, name, arguments or [], force, time_limit, cpu)
     )
@@ -287,7 +289,7 @@ def selfcheck(
     root, labs, _ = _open()
     chosen = [lab for lab in labs if _selected(labs, lab, names)]
     raise typer.Exit(
-        maintainer.selfcheck(show.make_console(), root, chosen, workers, pack, time_limit)
+        maintainer.selfcheck(terminal.make_console(), root, chosen, workers, pack, time_limit)
     )
 
 
@@ -317,7 +319,7 @@ def cite_check(
     """Every citation: the path, the line and the symbol, at the pin."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.cite_check(show.make_console(), _root(), paths or []))
+    raise typer.Exit(maintainer.cite_check(terminal.make_console(), _root(), paths or []))
 
 
 @cite_app.command("fix")
@@ -331,7 +333,9 @@ def cite_fix(
     """Propose the lines at which the cited symbols stand in another tree."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.cite_fix(show.make_console(), _root(), paths or [], tree, write))
+    raise typer.Exit(
+        maintainer.cite_fix(terminal.make_console(), _root(), paths or [], tree, write)
+    )
 
 
 @cite_app.command("link")
@@ -342,7 +346,7 @@ def cite_link(
     """Make each citation a link to the pinned commit, and each include a comment with one."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.cite_link(show.make_console(), _root(), paths or [], write))
+    raise typer.Exit(maintainer.cite_link(terminal.make_console(), _root(), paths or [], write))
 
 
 @docs_app.command("check")
@@ -355,7 +359,7 @@ def docs_check(
     from course import maintainer
 
     raise typer.Exit(
-        maintainer.docs_check(show.make_console(), _root(), paths or [], run_code, workers)
+        maintainer.docs_check(terminal.make_console(), _root(), paths or [], run_code, workers)
     )
 
 
@@ -364,7 +368,7 @@ def words() -> None:
     """How long the pages of the phases are, and which are over their budget."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.words_check(show.make_console(), _root()))
+    raise typer.Exit(maintainer.words_check(terminal.make_console(), _root()))
 
 
 @book_app.command("build")
@@ -374,7 +378,7 @@ def book_build(
     """Make the site in build/book/html."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.book_build(show.make_console(), _root(), aside))
+    raise typer.Exit(maintainer.book_build(terminal.make_console(), _root(), aside))
 
 
 @book_app.command("serve")
@@ -384,7 +388,7 @@ def book_serve(
     """Make the site, serve it to this machine, make it again on every save."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.book_serve(show.make_console(), _root(), port))
+    raise typer.Exit(maintainer.book_serve(terminal.make_console(), _root(), port))
 
 
 @upstream_app.command("fetch")
@@ -392,7 +396,7 @@ def upstream_fetch() -> None:
     """Put the pinned tree into upstream/."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.upstream_fetch(show.make_console(), _root()))
+    raise typer.Exit(maintainer.upstream_fetch(terminal.make_console(), _root()))
 
 
 @upstream_app.command("verify")
@@ -400,7 +404,7 @@ def upstream_verify() -> None:
     """Say whether upstream/ is the pinned tree."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.upstream_verify(show.make_console(), _root()))
+    raise typer.Exit(maintainer.upstream_verify(terminal.make_console(), _root()))
 
 
 @upstream_app.command("show")
@@ -410,7 +414,7 @@ def upstream_show(
     """Print the source of a symbol of the pinned tree, with its path and line."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.upstream_show(show.make_console(), _root(), symbol))
+    raise typer.Exit(maintainer.upstream_show(terminal.make_console(), _root(), symbol))
 
 
 def run() -> None:
@@ -418,8 +422,8 @@ def run() -> None:
     try:
         app()
     except CourseError as error:
-        show.say(show.make_console(stderr=True), str(error), "red")
+        terminal.say(terminal.make_console(stderr=True), str(error), "red")
         sys.exit(2)
     except OSError as error:  # a full disk, a folder that may not be written
-        show.say(show.make_console(stderr=True), f"{type(error).__name__}: {error}", "red")
+        terminal.say(terminal.make_console(stderr=True), f"{type(error).__name__}: {error}", "red")
         sys.exit(2)

@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from course import show
+from course import terminal
 from course.labs import CourseError
 from course.tracing import name_of, scheduled_text
 from mini_vllm import LLMEngine, SamplingParams
@@ -85,7 +85,7 @@ class Timeline:
             lines.append(line)
         lines.append(Text(""))
         for request_id in self.prompts:
-            text = re.sub(r"\s+", " ", show.printable(self.texts.get(request_id, "")))
+            text = re.sub(r"\s+", " ", terminal.printable(self.texts.get(request_id, "")))
             line = Text(f"  {request_id}  ")
             line.append(f"...{ENDINGS[ord(request_id) - ord('A')]}", "dim")
             line.append(text)
@@ -116,8 +116,8 @@ def run(console: Console, model: str) -> None:
             request_id=request_id,
         )
         outputs[request_id] = []
-    show.say(console, "Three prompts with the same beginning, in one batch:", "bold")
-    show.say(console, f'  "{SHARED.strip()} ..."\n', "dim")
+    terminal.say(console, "Three prompts with the same beginning, in one batch:", "bold")
+    terminal.say(console, f'  "{SHARED.strip()} ..."\n', "dim")
     timeline = Timeline(prompts)
     live = Live(console=console, refresh_per_second=20) if console.is_terminal else None
     with live or nullcontext():
@@ -137,7 +137,7 @@ def _say_step(console: Console, record: StepRecord) -> None:
     """One step in words, for a pipe."""
     ended = "".join(f", {r} ends ({why})" for r, why in record.finished.items())
     free = record.free_blocks
-    show.say(
+    terminal.say(
         console, f"  step {record.step:>2}: {scheduled_text(record)}, {free} blocks free{ended}"
     )
 
@@ -146,15 +146,21 @@ def explain(console: Console, timeline: Timeline, engine: LLMEngine) -> None:
     """What the marks mean and what the numbers say."""
     prompt_tokens = sum(len(engine.tokenizer.encode(p)) for p in timeline.prompts.values())
     console.print()
-    show.say(console, "  # prefill: computes its prompt, in chunks of the step's budget", "blue")
-    show.say(console, "  = prefill that began with blocks another request had computed", "green")
-    show.say(console, "  o decode: one new token per step, together with the others", "yellow")
+    terminal.say(
+        console, "  # prefill: computes its prompt, in chunks of the step's budget", "blue"
+    )
+    terminal.say(
+        console, "  = prefill that began with blocks another request had computed", "green"
+    )
+    terminal.say(console, "  o decode: one new token per step, together with the others", "yellow")
     console.print()
-    show.say(
+    terminal.say(
         console,
         f"{timeline.steps} steps, {timeline.scheduled} tokens computed. The three prompts have "
         f"{prompt_tokens} tokens; {timeline.cached} of them came from the prefix cache "
         f"({timeline.cached // BLOCK_SIZE} blocks of {BLOCK_SIZE}).",
     )
-    show.say(console, "Every decision above is the one vLLM 0.22.1 makes; the course shows why.")
-    show.say(console, "\nBegin: course", "cyan")
+    terminal.say(
+        console, "Every decision above is the one vLLM 0.22.1 makes; the course shows why."
+    )
+    terminal.say(console, "\nBegin: course", "cyan")

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
+from mini_vllm.config import SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm.config import SamplingParams
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 10

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
-from mini_vllm.engine import LLMEngine
-from mini_vllm.request import Request
 from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
 from mini_vllm.observe.trace import StepRecord, traced_steps
+from mini_vllm.request import Request
 
 KINDS = ("waiting", "prefill", "hit", "recompute", "decode", "starved", "preempted")
 """What a request can be to a step, in the order of a legend:

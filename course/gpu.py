@@ -27,7 +27,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import machine, processes, show
+from course import machine, processes, terminal
 from course.files import write_atomically
 from course.labs import CourseError, Lab
 
@@ -129,10 +129,10 @@ def run(
         _say_plan(console, root, able, name, arguments)
         also = ", ".join(lab.id for lab in able if "cpu" in lab.manifest.run_on)
         if also:
-            show.say(console, f"With --cpu, on vLLM's CPU build (SETUP.md): {also}")
+            terminal.say(console, f"With --cpu, on vLLM's CPU build (SETUP.md): {also}")
         return 0
     more = f", driver {found.driver}, CUDA {found.cuda}" if found.gpus else ""
-    show.say(console, found.name + more, "bold")
+    terminal.say(console, found.name + more, "bold")
     failed = 0
     for lab in able:
         failed += _run_one(console, root, lab, found, name, arguments, force, time_limit)
@@ -143,13 +143,13 @@ def _say_plan(
     console: Console, root: Path, labs: Sequence[Lab], name: str, arguments: Sequence[str]
 ) -> None:
     """Without a GPU: what would run, and which captures are there already."""
-    show.say(console, "No NVIDIA GPU answers here. With one, this would run:", "yellow")
+    terminal.say(console, "No NVIDIA GPU answers here. With one, this would run:", "yellow")
     for lab in labs:
         target = lab.folder / "captured" / f"{name}.json"
-        show.say(console, f"  {lab.id} {lab.manifest.title}")
-        show.say(console, f"    {shlex.join(_command(root, lab, arguments))}")
+        terminal.say(console, f"  {lab.id} {lab.manifest.title}")
+        terminal.say(console, f"    {shlex.join(_command(root, lab, arguments))}")
         state = f"captured on {_device_of(target)}" if target.is_file() else "not captured yet"
-        show.say(console, f"    -> {show.relative(target, root)} ({state})")
+        terminal.say(console, f"    -> {terminal.relative(target, root)} ({state})")
 
 
 def _command(root: Path, lab: Lab, arguments: Sequence[str]) -> list[str]:
@@ -171,27 +171,27 @@ def _run_one(
     if target.is_file() and not force:
         before = _device_of(target)
         if before != found.name:
-            show.say(
+            terminal.say(
                 console,
-                f"{lab.id}: {show.relative(target, root)} was captured on {before}. "
+                f"{lab.id}: {terminal.relative(target, root)} was captured on {before}. "
                 "Keep both with --name, or replace it with --force.",
                 "red",
             )
             return True
     command = _command(root, lab, arguments)
-    show.say(console, f"{lab.id}: {shlex.join(command)}")
+    terminal.say(console, f"{lab.id}: {shlex.join(command)}")
     env = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
     began, date = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     ran = processes.run([sys.executable, *command[1:]], root, env, time_limit)
     seconds = time.perf_counter() - began
-    show.raw(console, ran.output.rstrip())
+    terminal.raw(console, ran.output.rstrip())
     if ran.code != 0:
         what = {
             "time": f"out of time after {time_limit:g} s",
             "output": f"it printed more than {processes.OUTPUT_LIMIT // 2**20} MiB",
         }.get(ran.ended, f"exit status {ran.code}")
-        show.say(console, f"{lab.id}: {what}; nothing was captured.", "red")
+        terminal.say(console, f"{lab.id}: {what}; nothing was captured.", "red")
         return True
     capture = {
         "format": FORMAT,
@@ -208,7 +208,7 @@ def _run_one(
         "output": ran.output.replace(f"{root}{os.sep}", ""),
     }
     write_atomically(target, json.dumps(capture, indent=1, ensure_ascii=False) + "\n")
-    show.say(console, f"{lab.id}: kept in {show.relative(target, root)}", "green")
+    terminal.say(console, f"{lab.id}: kept in {terminal.relative(target, root)}", "green")
     return False
 
 

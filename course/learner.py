@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from course import grading, manifest, mine, predictions, show
+from course import grading, manifest, mine, predictions, show, terminal
 from course.files import write_atomically
 from course.labs import CourseError, Lab, signatures
 from course.progress import FOLDER, PASSED, Progress, digest_of
@@ -36,7 +36,7 @@ def grade(
     """Grade the learner's file of one lab, keep the result, show it; whether it passed."""
     if not lab.starter.is_file():
         raise CourseError(
-            f"{show.relative(lab.starter, root)} is gone. Put it back: course reset {lab.id}"
+            f"{terminal.relative(lab.starter, root)} is gone. Put it back: course reset {lab.id}"
         )
     working = (
         console.status(f"Grading {lab.id} ...") if console.is_terminal else contextlib.nullcontext()
@@ -48,7 +48,7 @@ def grade(
     measured = {n: v for result in report.passed for n, v in result.measured.items()}
     show.predicted(console, lab, answers, problems, measured)
     if not report.digest:
-        show.say(
+        terminal.say(
             console,
             f"{lab.starter.name} or its tests were saved while they ran: nothing was kept.\n"
             f"Once more: course check {lab.id}",
@@ -59,7 +59,7 @@ def grade(
         both = answers.keys() & measured.keys()
         progress.record(lab, report, {name: (answers[name], measured[name]) for name in both})
     except OSError as error:
-        show.say(
+        terminal.say(
             console, f"The result cannot be kept ({error}): your progress is as it was.", "red"
         )
     if report.ok:
@@ -124,11 +124,11 @@ def watch(
             try:
                 grade(console, root, labs, progress, lab, time_limit)
             except CourseError as error:  # an editor may put the file aside before it is back
-                show.say(console, str(error), "red")
-            show.say(console, "\nWaiting for a save (Ctrl-C to stop).", "dim")
+                terminal.say(console, str(error), "red")
+            terminal.say(console, "\nWaiting for a save (Ctrl-C to stop).", "dim")
             lab = _next_saved(watched, graded)
     except KeyboardInterrupt:
-        show.say(console, "\nStopped. Your progress is kept.")
+        terminal.say(console, "\nStopped. Your progress is kept.")
 
 
 def _text(lab: Lab) -> bytes | None:
@@ -172,7 +172,9 @@ def hint(console: Console, progress: Progress, lab: Lab, test: str | None) -> No
     entry = progress.entry(lab)
     if test is None:
         if progress.state(lab) == PASSED:
-            show.say(console, f"Lab {lab.id} is passed; no hint is needed. --test names a test.")
+            terminal.say(
+                console, f"Lab {lab.id} is passed; no hint is needed. --test names a test."
+            )
             return
         test = entry.first_failing if entry.first_failing in names else names[0]
     if test not in hints:
@@ -186,7 +188,9 @@ def hint(console: Console, progress: Progress, lab: Lab, test: str | None) -> No
         unfolded = progress.unfold(lab, key, len(fit))
     except OSError as error:  # the next command would begin with the first again
         unfolded = len(fit)
-        show.say(console, f"What was unfolded cannot be kept ({error}): here are all.", "yellow")
+        terminal.say(
+            console, f"What was unfolded cannot be kept ({error}): here are all.", "yellow"
+        )
     show.hint(console, lab, key, [each.text for each in fit], unfolded)
 
 
@@ -196,12 +200,12 @@ def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool)
     if pristine is None:
         raise CourseError(f"The pristine starter of {lab.id} is not packed in course/starters.json")
     here = lab.starter.read_bytes() if lab.starter.is_file() else None
-    name = show.relative(lab.starter, root)
+    name = terminal.relative(lab.starter, root)
     if here is not None and here.replace(b"\r\n", b"\n") == pristine.encode("utf-8"):
-        show.say(console, f"{name} is the pristine starter already.")
+        terminal.say(console, f"{name} is the pristine starter already.")
         return
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Replace {name}?"):
-        show.say(console, "Nothing was changed.")
+        terminal.say(console, "Nothing was changed.")
         return
     if here is not None:
         stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
@@ -212,13 +216,13 @@ def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool)
             raise CourseError(
                 f"Nothing was changed: your {name} could not be kept ({error})."
             ) from None
-        show.say(console, f"Your file is kept as {show.relative(copy, root)}")
+        terminal.say(console, f"Your file is kept as {terminal.relative(copy, root)}")
     write_atomically(lab.starter, pristine)
-    show.say(console, f"{name} is the pristine starter again.")
+    terminal.say(console, f"{name} is the pristine starter again.")
     try:
         progress.fold(lab)
     except OSError as error:
-        show.say(console, f"Its last result is still in your progress ({error}).", "yellow")
+        terminal.say(console, f"Its last result is still in your progress ({error}).", "yellow")
 
 
 def solution(console: Console, progress: Progress, lab: Lab, diff: bool, yes: bool) -> None:
@@ -228,7 +232,7 @@ def solution(console: Console, progress: Progress, lab: Lab, diff: bool, yes: bo
         if not sys.stdin.isatty():
             raise CourseError(f"{question} Then add --yes. A hint instead: course hint {lab.id}")
         if not typer.confirm(question):
-            show.say(console, f"A hint instead: course hint {lab.id}")
+            terminal.say(console, f"A hint instead: course hint {lab.id}")
             return
     if diff:
         show.diff(console, lab)
@@ -263,7 +267,7 @@ def generate(
         console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
         for piece in llm.stream(prompt, params):
             count += len(piece.encode("utf-8"))
-            console.print(Text(show.printable(piece)), end="", soft_wrap=True)
+            console.print(Text(terminal.printable(piece)), end="", soft_wrap=True)
         console.print()
     except Exception as error:
         told = mine.own_failure(error, owners)
@@ -276,7 +280,7 @@ def generate(
     console.print()
     if use_mine:
         _say_whose(console, owners)
-    show.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")
+    terminal.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")
 
 
 def _own_parts(
@@ -287,7 +291,7 @@ def _own_parts(
 
     for lab in labs:
         if lab.manifest.part and progress.state(lab) == CHANGED:
-            show.say(console, f"Grading {lab.id}, edited since it was last graded.", "dim")
+            terminal.say(console, f"Grading {lab.id}, edited since it was last graded.", "dim")
             report = run_starter(root, lab)
             with contextlib.suppress(OSError):  # it counts for this run all the same
                 progress.record(lab, report)
@@ -308,8 +312,8 @@ def _say_whose(console: Console, owners: dict[str, Lab]) -> None:
 
     for part in (field.name for field in dataclasses.fields(EngineParts)):
         if part in owners:
-            show.say(console, f"  {part:<18} yours, from lab {owners[part].id}", "green")
+            terminal.say(console, f"  {part:<18} yours, from lab {owners[part].id}", "green")
         else:
-            show.say(console, f"  {part:<18} the course's", "dim")
+            terminal.say(console, f"  {part:<18} the course's", "dim")
     if not owners:
-        show.say(console, "None of the labs that supply a part is passed yet.")
+        terminal.say(console, "None of the labs that supply a part is passed yet.")

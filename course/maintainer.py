@@ -18,8 +18,8 @@ from course import (
     pages,
     pristine,
     quiz,
-    show,
     symbols,
+    terminal,
     upstream,
     words,
 )
@@ -44,13 +44,13 @@ def selfcheck(
         if verdict.skipped:
             counts += f", {verdict.skipped} skipped here"
         mark = "FAIL" if verdict.problems else "ok  "
-        show.say(
+        terminal.say(
             console,
             f"{mark}  {lab.id} {lab.folder.name}: {counts}",
             "red" if verdict.problems else "",
         )
         for problem in verdict.problems:
-            show.say(console, "      " + problem.replace("\n", "\n      "))
+            terminal.say(console, "      " + problem.replace("\n", "\n      "))
 
     verdicts = check_labs(
         root,
@@ -65,9 +65,9 @@ def selfcheck(
         path = pristine.write(
             root, {lab.id: lab.starter.read_text(encoding="utf-8") for lab in sound}
         )
-        show.say(console, f"Packed {len(sound)} starters into {show.relative(path, root)}.")
+        terminal.say(console, f"Packed {len(sound)} starters into {terminal.relative(path, root)}.")
     bad = sum(bool(verdict.problems) for verdict in verdicts)
-    show.say(
+    terminal.say(
         console,
         f"{len(verdicts)} labs, {sum(v.tests for v in verdicts)} tests, "
         f"{sum(v.misconceptions for v in verdicts)} misconceptions caught, {bad} labs to mend; "
@@ -86,7 +86,9 @@ def _tree(root: Path) -> Path:
 
 def _report(console: Console, root: Path, findings: list[Finding]) -> None:
     for finding in sorted(findings, key=lambda f: (f.page, f.line)):
-        show.say(console, f"{show.relative(finding.page, root)}:{finding.line}: {finding.text}")
+        terminal.say(
+            console, f"{terminal.relative(finding.page, root)}:{finding.line}: {finding.text}"
+        )
 
 
 def _there(paths: list[Path]) -> list[Path]:
@@ -106,7 +108,7 @@ def cite_check(console: Console, root: Path, paths: list[Path]) -> int:
     began = time.perf_counter()
     count, findings = checking.check(root, _tree(root), _there(paths))
     _report(console, root, findings)
-    show.say(
+    terminal.say(
         console,
         f"{count} citations, {len(findings)} to mend; {time.perf_counter() - began:.1f} s",
         "red" if findings else "green",
@@ -124,18 +126,18 @@ def cite_fix(
     moved = checking.moves(root, upstream.path(root), target, _there(paths))
     for move in moved:
         old = move.citation
-        where = f"{show.relative(old.page, root)}:{old.line}"
+        where = f"{terminal.relative(old.page, root)}:{old.line}"
         if not move.first:
-            show.say(console, f"{where}: {old.text}: gone, mend by hand", "red")
+            terminal.say(console, f"{where}: {old.text}: gone, mend by hand", "red")
         else:
             lines = f"{move.first}" if move.first == move.last else f"{move.first}-{move.last}"
-            show.say(console, f"{where}: {old.text} -> line {lines}")
+            terminal.say(console, f"{where}: {old.text} -> line {lines}")
     gone = sum(not move.first for move in moved)
     if write:
         count = checking.rewrite(moved, write_atomically)
-        show.say(console, f"{count} citations rewritten, {gone} to mend by hand")
+        terminal.say(console, f"{count} citations rewritten, {gone} to mend by hand")
     else:
-        show.say(console, f"{len(moved) - gone} would move (--write), {gone} to mend by hand")
+        terminal.say(console, f"{len(moved) - gone} would move (--write), {gone} to mend by hand")
     return 1 if gone else 0
 
 
@@ -150,10 +152,10 @@ def cite_link(console: Console, root: Path, paths: list[Path], write: bool) -> i
             continue
         changed += 1
         added = new.count(f"]({links.BLOB}/") - text.count(f"]({links.BLOB}/")
-        show.say(console, f"{show.relative(page, root)}: {added} more links")
+        terminal.say(console, f"{terminal.relative(page, root)}: {added} more links")
         if write:
             write_atomically(page, new)
-    show.say(console, f"{changed} pages {'written' if write else 'would change (--write)'}")
+    terminal.say(console, f"{changed} pages {'written' if write else 'would change (--write)'}")
     return 0
 
 
@@ -175,7 +177,7 @@ def docs_check(
     _report(console, root, findings)
     ran = f"{count} blocks run, " if run_code else ""
     ran += f"{len(asked)} quizzes, " if asked else ""
-    show.say(
+    terminal.say(
         console,
         f"{len(found)} pages, {ran}{len(findings)} to mend; {time.perf_counter() - began:.1f} s",
         "red" if findings else "green",
@@ -187,23 +189,23 @@ def words_check(console: Console, root: Path) -> int:
     """A table of pages, words and budgets; 1 when a page or the first phases have too many."""
     counted = words.count(root)
     sums = words.totals(counted)
-    show.say(console, f"{'words':>7} {'budget':>7} {'over':>6}  page", "dim")
+    terminal.say(console, f"{'words':>7} {'budget':>7} {'over':>6}  page", "dim")
     for page in counted:
         figures = f"{page.words:>7,} {page.budget:>7,} {page.over or '':>6}"
-        show.say(console, f"{figures}  {page.path}", "red" if page.over else "")
+        terminal.say(console, f"{figures}  {page.path}", "red" if page.over else "")
     for phase, total in sorted(sums.items()):
-        show.say(console, f"{total:>7,} {'':>7} {'':>6}  phase {phase}", "bold")
+        terminal.say(console, f"{total:>7,} {'':>7} {'':>6}  phase {phase}", "bold")
     over = [page for page in counted if page.over]
     first = sum(sums.get(phase, 0) for phase in words.FIRST_PHASES)
     limit = words.FIRST_PHASES_LIMIT
     bad = bool(over) or first > limit
-    show.say(
+    terminal.say(
         console,
         f"{len(counted)} pages, {sum(sums.values()):,} words; phases 00-06: {first:,} of {limit:,}",
         "red" if first > limit else "",
     )
     for page in over:
-        show.say(console, f"{page.path}: {page.over} words over {page.budget:,}", "red")
+        terminal.say(console, f"{page.path}: {page.over} words over {page.budget:,}", "red")
     return 1 if bad else 0
 
 
@@ -217,11 +219,11 @@ def book_build(console: Console, root: Path, aside: bool = False) -> int:
     _report(console, root, findings)
     seconds = f"{time.perf_counter() - began:.1f} s"
     if findings:
-        show.say(console, f"{len(findings)} to mend; {seconds}", "red")
+        terminal.say(console, f"{len(findings)} to mend; {seconds}", "red")
         return 1
     count = len(book.contents(root).listed())
-    index = show.relative(book.site_folder(root) / "index.html", root)
-    show.say(console, f"{count} pages in {index}; {seconds}", "green")
+    index = terminal.relative(book.site_folder(root) / "index.html", root)
+    terminal.say(console, f"{count} pages in {index}; {seconds}", "green")
     return 0
 
 
@@ -231,7 +233,7 @@ def book_serve(console: Console, root: Path, port: int) -> int:
         return 1
     swapping = threading.Lock()
     with book_site.serving(book.site_folder(root), port, swapping) as address:
-        show.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
+        terminal.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
         with contextlib.suppress(KeyboardInterrupt):
             for _ in book_site.changes(root):
                 book.rebuild(root, swapping)
@@ -241,17 +243,17 @@ def book_serve(console: Console, root: Path, port: int) -> int:
 def upstream_fetch(console: Console, root: Path) -> int:
     """Put the pinned tree in place."""
     try:
-        source = upstream.fetch(root, lambda line: show.say(console, line, "dim"))
+        source = upstream.fetch(root, lambda line: terminal.say(console, line, "dim"))
     except upstream.UpstreamError as error:
         raise CourseError(str(error)) from None
-    show.say(console, f"{upstream.verify(root).detail} ({source})", "green")
+    terminal.say(console, f"{upstream.verify(root).detail} ({source})", "green")
     return 0
 
 
 def upstream_verify(console: Console, root: Path) -> int:
     """Say whether the tree is the pinned one."""
     status = upstream.verify(root)
-    show.say(console, status.detail, "green" if status.ok else "red")
+    terminal.say(console, status.detail, "green" if status.ok else "red")
     return 0 if status.ok else 1
 
 
@@ -262,10 +264,10 @@ def upstream_show(console: Console, root: Path, symbol: str) -> int:
     if not places:
         raise CourseError(f"The pinned tree defines no {symbol!r} under vllm/.")
     for path, first, _ in places:
-        show.say(console, f"`{path}:{first}` `{symbol}`", "bold")
+        terminal.say(console, f"`{path}:{first}` `{symbol}`", "bold")
     if len(places) == 1:
         path, first, last = places[0]
         lines = (tree / path).read_text(encoding="utf-8").splitlines()[first - 1 : last]
         for number, line in enumerate(lines, first):
-            show.raw(console, f"{number:>6}  {line}")
+            terminal.raw(console, f"{number:>6}  {line}")
     return 0

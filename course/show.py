@@ -7,9 +7,7 @@ traceback; no colour codes when the output is not a terminal. Mirrors nothing up
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,59 +21,11 @@ from course.grading import Report, TestResult
 from course.labs import Lab, phase_title
 from course.predictions import Answer
 from course.progress import CHANGED, PASSED, STARTED, Progress
-
-_COMMAND = re.compile(
-    r"\b(course (?:check|watch|hint|reset|solution|predict|quiz|run|gpu run|selfcheck|upstream"
-    r"|cite)\b"
-    r"|(?<=: )course$)"
-)
+from course.terminal import hours, printable, raw, relative, say
 
 LONGEST_COMPARISON = 160
 LONGEST_LIST = 12
 """Tests of a lab up to which each is listed; of more, only the first that fail."""
-
-
-def make_console(stderr: bool = False) -> Console:
-    """A console that never highlights on its own and survives a terminal without Unicode."""
-    stream = sys.stderr if stderr else sys.stdout
-    if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="replace")
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-
-
-def say(console: Console, text: str, style: str | None = None) -> None:
-    """One paragraph, wrapped by the terminal and never by us (so that commands can be copied)."""
-    raw(console, as_typed(text), style)
-
-
-def raw(console: Console, text: str, style: str | None = None) -> None:
-    """Text that is not ours, as it is."""
-    console.print(Text(text, style=style or ""), soft_wrap=True)
-
-
-def as_typed(text: str) -> str:
-    """`text` with our commands as this learner must type them: after `uv run`, or bare."""
-    return _COMMAND.sub(r"uv run \1", text) if "UV_RUN_RECURSION_DEPTH" in os.environ else text
-
-
-def printable(text: str) -> str:
-    """`text` with control characters made visible: sampled bytes must not steer a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-
-
-def relative(path: Path, root: Path) -> str:
-    """`path` as seen from where the learner stands, else from the root."""
-    for base in (Path.cwd(), root):
-        try:
-            return str(path.relative_to(base))
-        except ValueError:
-            continue
-    return str(path)
-
-
-def hours(minutes: int) -> str:
-    """`95` as "1 h 35 min"."""
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
 
 
 # ------------------------------------------------------------------ the dashboard

@@ -10,8 +10,8 @@ import pytest
 
 from course import gantt
 from course.gantt import Arrival
-from mini_vllm.engine import LLMEngine
 from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
 
 
 def kinds_of(data: dict, name: str) -> list[str]:

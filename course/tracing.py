@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from course import show
+from course import terminal
 from course.files import write_atomically
 from course.labs import CourseError
 from mini_vllm import LLMEngine, SamplingParams
@@ -102,12 +102,12 @@ def run(
         )
     console.print(table)
     for request in data["requests"]:
-        show.say(
+        terminal.say(
             console,
             f"{request['request_id']} {request['prompt']!r} -> {request['text']!r} "
             f"({request['finish_reason']})",
         )
     write_atomically(save, json.dumps(data, indent=1) + "\n")
-    show.say(
+    terminal.say(
         console, f"A:n is tokens scheduled, +nc tokens taken from the prefix cache. Saved: {save}"
     )

@@ -14,7 +14,13 @@ import numpy as np
 
 from course import film, gantt
 from mini_vllm.cudagraph import launches
-from mini_vllm.models.loader import expected_shapes, load_checkpoint, parse_config, read_json, resolve
+from mini_vllm.models.loader import (
+    expected_shapes,
+    load_checkpoint,
+    parse_config,
+    read_json,
+    resolve,
+)
 from mini_vllm.models.transformer import ModelConfig
 
 
