@@ -53,7 +53,7 @@ def run(parts: EngineParts, policy: str, **settings: Any) -> tuple[list[str], li
         tables = [engine.scheduler.kv.get_block_ids(r.request_id) for r in plan.scheduled_requests]
         plans.append((dict(plan.num_scheduled_tokens), dict(plan.num_cached_tokens), tables))
 
-    engine.on_schedule = note
+    engine.observers.append(note)
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     requests = []
     for number, text in enumerate(TEXTS):
@@ -76,7 +76,7 @@ CRAMPED = {"num_blocks": 12, "block_size": 4, "max_num_batched_tokens": 16, "max
         ({}, False),
         (CRAMPED, True),
         (CRAMPED | {"long_prefill_token_threshold": 5, "forget_withdrawn_blocks": True}, True),
-        (CRAMPED | {"enable_caching": False}, True),
+        (CRAMPED | {"enable_prefix_caching": False}, True),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 40}, False),
     ],
     ids=["roomy", "cramped", "chunked", "uncached", "whole-prompts"],

@@ -233,7 +233,7 @@ def racing() -> str:
     """The two counters of a request that is preempted and comes back."""
     prompts = ["request A", "request B!"]
     ids, steps = traced(
-        prompts, [8, 8], num_blocks=7, block_size=4, max_num_batched_tokens=8, enable_caching=False
+        prompts, [8, 8], num_blocks=7, block_size=4, max_num_batched_tokens=8, enable_prefix_caching=False
     )
     name, num_tokens, computed = ids[1], len(prompts[1]), 0
     rows: list[tuple[int, int, str]] = []

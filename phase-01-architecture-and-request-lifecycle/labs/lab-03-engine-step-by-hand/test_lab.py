@@ -197,7 +197,7 @@ def test_matches_under_chunked_prefill(lab):
 def test_matches_under_preemption(lab):
     prompts = ["0123456789abcde", "the other prompt", "and a third one"]
     settings = {
-        "num_blocks": 10, "block_size": 4, "enable_caching": False,
+        "num_blocks": 10, "block_size": 4, "enable_prefix_caching": False,
         "max_num_batched_tokens": 4, "max_num_seqs": 3,
     }  # fmt: skip
     expected = compare(lab, prompts, greedy(9), "a pool of 9 blocks", **settings)
@@ -219,7 +219,7 @@ def test_matches_with_prefix_hits_on_the_real_model(lab):
     }  # fmt: skip
     hits = []
     reference, requests = engine_with(prompts, greedy(3), **settings)
-    reference.on_schedule = lambda plan: hits.append(sum(plan.num_cached_tokens.values()))
+    reference.observers.append(lambda plan: hits.append(sum(plan.num_cached_tokens.values())))
     plans_of(reference, requests, reference.step)
     assert sum(hits) > 0, "this case is here for its prefix hits, and there were none"
     compare(lab, prompts, greedy(3), "prefix hits on the shipped model", **settings)
@@ -395,7 +395,7 @@ def test_plans_equal_the_real_async_scheduler(lab):
 
 def test_planning_ahead_changes_no_token(lab):
     prompts = ["The engine", "A request", "x" * 11]
-    settings = {"model": shipped_model(), "enable_caching": False, "max_num_batched_tokens": 16}
+    settings = {"model": shipped_model(), "enable_prefix_caching": False, "max_num_batched_tokens": 16}
     params = SamplingParams(max_tokens=4)
     reference, expected = engine_with(prompts, params, **settings)
     while reference.has_unfinished_requests():
