@@ -46,9 +46,7 @@ class Fields:
             self.refuse(name, f"{what}, at most {MOST}")
         return value
 
-    def number(
-        self, name: str, default: float | None, least: float, most: float = 1e30
-    ) -> float:
+    def number(self, name: str, default: float | None, least: float, most: float = 1e30) -> float:
         """A number from `least` to `most`, so never NaN or infinite."""
         value = self.raw.get(name)
         if value is None and default is not None:

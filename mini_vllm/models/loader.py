@@ -115,7 +115,7 @@ def load_weights(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
         where = index if weight_map else shards[0].path
         raise ValueError(f"{where}: checkpoint lacks {len(missing)} tensor(s): {names}")
     for shard in shards:
-        for name in shard.tensors.keys() & wanted.keys():
+        for name in (n for n in wanted if n in shard.tensors):
             shard.check(name, wanted[name])
         for name in (n for n, file in weight_map.items() if file == shard.path.name):
             if name in wanted and name not in shard.tensors:

@@ -66,9 +66,7 @@ class ModelConfig:
 class Linear:
     """y = x @ weight.T + bias, with the weight stored the way the product reads it."""
 
-    def __init__(
-        self, weight: np.ndarray, bias: np.ndarray | None = None, name: str = ""
-    ) -> None:
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None, name: str = "") -> None:
         """Args: weight [out_features, in_features]; bias [out_features] or None; name unused."""
         self.weight = np.ascontiguousarray(weight.T)  # [in_features, out_features]
         self.bias = bias
