@@ -51,10 +51,10 @@ class Fields:
         value = self.raw.get(name)
         if value is None and default is not None:
             return default
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not least <= value <= most:  # comparing huge integers is exact
+        number = value if isinstance(value, int | float) and value is not True else math.nan
+        if not least <= number <= most:  # exact for huge integers; never true of NaN
             self.refuse(name, f"a number from {least:g} to {most:g}")
-        return float(value)
+        return float(number)
 
     def flag(self, name: str) -> bool:
         """true or false; absent is false."""

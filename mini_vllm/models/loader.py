@@ -229,7 +229,9 @@ class HubTokenizer:
             raise ValueError(f"{path}: this tokenizer needs the 'hf' extra") from None
         try:
             self._backend = Backend.from_file(str(path))
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library's panics are no Exception
             raise ValueError(f"{path}: not a tokenizer file ({error})") from error
         self.vocab_size = self._backend.get_vocab_size()
         self.eos_token_id = eos_token_id

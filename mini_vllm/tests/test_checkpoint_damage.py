@@ -37,9 +37,9 @@ DEEP, DIGITS = "@deep@", "@digits@"
 """Stand for what `json.dumps` cannot write; replaced in its text."""
 HOSTILE: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3, 4, 100, 3_000_000, 2**31, 10**30, 10**400, 1.5, -1.5, 1e-308,
-    1e308, float("nan"), float("inf"), -float("inf"), "", "abc", "1", "a\0b", "\ud800", "/etc/passwd",
-    "../b.safetensors", [], {}, [[]], [None], ["a"], [-1], [1.5], {"a": 1}, {"rope_type": "yarn"},
-    LLAMA3, DEEP, DIGITS,
+    1e308, float("nan"), float("inf"), -float("inf"), "", "abc", "1", "a\0b", "\ud800",
+    "/etc/passwd", "../b.safetensors", [], {}, [[]], [None], ["a"], [-1], [1.5], {"a": 1},
+    {"rope_type": "yarn"}, LLAMA3, DEEP, DIGITS,
 )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def with_hostile_value(raw: Any, chance: random.Random) -> str:
     return text.replace(f'"{DEEP}"', "[" * 100_000).replace(f'"{DIGITS}"', "9" * 5000)
 
 
-# ------------------------------------------------------------------ kinds of damage: each returns the file it changed
+# ------------------------------------------------------------------ damage: returns what it changed
 
 
 def change_json(path: Path, chance: random.Random) -> Path:
