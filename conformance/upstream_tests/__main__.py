@@ -1,0 +1,20 @@
+"""The command line: which engine, then what pytest takes."""
+
+import sys
+
+from conformance.upstream_tests import harness
+
+ENGINES = {"mini": harness.prepare_mini, "real": harness.prepare_real}
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in ENGINES:
+        print(f"usage: python -m conformance.upstream_tests {'|'.join(ENGINES)} [pytest arguments]")
+        return 2
+    engine, *arguments = sys.argv[1:]
+    ENGINES[engine]()
+    return harness.run(arguments, only_scope=engine == "mini")[0]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
