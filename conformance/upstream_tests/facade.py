@@ -303,7 +303,11 @@ class KVCacheManager:
         (group,) = kv_cache_config.kv_cache_groups
         kind = KVCacheSpecKind.FULL_ATTENTION.value
         self.block_pool = BlockPool(
-            kv_cache_config.num_blocks, enable_caching, hash_block_size, enable_kv_cache_events, kind
+            kv_cache_config.num_blocks,
+            enable_caching,
+            hash_block_size,
+            enable_kv_cache_events,
+            kind,
         )
         self.mini = kv_cache.KVCacheManager(
             kv_cache_config.num_blocks,

@@ -66,9 +66,7 @@ def scope() -> dict[tuple[str, str], Function]:
     for file, functions in yaml.safe_load(SCOPE.read_text(encoding="utf-8")).items():
         for name, said in functions.items():
             items, _, why = str(said).partition(" ")
-            found[file, name] = Function(
-                file, name, int(items), why
-            )
+            found[file, name] = Function(file, name, int(items), why)
     return found
 
 
@@ -80,8 +78,9 @@ def prepare_real() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import vllm.config
-    from conformance.real import OPT_CONFIG
     from vllm.platforms import current_platform
+
+    from conformance.real import OPT_CONFIG
 
     current_platform.device_type = "cpu"
     real = vllm.config.ModelConfig

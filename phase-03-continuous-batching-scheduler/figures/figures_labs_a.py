@@ -12,8 +12,8 @@ from typing import Any
 
 from conformance import hazard, replay
 from course.site import gantt
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.site.gantt import Arrival
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from mini_vllm import EngineParts, LLMEngine, Scheduler, SchedulerOutput
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request

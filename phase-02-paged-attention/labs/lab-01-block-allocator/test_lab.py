@@ -568,9 +568,11 @@ def test_the_engine_serves_the_shipped_model_with_your_pool(lab):
             "The free queue is",
         ]
         tables = []
-        engine.observers.append(lambda plan, kv=engine.scheduler.kv, tables=tables: tables.append(
-            [kv.get_block_ids(request.request_id) for request in plan.scheduled_requests]
-        ))
+        engine.observers.append(
+            lambda plan, kv=engine.scheduler.kv, tables=tables: tables.append(
+                [kv.get_block_ids(request.request_id) for request in plan.scheduled_requests]
+            )
+        )
         results = [engine.generate([prompt], params)[0] for prompt in starts * 3]
         said[whose] = [result.token_ids for result in results], tables
     same(
