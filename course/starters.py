@@ -1,8 +1,8 @@
 """Starters, generated: the solution with the bodies of what is the learner's taken out.
 
-`lab.yaml` names those in `yours:`, each a function or `Class.method`. Promises: signature, decorators
-and docstring are the solution's, the body is `raise NotImplementedError`, everything else is copied
-to the letter, helpers marked private to an answer (`hidden:`) are left out.
+`lab.yaml` names those in `yours:`, each a function or `Class.method`. Promises: signature,
+decorators and docstring are the solution's, the body is `raise NotImplementedError`, everything
+else is copied to the letter, helpers marked private to an answer (`hidden:`) are left out.
 """
 
 from __future__ import annotations

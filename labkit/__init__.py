@@ -31,7 +31,7 @@ def refused(call: Callable[[], Any], named: str, why: str = "") -> None:
         got = call()
     except ValueError as error:
         assert named in str(error), (
-            f"the ValueError must name {named!r} so that its reader knows what to mend; it says {error}"
+            f"the ValueError must name {named!r}, so that one knows what to mend; it says {error}"
         )
         return
     raise AssertionError(f"expected a ValueError that names {named!r}, got {got!r}. {why}".rstrip())

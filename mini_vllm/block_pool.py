@@ -39,17 +39,22 @@ def root_hash(extra_keys: tuple[Hashable, ...]) -> int:
     return hash((ROOT_HASH, extra_keys)) if extra_keys else ROOT_HASH
 
 
-def hash_block_tokens(parent_hash: int, token_ids: Sequence[int]) -> int:
+def hash_block_tokens(
+    parent_hash: int, token_ids: Sequence[int], extra_keys: tuple[Hashable, ...] = ()
+) -> int:
     """Hash of a full block, chained to its whole prefix (B9).
 
     Args:
         parent_hash: hash of the block before it, `root_hash` of the request's keys for the first.
         token_ids: the block's tokens, exactly `block_size` of them.
+        extra_keys: what this block's K and V depend on beside tokens and prefix, such as an image.
 
     Returns:
         A 64-bit int; equal prefixes give equal values. Upstream hashes with sha256:
         `vllm/v1/core/kv_cache_utils.py:541` `hash_block_tokens`.
     """
+    if extra_keys:
+        return hash((parent_hash, tuple(token_ids), extra_keys))
     return hash((parent_hash, tuple(token_ids)))
 
 

@@ -1,9 +1,9 @@
 """Draw the figures of phase 02.
 
 Run `python phase-02-paged-attention/figures/make.py [--check] [NAME...]`. What shows engine
-behaviour comes from `mini_vllm`: the film from `course.site.film`, the rest from managers and engines
-run here. Figures of the labs and experiments come from the files that `merge` names. No upstream
-counterpart.
+behaviour comes from `mini_vllm`: the film from `course.site.film`, the rest from managers and
+engines run here. Figures of the labs and experiments come from the files that `merge` names. No
+upstream counterpart.
 """
 
 from __future__ import annotations

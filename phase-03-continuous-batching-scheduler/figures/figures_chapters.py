@@ -1,8 +1,8 @@
 """Figures of the chapters of phase 03; `make.py` writes them.
 
 What shows engine behaviour is drawn from a run of `mini_vllm` made here, most of it through
-`course.site.gantt`. Diagrams of upstream's structure (`queues`, `seam`, `victims`) are drawn by hand. No
-upstream counterpart.
+`course.site.gantt`. Diagrams of upstream's structure (`queues`, `seam`, `victims`) are drawn by
+hand. No upstream counterpart.
 """
 
 from __future__ import annotations

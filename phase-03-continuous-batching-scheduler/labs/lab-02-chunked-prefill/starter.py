@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mini_vllm
-from mini_vllm import EngineParts, LLMEngine, Request, SamplingParams  # noqa: F401
+from mini_vllm import EngineParts, LLMEngine, Request, SamplingParams
 
 
 def num_prefill_steps(prompt_len: int, threshold: int, budget: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mini_vllm
-from mini_vllm import EngineParts, LLMEngine, Request, RequestStatus, SamplingParams  # noqa: F401
+from mini_vllm import EngineParts, LLMEngine, Request, RequestStatus, SamplingParams
 
 
 def fits_alone(prompt_len: int, max_tokens: int, num_blocks: int, block_size: int) -> bool:
