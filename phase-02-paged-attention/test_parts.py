@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from course import cli
-from course.learning import mine, pristine
 from course.files import load_module
+from course.learning import mine, pristine
 from course.learning.labs import find_labs
 from mini_vllm import BlockPool, EngineParts, LLMEngine, SamplingParams
 

@@ -27,8 +27,8 @@ from course.truth.figures import (  # noqa: E402
     Svg,
     write_or_check,
 )
-from mini_vllm.engine import LLMEngine  # noqa: E402
 from mini_vllm.config import SamplingParams  # noqa: E402
+from mini_vllm.engine import LLMEngine  # noqa: E402
 from mini_vllm.observe.trace import StepRecord, traced_steps  # noqa: E402
 
 

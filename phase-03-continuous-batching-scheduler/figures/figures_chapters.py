@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from course.site import gantt
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
 from course.site.gantt import Arrival
-from mini_vllm import EngineParts, LLMEngine
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
+from mini_vllm import EngineParts, LLMEngine, Scheduler, SchedulerOutput
 from mini_vllm.config import SamplingParams
-from mini_vllm import Scheduler, SchedulerOutput
 from mini_vllm.observe.trace import StepRecord, traced_steps
 
 

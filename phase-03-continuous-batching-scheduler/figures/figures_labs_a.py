@@ -12,12 +12,11 @@ from typing import Any
 
 from conformance import hazard, replay
 from course.site import gantt
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.site.gantt import Arrival
-from mini_vllm import EngineParts, LLMEngine
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from mini_vllm import EngineParts, LLMEngine, Scheduler, SchedulerOutput
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm import Scheduler, SchedulerOutput
 
 EXPERIMENTS = str(Path(__file__).resolve().parents[1] / "experiments")
 if EXPERIMENTS not in sys.path:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from course.site import gantt
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.site.gantt import Arrival
-from mini_vllm.engine import LLMEngine
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
 
 PHASE = Path(__file__).resolve().parents[1]
 
