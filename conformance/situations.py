@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks.report import markdown_table, write_section
 from conformance import recording, replay
-from mini_vllm import Scheduler, SchedulerOutput
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request, RequestStatus
+from mini_vllm import Scheduler, SchedulerOutput
 
 README = Path(__file__).with_name("README.md")
 
