@@ -31,8 +31,8 @@ from course.figures import (  # noqa: E402
     write_or_check,
 )
 from course.files import load_module  # noqa: E402
-from mini_vllm.engine import LLMEngine  # noqa: E402
 from mini_vllm.config import SamplingParams  # noqa: E402
+from mini_vllm.engine import LLMEngine  # noqa: E402
 
 A100 = {"peak_flops": 312e12, "mem_bw": 2.0e12}
 N_8B, KV_8B, ATTENTION_8B = 8e9, 131_072, 524_288

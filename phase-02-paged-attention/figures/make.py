@@ -32,11 +32,11 @@ from course.figures import (  # noqa: E402
 from course.files import load_module  # noqa: E402
 from course.film import BlockState, Frame, pool_film  # noqa: E402
 from mini_vllm.block_pool import ROOT_HASH, BlockPool, hash_block_tokens  # noqa: E402
+from mini_vllm.config import SamplingParams  # noqa: E402
 from mini_vllm.engine import LLMEngine  # noqa: E402
 from mini_vllm.kv_cache import KVCacheManager  # noqa: E402
-from mini_vllm.request import Request  # noqa: E402
-from mini_vllm.config import SamplingParams  # noqa: E402
 from mini_vllm.observe.trace import traced_steps  # noqa: E402
+from mini_vllm.request import Request  # noqa: E402
 
 OWNERS = {"A": BLUE, "B": ORANGE, "C": PURPLE, "D": GREEN}
 
@@ -390,7 +390,8 @@ def layout() -> str:
     engine.add_request("blocks", params)
     plan = engine.scheduler.schedule()
     kv = engine.scheduler.kv
-    batch = engine.runner.prepare_batch(plan, kv)
+    plan.bind(kv)
+    batch = engine.runner.prepare_batch(plan)
     names = dict(zip(plan.num_scheduled_tokens, "AB", strict=True))
     owner = {block_id: names[name] for name in names for block_id in kv.get_block_ids(name)}
     svg = Svg(

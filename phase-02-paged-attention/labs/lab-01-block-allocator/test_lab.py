@@ -568,11 +568,13 @@ def test_the_engine_serves_the_shipped_model_with_your_pool(lab):
             "The free queue is",
         ]
         tables = []
-        engine.observers.append(lambda plan, kv=engine.scheduler.kv, tables=tables: tables.append(
-            [kv.get_block_ids(request.request_id) for request in plan.scheduled_requests]
-        ))
+        engine.observers.append(
+            lambda plan, kv=engine.scheduler.kv, tables=tables: tables.append(
+                [kv.get_block_ids(request.request_id) for request in plan.scheduled_requests]
+            )
+        )
         results = [engine.generate([prompt], params)[0] for prompt in starts * 3]
-        said[whose] = [result.token_ids for result in results], tables
+        said[whose] = [result.outputs[0].token_ids for result in results], tables
     same(
         said["yours"][1], said["engine's"][1], "block tables of every step, your pool in the engine"
     )
