@@ -220,7 +220,11 @@ def ragged_batch() -> str:
         return paged_attention(query, layer_cache, batch, scale)
 
     engine = LLMEngine(
-        num_blocks=40, block_size=8, max_num_batched_tokens=24, dtype="float64", parts=EngineParts(attention=keep)
+        num_blocks=40,
+        block_size=8,
+        max_num_batched_tokens=24,
+        dtype="float64",
+        parts=EngineParts(attention=keep),
     )
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     engine.add_request("A block table", params)

@@ -1,8 +1,8 @@
 """Figures of the chapters of phase 05; `make.py` writes them.
 
-`served_steps` is a run of the mini engine, `lanes` and `regimes` are runs of `mini_vllm.cudagraph.launches`;
-`dispatch` and `fallback` come from the recording of the real dispatcher. `freeze`, `strip`,
-`wrappers` and `pipeline` are diagrams. No upstream counterpart.
+`served_steps` is a run of the mini engine, `lanes` and `regimes` are runs of
+`mini_vllm.cudagraph.launches`; `dispatch` and `fallback` come from the recording of the real
+dispatcher. `freeze`, `strip`, `wrappers` and `pipeline` are diagrams. No upstream counterpart.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
-from mini_vllm.models.loader import load_checkpoint
 from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.config import SamplingParams
+from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Linear
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,9 +34,11 @@ def inputs() -> dict[str, np.ndarray]:
     """What each of the sixteen layers received: float64 [num_tokens, in], by "layer place"."""
     seen: list[list[np.ndarray]] = []
 
-    def recording(weight: np.ndarray, bias: np.ndarray | None) -> Callable[..., np.ndarray]:
+    def recording(
+        weight: np.ndarray, bias: np.ndarray | None, name: str
+    ) -> Callable[..., np.ndarray]:
         rows: list[np.ndarray] = []
-        layer = Linear(weight, bias)
+        layer = Linear(weight, bias, name)
         seen.append(rows)
 
         def forward(x: np.ndarray) -> np.ndarray:
