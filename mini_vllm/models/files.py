@@ -28,7 +28,7 @@ def check_file(path: Path) -> None:
         ValueError: nothing there, a folder, a pipe, a device, a loop, or outside of the folder.
     """
     try:
-        folder, real = path.parent.resolve(), path.resolve(strict=True)
+        folder, real = path.parent.resolve(), path.resolve()
         is_regular = stat.S_ISREG(real.stat().st_mode)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
