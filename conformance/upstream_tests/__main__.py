@@ -12,8 +12,10 @@ def main() -> int:
         print(f"usage: python -m conformance.upstream_tests {'|'.join(ENGINES)} [pytest arguments]")
         return 2
     engine, *arguments = sys.argv[1:]
+    in_scope = "--in-scope" in arguments
+    arguments = [argument for argument in arguments if argument != "--in-scope"]
     ENGINES[engine]()
-    return harness.run(arguments, only_scope=engine == "mini")[0]
+    return harness.run(arguments, only_scope=engine == "mini" or in_scope)[0]
 
 
 if __name__ == "__main__":

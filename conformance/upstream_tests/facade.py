@@ -408,8 +408,7 @@ class Scheduler:
 
     def schedule(self) -> UpstreamPlan:
         made = self.mini.schedule()
-        made.bind(self.kv_cache_manager.mini)
-        output = _plan_in_words(made)
+        output = _plan_in_words(made, self.kv_cache_manager.mini)
         self._move(made, 1)
         self.plans[id(output)] = output, made
         return output
@@ -444,12 +443,12 @@ class AsyncScheduler(Scheduler):
         pass
 
 
-def _plan_in_words(made: plan.SchedulerOutput) -> UpstreamPlan:
-    """A mini plan as upstream's; called before any counter moves."""
+def _plan_in_words(made: plan.SchedulerOutput, kv: kv_cache.KVCacheManager) -> UpstreamPlan:
+    """A mini plan as upstream's; called before a plain scheduler's counters move."""
     new, resumed = set(made.scheduled_new_req_ids), set(made.scheduled_resumed_req_ids)
     by_id = {each.request_id: each for each in made.scheduled_requests}
     again = [each for request_id, each in by_id.items() if request_id not in new]
-    start = made.num_computed_tokens
+    start = made.num_computed_tokens or {i: r.num_computed_tokens for i, r in by_id.items()}
     return UpstreamPlan(
         scheduled_new_reqs=[
             NewRequestData(
@@ -458,7 +457,7 @@ def _plan_in_words(made: plan.SchedulerOutput) -> UpstreamPlan:
                 mm_features=by_id[request_id].mm_features,  # type: ignore[attr-defined]
                 sampling_params=None,
                 pooling_params=None,
-                block_ids=(list(made.block_ids[request_id]),),
+                block_ids=(kv.get_block_ids(request_id),),
                 num_computed_tokens=start[request_id],
                 lora_request=None,
             )
