@@ -1,10 +1,14 @@
-"""The command line: which engine, then what pytest takes."""
+"""The command line: an engine, then what pytest takes; `--in-scope` keeps `real` to the scope."""
 
 import sys
+from collections.abc import Callable
 
 from conformance.upstream_tests import harness
 
-ENGINES = {"mini": harness.prepare_mini, "real": harness.prepare_real}
+ENGINES: dict[str, Callable[[], None]] = {
+    "mini": harness.prepare_mini,
+    "real": harness.prepare_real,
+}
 
 
 def main() -> int:
