@@ -264,8 +264,8 @@ def test_async_plans_count_the_tokens_in_flight_as_placeholders() -> None:
     ("content", "message"),
     [
         (b"junk", "cannot be read"),
-        (gzip.compress(b"{"), "cannot be read"),
-        (gzip.compress(b'{"upstream": {"version": "0.9.0"}}'), "not a recording of"),
+        (gzip.compress(b"{", mtime=0), "cannot be read"),
+        (gzip.compress(b'{"upstream": {"version": "0.9.0"}}', mtime=0), "not a recording of"),
     ],
 )
 def test_a_part_that_is_no_recording_of_the_pin_is_refused(

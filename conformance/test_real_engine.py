@@ -178,7 +178,9 @@ def test_what_would_lose_a_run_is_refused_before_it(tmp_path, monkeypatch):
         real_engine.main(["record", "--out", str(tmp_path / "engine.json.gz")])
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", gzip.compress(b"{}"), gzip.compress(b"[1]")])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", *(gzip.compress(text, mtime=0) for text in (b"{}", b"[1]"))]
+)
 def test_a_file_that_is_none_is_refused(tmp_path, capsys, content):
     path = tmp_path / "engine.json.gz"
     path.write_bytes(content)

@@ -1,7 +1,7 @@
 """`course doctor`: what this machine has, and what each missing piece would enable.
 
 Promises: nothing is changed, nothing is downloaded, and every missing thing comes with the one
-command that brings it. Mirrors nothing upstream.
+command that brings it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import show, upstream
+from course import machine, terminal
+from course.truth import upstream
 
 PYTHON = (3, 11)
 
@@ -42,16 +42,16 @@ def run(console: Console, root: Path) -> int:
     for finding in findings:
         mark = "ok     " if finding.ok else "MISSING" if finding.needed else "absent "
         style = "green" if finding.ok else "red" if finding.needed else "yellow"
-        show.say(console, f"{mark}  {finding.name}: {finding.detail}", style)
+        terminal.say(console, f"{mark}  {finding.name}: {finding.detail}", style)
         if not finding.ok:
-            show.say(console, f"           would enable: {finding.enables}")
-            show.say(console, f"           get it:       {finding.get}")
+            terminal.say(console, f"           would enable: {finding.enables}")
+            terminal.say(console, f"           get it:       {finding.get}")
     broken = [finding.name for finding in findings if finding.needed and not finding.ok]
     console.print()
     if broken:
-        show.say(console, f"The CPU labs need: {', '.join(broken)}.", "red")
+        terminal.say(console, f"The CPU labs need: {', '.join(broken)}.", "red")
     else:
-        show.say(console, "Everything the CPU labs need is here. Next: course", "green")
+        terminal.say(console, "Everything the CPU labs need is here. Next: course", "green")
     return 1 if broken else 0
 
 
@@ -73,7 +73,7 @@ def examine(root: Path) -> Iterator[Finding]:
     yield Finding(
         "shipped model",
         model.is_file(),
-        show.relative(model.parent, root) if model.is_file() else "no models/byte-llama",
+        terminal.relative(model.parent, root) if model.is_file() else "no models/byte-llama",
         "demo, run, and every experiment on real weights",
         "it belongs to the repository: git checkout -- models, or clone again",
         needed=True,
@@ -90,7 +90,7 @@ def examine(root: Path) -> Iterator[Finding]:
     yield Finding(
         "progress",
         _writable(root),
-        f"kept in {show.relative(root / '.course', root)}",
+        f"kept in {terminal.relative(root / '.course', root)}",
         "progress between two commands",
         "make the repository's folder writable",
         needed=True,
@@ -138,14 +138,7 @@ def _gpu() -> Finding:
         "GPU labs and course gpu run; every CPU lab is graded without one",
         "SETUP.md names machines that can be rented by the hour",
     )
-    if shutil.which("nvidia-smi") is None:
-        return absent
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return absent
-    cards = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    cards = [", ".join(card) for card in machine.gpus()]
     if not cards:
         return absent
     if importlib.util.find_spec("torch") is not None:

@@ -1,22 +1,23 @@
-"""The maintainer's commands: selfcheck, cite, docs, book, upstream. Each returns an exit status.
-
-Mirrors nothing upstream.
-"""
+"""The maintainer's commands: selfcheck, cite, docs, book, upstream. Each returns an exit status."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
 
-from course import book, book_site, citations, pages, pristine, show, upstream
-from course.citations import Finding
+from course import terminal
 from course.files import write_atomically
-from course.labs import CourseError, Lab
-from course.selfcheck import Verdict, check_labs
+from course.learning import pristine, quiz
+from course.learning.labs import CourseError, Lab
+from course.site import book, book_site
+from course.truth import checking, links, pages, symbols, upstream, words
+from course.truth.citations import Finding
+from course.truth.selfcheck import Verdict, check_labs
 
 
 def selfcheck(
@@ -34,13 +35,13 @@ def selfcheck(
         if verdict.skipped:
             counts += f", {verdict.skipped} skipped here"
         mark = "FAIL" if verdict.problems else "ok  "
-        show.say(
+        terminal.say(
             console,
             f"{mark}  {lab.id} {lab.folder.name}: {counts}",
             "red" if verdict.problems else "",
         )
         for problem in verdict.problems:
-            show.say(console, "      " + problem.replace("\n", "\n      "))
+            terminal.say(console, "      " + problem.replace("\n", "\n      "))
 
     verdicts = check_labs(
         root,
@@ -55,9 +56,9 @@ def selfcheck(
         path = pristine.write(
             root, {lab.id: lab.starter.read_text(encoding="utf-8") for lab in sound}
         )
-        show.say(console, f"Packed {len(sound)} starters into {show.relative(path, root)}.")
+        terminal.say(console, f"Packed {len(sound)} starters into {terminal.relative(path, root)}.")
     bad = sum(bool(verdict.problems) for verdict in verdicts)
-    show.say(
+    terminal.say(
         console,
         f"{len(verdicts)} labs, {sum(v.tests for v in verdicts)} tests, "
         f"{sum(v.misconceptions for v in verdicts)} misconceptions caught, {bad} labs to mend; "
@@ -76,15 +77,29 @@ def _tree(root: Path) -> Path:
 
 def _report(console: Console, root: Path, findings: list[Finding]) -> None:
     for finding in sorted(findings, key=lambda f: (f.page, f.line)):
-        show.say(console, f"{show.relative(finding.page, root)}:{finding.line}: {finding.text}")
+        terminal.say(
+            console, f"{terminal.relative(finding.page, root)}:{finding.line}: {finding.text}"
+        )
+
+
+def _there(paths: list[Path]) -> list[Path]:
+    """The paths of a command line, which must exist: nothing to check is no success.
+
+    Raises:
+        CourseError: with every path that does not.
+    """
+    gone = [str(path) for path in paths if not path.exists()]
+    if gone:
+        raise CourseError(f"There is no such file or folder: {', '.join(gone)}")
+    return paths
 
 
 def cite_check(console: Console, root: Path, paths: list[Path]) -> int:
     """Check every citation; 1 when one is not exact."""
     began = time.perf_counter()
-    count, findings = citations.check(root, _tree(root), paths)
+    count, findings = checking.check(root, _tree(root), _there(paths))
     _report(console, root, findings)
-    show.say(
+    terminal.say(
         console,
         f"{count} citations, {len(findings)} to mend; {time.perf_counter() - began:.1f} s",
         "red" if findings else "green",
@@ -99,31 +114,51 @@ def cite_fix(
     if tree is not None and not (tree / "vllm").is_dir():
         raise CourseError(f"{tree} is not a vLLM tree: it has no folder vllm/")
     target = tree or _tree(root)
-    moved = citations.moves(root, upstream.path(root), target, paths)
+    moved = checking.moves(root, upstream.path(root), target, _there(paths))
     for move in moved:
         old = move.citation
-        where = f"{show.relative(old.page, root)}:{old.line}"
+        where = f"{terminal.relative(old.page, root)}:{old.line}"
         if not move.first:
-            show.say(console, f"{where}: {old.text}: gone, mend by hand", "red")
+            terminal.say(console, f"{where}: {old.text}: gone, mend by hand", "red")
         else:
             lines = f"{move.first}" if move.first == move.last else f"{move.first}-{move.last}"
-            show.say(console, f"{where}: {old.text} -> line {lines}")
+            terminal.say(console, f"{where}: {old.text} -> line {lines}")
     gone = sum(not move.first for move in moved)
     if write:
-        count = citations.rewrite(moved, write_atomically)
-        show.say(console, f"{count} citations rewritten, {gone} to mend by hand")
+        count = checking.rewrite(moved, write_atomically)
+        terminal.say(console, f"{count} citations rewritten, {gone} to mend by hand")
     else:
-        show.say(console, f"{len(moved) - gone} would move (--write), {gone} to mend by hand")
+        terminal.say(console, f"{len(moved) - gone} would move (--write), {gone} to mend by hand")
     return 1 if gone else 0
+
+
+def cite_link(console: Console, root: Path, paths: list[Path], write: bool) -> int:
+    """Link the citations of pages, and put includes into comments, for readers on GitHub."""
+    tree = _tree(root)
+    changed = 0
+    for page in pages.find(root, _there(paths)):
+        text = page.read_text(encoding="utf-8")
+        new = links.linked(text, page, root, tree)
+        if new == text:
+            continue
+        changed += 1
+        added = new.count(f"]({links.BLOB}/") - text.count(f"]({links.BLOB}/")
+        terminal.say(console, f"{terminal.relative(page, root)}: {added} more links")
+        if write:
+            write_atomically(page, new)
+    terminal.say(console, f"{changed} pages {'written' if write else 'would change (--write)'}")
+    return 0
 
 
 def docs_check(
     console: Console, root: Path, paths: list[Path], run_code: bool, workers: int
 ) -> int:
-    """Check every page; 1 when something is to mend."""
+    """Check every page and every quiz; 1 when something is to mend."""
     began = time.perf_counter()
-    found = pages.find(root, paths)
+    found = pages.find(root, _there(paths))
     findings = [finding for page in found for finding in pages.check_links(root, page)]
+    asked = quiz.files(root, paths)
+    findings += [finding for path in asked for finding in quiz.load(path)[1]]
     count = 0
     if run_code:
         with ThreadPoolExecutor(max_workers=workers) as pool:
@@ -132,7 +167,8 @@ def docs_check(
         count = sum(len(pages.runnable(page)) for page in found)
     _report(console, root, findings)
     ran = f"{count} blocks run, " if run_code else ""
-    show.say(
+    ran += f"{len(asked)} quizzes, " if asked else ""
+    terminal.say(
         console,
         f"{len(found)} pages, {ran}{len(findings)} to mend; {time.perf_counter() - began:.1f} s",
         "red" if findings else "green",
@@ -140,21 +176,45 @@ def docs_check(
     return 1 if findings else 0
 
 
-def book_build(console: Console, root: Path) -> int:
-    """Build the site; 1 when something is to mend, and the last one may then be stale."""
+def words_check(console: Console, root: Path) -> int:
+    """A table of pages, words and budgets; 1 when a page or the first phases have too many."""
+    counted = words.count(root)
+    sums = words.totals(counted)
+    terminal.say(console, f"{'words':>7} {'budget':>7} {'over':>6}  page", "dim")
+    for page in counted:
+        figures = f"{page.words:>7,} {page.budget:>7,} {page.over or '':>6}"
+        terminal.say(console, f"{figures}  {page.path}", "red" if page.over else "")
+    for phase, total in sorted(sums.items()):
+        terminal.say(console, f"{total:>7,} {'':>7} {'':>6}  phase {phase}", "bold")
+    over = [page for page in counted if page.over]
+    first = sum(sums.get(phase, 0) for phase in words.FIRST_PHASES)
+    limit = words.FIRST_PHASES_LIMIT
+    bad = bool(over) or first > limit
+    terminal.say(
+        console,
+        f"{len(counted)} pages, {sum(sums.values()):,} words; phases 00-06: {first:,} of {limit:,}",
+        "red" if first > limit else "",
+    )
+    for page in over:
+        terminal.say(console, f"{page.path}: {page.over} words over {page.budget:,}", "red")
+    return 1 if bad else 0
+
+
+def book_build(console: Console, root: Path, aside: bool = False) -> int:
+    """Build the site; 1 when something is to mend, and the last one then stays."""
     began = time.perf_counter()
     status = upstream.verify(root)
     if not status.ok:
         raise CourseError(f"The book shows lines of the pinned tree: {status.detail}.")
-    findings = book.build(root, upstream.path(root))
+    findings = book.build(root, upstream.path(root), aside=aside)
     _report(console, root, findings)
     seconds = f"{time.perf_counter() - began:.1f} s"
     if findings:
-        show.say(console, f"{len(findings)} to mend; {seconds}", "red")
+        terminal.say(console, f"{len(findings)} to mend; {seconds}", "red")
         return 1
     count = len(book.contents(root).listed())
-    index = show.relative(book.site_folder(root) / "index.html", root)
-    show.say(console, f"{count} pages in {index}; {seconds}", "green")
+    index = terminal.relative(book.site_folder(root) / "index.html", root)
+    terminal.say(console, f"{count} pages in {index}; {seconds}", "green")
     return 0
 
 
@@ -162,42 +222,43 @@ def book_serve(console: Console, root: Path, port: int) -> int:
     """Build, then serve on this machine only and build again on every save, until Ctrl-C."""
     if book_build(console, root):
         return 1
-    with book_site.serving(book.site_folder(root), port) as address:
-        show.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
+    swapping = threading.Lock()
+    with book_site.serving(book.site_folder(root), port, swapping) as address:
+        terminal.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
         with contextlib.suppress(KeyboardInterrupt):
             for _ in book_site.changes(root):
-                book.rebuild(root)
+                book.rebuild(root, swapping)
     return 0
 
 
 def upstream_fetch(console: Console, root: Path) -> int:
     """Put the pinned tree in place."""
     try:
-        source = upstream.fetch(root, lambda line: show.say(console, line, "dim"))
+        source = upstream.fetch(root, lambda line: terminal.say(console, line, "dim"))
     except upstream.UpstreamError as error:
         raise CourseError(str(error)) from None
-    show.say(console, f"{upstream.verify(root).detail} ({source})", "green")
+    terminal.say(console, f"{upstream.verify(root).detail} ({source})", "green")
     return 0
 
 
 def upstream_verify(console: Console, root: Path) -> int:
     """Say whether the tree is the pinned one."""
     status = upstream.verify(root)
-    show.say(console, status.detail, "green" if status.ok else "red")
+    terminal.say(console, status.detail, "green" if status.ok else "red")
     return 0 if status.ok else 1
 
 
 def upstream_show(console: Console, root: Path, symbol: str) -> int:
     """Print a symbol's source, with the citation to copy."""
     tree = _tree(root)
-    places = citations.source_of(tree, symbol)
+    places = symbols.source_of(tree, symbol)
     if not places:
         raise CourseError(f"The pinned tree defines no {symbol!r} under vllm/.")
     for path, first, _ in places:
-        show.say(console, f"`{path}:{first}` `{symbol}`", "bold")
+        terminal.say(console, f"`{path}:{first}` `{symbol}`", "bold")
     if len(places) == 1:
         path, first, last = places[0]
         lines = (tree / path).read_text(encoding="utf-8").splitlines()[first - 1 : last]
         for number, line in enumerate(lines, first):
-            show.raw(console, f"{number:>6}  {line}")
+            terminal.raw(console, f"{number:>6}  {line}")
     return 0

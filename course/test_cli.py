@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from course import pristine, upstream
 from course.conftest import REPOSITORY
-from course.labs import find_labs
+from course.learning import pristine
+from course.learning.labs import find_labs
+from course.truth import upstream
 
 RIGHT = """\
 def num_blocks(num_tokens, block_size):
@@ -91,12 +92,150 @@ def test_watch_grades_now_and_whatever_is_saved_until_interrupted(
     assert ran.out.endswith("Stopped. Your progress is kept.\n")
 
 
+def test_watch_grades_what_was_saved_while_it_was_grading(course, starter, monkeypatch):
+    from course.learning import grading
+
+    real, saves = grading.run, iter([WRONG, RIGHT])
+
+    def saved_meanwhile(*arguments, **options):
+        report = real(*arguments, **options)
+        if text := next(saves, ""):
+            starter.write_text(text)
+        return report
+
+    def watch(*_, **__):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(grading, "run", saved_meanwhile)
+    monkeypatch.setattr("watchfiles.watch", watch)
+    ran = course("watch", "90-00")
+    assert ran.out.count("were saved while they ran: nothing was kept") == 2
+    assert "Passed: all 1 tests." in ran.out
+    assert "1/2" in course().out
+
+
+def test_a_file_saved_while_it_was_graded_is_not_recorded(course, starter, monkeypatch):
+    from course.learning import grading
+
+    real = grading.run
+
+    def broken_meanwhile(*arguments, **options):
+        report = real(*arguments, **options)
+        starter.write_text(WRONG)
+        return report
+
+    starter.write_text(RIGHT)
+    monkeypatch.setattr(grading, "run", broken_meanwhile)
+    ran = course("check", "90-00")
+    assert ran.code == 1 and "Once more: course check 90-00" in ran.out
+    assert "0/2" in course().out
+
+
+def test_watch_waits_for_a_file_that_an_editor_has_put_aside(course, starter, monkeypatch):
+    starter.rename(starter.with_suffix(".bak"))
+
+    def watch(*_, **__):
+        starter.write_text(RIGHT)
+        yield set()  # no event told of it
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("watchfiles.watch", watch)
+    ran = course("watch", "90-00")
+    assert "starter.py is gone" in ran.out and "Passed: all 1 tests." in ran.out
+
+
+@pytest.mark.parametrize("text", [RIGHT, WRONG])
+def test_a_result_that_cannot_be_kept_is_shown_all_the_same(course, starter, little_course, text):
+    starter.write_text(text)
+    (little_course / ".course").write_text("in the way of the folder")
+    ran = course("check", "90-00")
+    assert ran.code == (0 if text == RIGHT else 1)
+    assert "The result cannot be kept (" in ran.out
+    assert ("Passed: all 1 tests." if text == RIGHT else "expected 2, came 1") in ran.out
+    assert "Seventeen tokens" in course("hint", "90-00", "--test", "test_rounds_up").out
+
+
+@pytest.mark.parametrize("limit", ["0", "-5", "nan", "inf", "1e300"])
+@pytest.mark.parametrize("command", [("check",), ("watch",), ("selfcheck",), ("gpu", "run")])
+def test_a_time_limit_that_is_none_is_refused_in_one_line(course, starter, command, limit):
+    starter.write_text(RIGHT)
+    ran = course(*command, "--time-limit", limit)
+    assert ran.code == 2 and ran.err.startswith("--time-limit is ") and ran.err.count("\n") == 1
+
+
+def test_a_reset_that_cannot_keep_your_file_changes_nothing(
+    course, starter, little_course, monkeypatch
+):
+    starter.write_text(WRONG)
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("course.files.os.fsync", full)
+    ran = course("reset", "90-00", "--yes")
+    assert ran.code == 2 and "Nothing was changed" in ran.err and "No space left" in ran.err
+    assert starter.read_text() == WRONG
+    assert list((little_course / ".course" / "backup").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text", ['{"90-00"', "[" * 100_000, "[]", '{"90-00": 3}', '{"90-00": [3]}']
+)
+def test_a_broken_pack_of_starters_is_named_not_traced(course, little_course, text):
+    pristine.path_of(little_course).write_text(text)
+    ran = course()
+    assert ran.code == 2 and "git checkout -- course/starters.json" in ran.err
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"[" * 100_000])
+def test_a_manifest_that_is_no_text_is_named_not_traced(course, starter, text):
+    (starter.parent / "lab.yaml").write_bytes(text)
+    ran = course()
+    assert ran.code == 2 and "lab.yaml: not " in ran.err
+
+
+def test_ctrl_c_while_the_command_is_loading_leaves_no_traceback():
+    program = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "from course.cli import main\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "main()\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (130, "")
+
+
 def test_hints_unfold_and_end_with_the_reference(course, starter):
     starter.write_text(WRONG)
     course("check")
     ran = course("hint")
     assert "90-00 test_rounds_up\n  1. Seventeen tokens do not fit into sixteen slots." in ran.out
     assert "That was the last. The reference: course solution 90-00" in ran.out
+
+
+def test_hints_are_those_for_what_failed_last(course, starter):
+    manifest = starter.parent / "lab.yaml"
+    text = manifest.read_text()
+    manifest.write_text(
+        text.replace(
+            'sixteen slots."]',
+            'sixteen slots.", {field: came, text: Round up.}, {field: waiting, text: Who waits}]',
+        )
+    )
+    starter.write_text(WRONG)
+    course("check")
+    first, second = course("hint").out, course("hint").out
+    assert first.startswith("90-00 test_rounds_up (came)\n  1. Seventeen tokens")
+    assert "  2. Round up.\nThat was the last." in second and "Who waits" not in second
+    starter.write_text(WRONG.replace("return", "return 'waiting' or"))
+    course("check")
+    assert course("hint").out.startswith("90-00 test_rounds_up (came, waiting)\n  1. Seventeen")
 
 
 def test_a_hint_for_an_unknown_test_names_the_tests(course):
@@ -301,11 +440,34 @@ def test_cite_check_and_fix_work_from_the_command_line(course, pinned, little_co
     page.write_text("`vllm/v1/core/sched/scheduler.py:1` `Scheduler.schedule`\n")
     ran = course("cite", "check")
     assert ran.code == 1
-    assert "page.md:1: " in ran.out and "the symbol is defined on line 2, not 1" in ran.out
+    assert "page.md:1: " in ran.out and "the symbol stands on lines 2-3, not 1" in ran.out
     assert "1 would move (--write)" in course("cite", "fix").out
     assert course("cite", "fix", "--write").code == 0
     assert page.read_text() == "`vllm/v1/core/sched/scheduler.py:2` `Scheduler.schedule`\n"
     assert course("cite", "check").code == 0
+
+
+def test_a_path_that_is_not_there_is_refused_not_passed(course, pinned):
+    for command in (("cite", "check"), ("cite", "fix"), ("cite", "link"), ("docs", "check")):
+        ran = course(*command, "README.md", "no/such/page.md")
+        assert ran.code == 2
+        assert ran.err == "There is no such file or folder: README.md, no/such/page.md\n"
+
+
+def test_cite_link_writes_only_when_asked_and_only_once(course, pinned, little_course):
+    page = little_course / "page.md"
+    text = "`vllm/v1/core/sched/scheduler.py:2` `Scheduler.schedule`\n"
+    page.write_text(text)
+    ran = course("cite", "link", "page.md")
+    assert ran.out == "page.md: 1 more links\n1 pages would change (--write)\n"
+    assert page.read_text() == text
+    assert "1 pages written" in course("cite", "link", "--write", "page.md").out
+    assert page.read_text() == (
+        "[`vllm/v1/core/sched/scheduler.py:2` `Scheduler.schedule`](https://github.com/vllm-project"
+        "/vllm/blob/0decac0/vllm/v1/core/sched/scheduler.py#L2)\n"
+    )
+    assert "0 pages written" in course("cite", "link", "--write", "page.md").out
+    assert course("cite", "check").code == 0 and course("docs", "check").code == 0
 
 
 def test_upstream_show_prints_a_citation_ready_to_copy_and_the_source(course, pinned):

@@ -28,19 +28,29 @@ class KVEvent:
     """Of "stored": the tokens of these blocks."""
 
 
+def root_hash(extra_keys: tuple[Hashable, ...]) -> int:
+    """Parent of a sequence whose K and V depend on more than tokens: a salt, an adapter.
+
+    Every block is chained to it, so prefixes under other keys never meet. Upstream puts an adapter
+    into each block's keys and a salt into the first block's, which shares the same blocks:
+    `vllm/v1/core/kv_cache_utils.py:503` `generate_block_hash_extra_keys`. Text keys make it differ
+    between processes unless PYTHONHASHSEED is set.
+    """
+    return hash((ROOT_HASH, extra_keys)) if extra_keys else ROOT_HASH
+
+
 def hash_block_tokens(
     parent_hash: int, token_ids: Sequence[int], extra_keys: tuple[Hashable, ...] = ()
 ) -> int:
     """Hash of a full block, chained to its whole prefix (B9).
 
     Args:
-        parent_hash: hash of the block before it, `ROOT_HASH` for the first.
+        parent_hash: hash of the block before it, `root_hash` of the request's keys for the first.
         token_ids: the block's tokens, exactly `block_size` of them.
-        extra_keys: what else the block's K and V depend on: a salt, an adapter, an image.
+        extra_keys: what this block's K and V depend on beside tokens and prefix, such as an image.
 
     Returns:
-        A 64-bit int; equal prefixes under equal keys give equal values. Text keys make it differ
-        between processes unless PYTHONHASHSEED is set. Upstream hashes with sha256:
+        A 64-bit int; equal prefixes give equal values. Upstream hashes with sha256:
         `vllm/v1/core/kv_cache_utils.py:541` `hash_block_tokens`.
     """
     if extra_keys:

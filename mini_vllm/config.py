@@ -18,7 +18,7 @@ MIN_TEMPERATURE = 0.01
 overflow the division and are greedy in all but name."""
 
 MOST_BLOCKS = 1 << 24
-"""Bound on the pool: each block is a Python object, and a typing error should not eat the memory."""
+"""Bound on the pool: each block is a Python object, and a typing slip should not eat the memory."""
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None, need: str = "") -> int:

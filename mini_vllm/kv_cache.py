@@ -8,10 +8,10 @@ with one full-attention group (`vllm/v1/core/single_type_kv_cache_manager.py:481
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mini_vllm.block_pool import ROOT_HASH, BlockPool, KVCacheBlock, KVEvent, hash_block_tokens
+from mini_vllm.block_pool import BlockPool, KVCacheBlock, KVEvent, hash_block_tokens, root_hash
 from mini_vllm.config import whole
 from mini_vllm.request import Request
 
@@ -74,7 +74,6 @@ class KVCacheManager:
         """Longest sequence: slots beyond it are never allocated. The scheduler sets it."""
         self.stats = PrefixCacheStats()
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
-        self._block_ids: dict[str, list[int]] = {}  # of the same tables, for the runner
         # Leading blocks of each table that are in the index already, adopted ones included.
         self._num_cached: dict[str, int] = {}
 
@@ -88,8 +87,8 @@ class KVCacheManager:
         return self.req_to_blocks.get(request_id, [])
 
     def get_block_ids(self, request_id: str) -> list[int]:
-        """Physical block ids of the request's table, in sequence order, a copy."""
-        return self._block_ids.get(request_id, [])[:]
+        """Physical block ids of the request's table, in sequence order."""
+        return [block.block_id for block in self.req_to_blocks.get(request_id, ())]
 
     def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
         """Longest cached prefix of the request, in whole blocks. Touches nothing.
@@ -167,11 +166,11 @@ class KVCacheManager:
         request_id, hits = request.request_id, new_computed_blocks or ()
         num_tokens = request.num_computed_tokens + num_new_tokens
         num_slots = num_tokens + num_lookahead_tokens
-        if self.max_model_len is not None and num_slots > self.max_model_len:
-            num_slots = self.max_model_len
         table, size = self.req_to_blocks.get(request_id, ()), self.block_size
         new_blocks: list[KVCacheBlock] = []
         if hits or num_slots > len(table) * size:  # else the last block has room: most decodes
+            if self.max_model_len is not None and num_slots > self.max_model_len:
+                num_slots = self.max_model_len
             needed = self.get_num_blocks_to_allocate(request_id, num_slots, hits)
             if needed > self.block_pool.get_num_free_blocks():
                 return None
@@ -186,15 +185,16 @@ class KVCacheManager:
         self, request_id: str, num_slots: int, hits: Sequence[KVCacheBlock]
     ) -> list[KVCacheBlock]:
         """Adopt the hits, then take new blocks up to `num_slots`; returns the new ones."""
-        table = self.req_to_blocks.setdefault(request_id, [])
-        block_ids = self._block_ids.setdefault(request_id, [])
+        table = self.req_to_blocks.get(request_id)
+        if table is None:
+            table = self.req_to_blocks[request_id] = []
         if hits:
             self.block_pool.touch(hits)
             self._num_cached[request_id] = len(hits)
-        num_missing = -(-num_slots // self.block_size) - len(table) - len(hits)
+            table += hits
+        num_missing = -(-num_slots // self.block_size) - len(table)
         new_blocks = self.block_pool.get_new_blocks(num_missing) if num_missing > 0 else []
-        table += [*hits, *new_blocks]
-        block_ids += [block.block_id for block in (*hits, *new_blocks)]
+        table += new_blocks
         return new_blocks
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
@@ -219,7 +219,6 @@ class KVCacheManager:
         A request without blocks is a no-op.
         """
         table = self.req_to_blocks.pop(request.request_id, None)
-        self._block_ids.pop(request.request_id, None)
         self._num_cached.pop(request.request_id, None)
         if table:
             self.block_pool.free_blocks(reversed(table))
@@ -244,10 +243,7 @@ class KVCacheManager:
     def _extend_hashes(self, request: Request) -> None:
         """Bring `request.block_hashes` up to the number of full blocks of its tokens (B9)."""
         hashes, token_ids, size = request.block_hashes, request.all_token_ids, self.block_size
-        parent = hashes[-1] if hashes else ROOT_HASH
+        parent = hashes[-1] if hashes else root_hash(request.extra_keys)
         for start in range(len(hashes) * size, request.num_tokens - size + 1, size):
-            keys: tuple[Hashable, ...] = request.extra_keys
-            if start == 0 and request.cache_salt is not None:
-                keys = (*keys, request.cache_salt)
-            parent = hash_block_tokens(parent, token_ids[start : start + size], keys)
+            parent = hash_block_tokens(parent, token_ids[start : start + size])
             hashes.append(parent)

@@ -42,7 +42,7 @@ class Request:
     """
 
     __slots__ = (
-        "all_token_ids", "arrival_time", "block_hashes", "cache_salt", "eos_token_id",
+        "all_token_ids", "arrival_time", "block_hashes", "eos_token_id",
         "extra_keys", "num_cached_tokens", "num_computed_tokens", "num_output_placeholders",
         "num_preemptions", "num_prompt_tokens", "num_tokens", "num_tokens_to_discard", "priority",
         "request_id", "sampling_params", "spec_token_ids", "status", "stop_reason",
@@ -89,8 +89,7 @@ class Request:
         self.num_computed_tokens = 0
         self.num_preemptions = 0
         self.block_hashes: list[int] = []
-        self.cache_salt = cache_salt
-        self.extra_keys = extra_keys
+        self.extra_keys = extra_keys if cache_salt is None else (*extra_keys, cache_salt)
         self.stop_reason: int | str | None = None
         """The stop token id that ended it, or the text of an error; None for EOS and length."""
         self.num_cached_tokens: int | None = None

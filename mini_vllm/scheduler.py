@@ -11,6 +11,7 @@ import sys
 from bisect import insort
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from mini_vllm.block_pool import KVCacheBlock
 from mini_vllm.config import SchedulerConfig
@@ -33,8 +34,8 @@ class Scheduler:
         self.config = config or SchedulerConfig()
         self.gates = tuple(gates)
         self.max_num_seqs = self.config.max_num_seqs or 0
-        self.max_model_len = self.config.max_model_len
-        kv.max_model_len = self.max_model_len
+        self.max_model_len = kv.max_model_len = self.config.max_model_len
+        self._limit = self.max_model_len or sys.maxsize
         self.waiting: deque[Request] = deque()
         self.skipped: deque[Request] = deque()
         self.running: list[Request] = []
@@ -83,20 +84,25 @@ class Scheduler:
 
     def _schedule_running(self, plan: SchedulerOutput, budget: int) -> int:
         """Phase A: every running request in order, preempting when blocks run out."""
-        running, scheduled, gates = self.running, plan.num_scheduled_tokens, self.gates
-        allocate_slots, lookahead = self.kv.allocate_slots, self.config.num_lookahead_tokens
-        ahead = (None, lookahead) if lookahead else ()
-        limit = self.max_model_len or sys.maxsize
-        index = 0
+        index, running, scheduled = 0, self.running, plan.num_scheduled_tokens
+        allocate_slots, clamp, limit = self.kv.allocate_slots, self._clamp_new_tokens, self._limit
+        if lookahead := self.config.num_lookahead_tokens:
+            allocate_slots = partial(allocate_slots, num_lookahead_tokens=lookahead)
         while index < len(running) and budget > 0:
             request = running[index]
             num_new = request.num_tokens - request.num_computed_tokens
-            if num_new != 1 or request.num_tokens >= limit or request.spec_token_ids or gates:
-                num_new = self._num_wanted(request, budget)
-                if num_new <= 0:
-                    index += 1
-                    continue
-            while allocate_slots(request, num_new, *ahead) is None:
+            special = request.num_output_placeholders or request.spec_token_ids or self.gates
+            if special:
+                num_new = self._num_wanted(request)
+            room = limit - 1 - request.num_computed_tokens
+            if num_new != 1 or room < 1:  # 1 passes every other clamp
+                num_new = clamp(num_new, budget if budget < room else room)
+            for gate in self.gates:
+                num_new = gate.limit(request, request.num_computed_tokens, num_new)
+            if num_new <= 0:
+                index += 1
+                continue
+            while allocate_slots(request, num_new) is None:
                 victim = self._pop_victim()
                 if victim.request_id in scheduled:  # only under the priority policy
                     budget += self._withdraw(victim, plan)
@@ -107,25 +113,19 @@ class Scheduler:
                     return budget
             scheduled[request.request_id] = num_new
             plan.scheduled_requests.append(request)
-            if request.spec_token_ids or gates:
+            if special:
                 self._note(request, num_new, plan)
             budget, index = budget - num_new, index + 1
         return budget
 
-    def _num_wanted(self, request: Request, budget: int) -> int:
-        """Tokens a running request gets: known ones, placeholders and drafts, within all bounds."""
+    @staticmethod
+    def _num_wanted(request: Request) -> int:
+        """Tokens known, in flight and drafted that a running request lacks."""
         start, in_flight = request.num_computed_tokens, request.num_output_placeholders
-        num_new = request.num_tokens + in_flight + len(request.spec_token_ids) - start
-        if in_flight:
-            most = request.num_prompt_tokens + request.sampling_params.max_tokens
-            if start + 2 - in_flight >= most:
-                return 0  # what is in flight reaches max_tokens, even if every draft is rejected
-        num_new = self._clamp_new_tokens(num_new, budget)
-        if self.max_model_len is not None:
-            num_new = min(num_new, self.max_model_len - 1 - start)
-        for gate in self.gates:
-            num_new = gate.limit(request, start, num_new)
-        return num_new
+        most = request.num_prompt_tokens + request.sampling_params.max_tokens
+        if in_flight and start + 2 - in_flight >= most:
+            return 0  # what is in flight reaches max_tokens, even if every draft is rejected
+        return request.num_tokens + in_flight + len(request.spec_token_ids) - start
 
     def _schedule_waiting(self, plan: SchedulerOutput, budget: int) -> None:
         """Phase B: admit from the front of the queue; the first that does not fit blocks it."""
@@ -134,7 +134,7 @@ class Scheduler:
             budget > 0 and len(self.running) < self.max_num_seqs and (queue := self._next_queue())
         ):
             request = queue[0]
-            verdicts = (gate.admission(request, plan) for gate in self.gates)
+            verdicts = [gate.admission(request, plan) for gate in self.gates]
             verdict = next((v for v in verdicts if v != "admit"), "admit")
             if verdict == "skip":
                 passed.append(queue.popleft())
@@ -147,7 +147,7 @@ class Scheduler:
         self.skipped.extendleft(reversed(passed))
 
     def _admit(self, request: Request, plan: SchedulerOutput, budget: int) -> int:
-        """Move a waiting request to `running`; how many tokens it got, 0 when it must wait."""
+        """Move a waiting request to `running`; how many tokens it got, 0 if it must wait."""
         hits: Sequence[KVCacheBlock] = ()
         before = num_cached = request.num_computed_tokens  # above 0 only if a gate brought its KV
         if before == 0:
@@ -204,11 +204,10 @@ class Scheduler:
             plan: the plan that was executed.
             sampled: token ids per request that caught up, one more than drafts were accepted.
 
-        Returns:
-            Requests that finished in this step, in scheduled order; their blocks are free.
+        Returns: those that finished, in scheduled order; their blocks are free.
         """
         finished = []
-        counts, max_model_len = plan.num_scheduled_tokens, self.max_model_len
+        counts, drafts = plan.num_scheduled_tokens, plan.spec_token_ids
         for request in plan.scheduled_requests:
             if request.status > RequestStatus.PREEMPTED:
                 continue  # aborted while the step ran
@@ -217,11 +216,11 @@ class Scheduler:
             tokens = sampled.get(request_id)
             if not tokens:
                 continue
-            if plan.spec_token_ids:
+            if drafts:
                 request.num_computed_tokens -= plan.num_rejected(request_id, tokens)
             for token in tokens:
                 request.append_output_token(token)
-                if request.maybe_finish(max_model_len):
+                if request.maybe_finish(self.max_model_len):
                     finished.append(request)
                     self._release(request)
                     break
@@ -230,11 +229,11 @@ class Scheduler:
         return finished
 
     def _clamp_new_tokens(self, num_new_tokens: int, token_budget: int) -> int:
-        """Threshold first, then budget, never negative (S8)."""
+        """Threshold first, then budget (S8)."""
         threshold = self.config.long_prefill_token_threshold
         if 0 < threshold < num_new_tokens:
             num_new_tokens = threshold
-        return max(0, min(num_new_tokens, token_budget))
+        return num_new_tokens if num_new_tokens < token_budget else token_budget
 
     def _next_queue(self) -> deque[Request]:
         """Whose head is looked at next: `skipped` first, or the more urgent head."""

@@ -1,15 +1,18 @@
 """`mini-vllm`: generate text, measure a workload, describe a model.
 
-Promises: text appears as it is produced; bad input is one line on stderr and exit code 2; Ctrl-C
+Promises: text appears as it is produced; bad input is one line on stderr and exit code 2; output
+that cannot be written and requests that ended in an error are one line each and exit code 1; Ctrl-C
 ends cleanly with exit code 130.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -19,11 +22,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from mini_vllm.config import SamplingParams
+from mini_vllm.config import SamplingParams, whole
 from mini_vllm.engine import LLMEngine
-from mini_vllm.models.loader import expected_shapes, parse_config, read_json, resolve
+from mini_vllm.models.config import num_parameters, parse_config
+from mini_vllm.models.files import read_json
+from mini_vllm.models.loader import resolve
 from mini_vllm.observe.bench import PERCENTILES, Workload, run_workload
-from mini_vllm.observe.trace import StepRecord, traced_steps
+from mini_vllm.observe.trace import StepRecord, observing, traced_steps
+from mini_vllm.plan import SchedulerOutput
+from mini_vllm.request import Request
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="A numpy engine that decides as vLLM does."
@@ -41,28 +48,63 @@ ThresholdOption = Annotated[int, typer.Option(help="Most tokens of one request a
 CachingOption = Annotated[bool, typer.Option(help="Share full blocks of equal prefixes.")]
 
 
-def _fail(message: str) -> NoReturn:
-    errors.print(f"mini-vllm: {message}", markup=False, soft_wrap=True)
-    raise typer.Exit(2)
+def _fail(message: str, exit_code: int = 2) -> NoReturn:
+    _complain(message)
+    raise typer.Exit(exit_code)
+
+
+def _complain(message: str) -> None:
+    one_line = " ".join(message.splitlines())
+    errors.print(f"mini-vllm: {one_line}", markup=False, soft_wrap=True)
 
 
 def _clean_exit(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn ValueError into exit code 2 and Ctrl-C into 130, both without a traceback."""
+    """Turn ValueError into exit code 2, a failed write into 1 and Ctrl-C into 130, all without a
+    traceback."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
+            sys.stdout.flush()
         except ValueError as error:
             _fail(str(error))
         except KeyboardInterrupt:
             errors.print("\nmini-vllm: interrupted")
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            sys.stderr.close()  # the reader of a pipe left; nothing to report
-            raise typer.Exit(0) from None
+            _drop_output()
+            raise typer.Exit(0) from None  # the reader of a pipe left; nothing to report
+        except OSError as error:
+            _drop_output()
+            _fail(f"output: {error.strerror or error}", 1)
 
     return run
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, or Python tries to write it again when it ends."""
+    with suppress(OSError, ValueError):  # a stand-in without a file number
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _engine(model: str, dtype: str, **knobs: Any) -> LLMEngine:
+    """The engine of the common options; a model without weights is held to the dtypes too."""
+    if dtype not in ("float32", "float64"):
+        raise ValueError(f"dtype={dtype!r}: need float32 or float64")
+    return LLMEngine(model, dtype=dtype, **knobs)
+
+
+def _exit_on_errors(reasons: Mapping[str, str]) -> None:
+    """Say which requests ended in an error, and why; exit code 1 if there are any."""
+    for request_id, reason in reasons.items():
+        _complain(f"request {request_id} ended in an error: {reason}")
+    if reasons:
+        raise typer.Exit(1)
+
+
+def _reasons(requests: Iterable[Request]) -> dict[str, str]:
+    return {r.request_id: str(r.stop_reason) for r in requests if r.finish_reason == "error"}
 
 
 @app.command()
@@ -93,8 +135,8 @@ def generate(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
         max_tokens=max_tokens, ignore_eos=ignore_eos,
     )  # fmt: skip
-    engine = LLMEngine(
-        model, dtype=dtype, num_blocks=num_blocks, block_size=block_size,
+    engine = _engine(
+        model, dtype, num_blocks=num_blocks, block_size=block_size,
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=long_prefill_token_threshold,
         enable_prefix_caching=prefix_caching,
@@ -109,7 +151,7 @@ def _gather_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     """Prompts from arguments, a file and stdin, in that order."""
     texts: list[str] = []
     for prompt in prompts or []:
-        texts += _lines(sys.stdin) if prompt == "-" else [prompt]
+        texts += _stdin() if prompt == "-" else [prompt]
     if file is not None:
         try:
             texts += _lines(file.read_text(encoding="utf-8").splitlines())
@@ -118,7 +160,7 @@ def _gather_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     if not prompts and file is None:
         if sys.stdin.isatty():
             raise ValueError("no prompt: give one as an argument, with --file, or on stdin")
-        texts = _lines(sys.stdin)
+        texts = _stdin()
     if not texts:
         raise ValueError("no prompt: the input was empty")
     return texts
@@ -128,18 +170,32 @@ def _lines(lines: Iterable[str]) -> list[str]:
     return [line.rstrip("\n") for line in lines if line.strip()]
 
 
+def _stdin() -> list[str]:
+    try:
+        return _lines(sys.stdin)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"stdin: {error}") from error
+
+
 def _stream(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
     """Print the prompt, then its continuation piece by piece."""
     from mini_vllm.llm import stream_text
 
-    pieces = stream_text(engine, prompt, params)
-    first = next(pieces, "")  # a refused prompt raises here, before anything is shown
-    console.print(prompt, style="bold", end="", markup=False, soft_wrap=True)
-    console.print(first, end="", markup=False, soft_wrap=True)
-    for piece in pieces:
-        console.print(piece, end="", markup=False, soft_wrap=True)
-        sys.stdout.flush()
-    console.print()
+    served: dict[str, Request] = {}
+
+    def note(plan: SchedulerOutput) -> None:
+        served.update((request.request_id, request) for request in plan.scheduled_requests)
+
+    with observing(engine, note):
+        pieces = stream_text(engine, prompt, params)
+        first = next(pieces, "")  # a refused prompt raises here, before anything is shown
+        console.print(prompt, style="bold", end="", markup=False, soft_wrap=True)
+        console.print(first, end="", markup=False, soft_wrap=True)
+        for piece in pieces:
+            console.print(piece, end="", markup=False, soft_wrap=True)
+            sys.stdout.flush()
+        console.print()
+    _exit_on_errors(_reasons(served.values()))
 
 
 def _run_together(engine: LLMEngine, texts: list[str], params: SamplingParams, trace: bool) -> None:
@@ -159,9 +215,10 @@ def _run_together(engine: LLMEngine, texts: list[str], params: SamplingParams, t
         console.print()
         for request_id, (text, request) in ids.items():
             _show(request_id, text, request, engine)
+    _exit_on_errors(_reasons(request for _, request in ids.values()))
 
 
-def _show(request_id: str, text: str, request: Any, engine: LLMEngine) -> None:
+def _show(request_id: str, text: str, request: Request, engine: LLMEngine) -> None:
     """One finished request: prompt in bold, continuation, reason."""
     console.print(f"{request_id}  ", style="dim", end="")
     console.print(text, style="bold", end="", markup=False, soft_wrap=True)
@@ -215,8 +272,8 @@ def bench(
         num_requests, _range("prompt-len", prompt_len), _range("output-len", output_len),
         request_rate, shared_prefix_len, seed,
     )  # fmt: skip
-    engine = LLMEngine(
-        model, dtype=dtype, num_blocks=num_blocks, block_size=block_size,
+    engine = _engine(
+        model, dtype, num_blocks=num_blocks, block_size=block_size,
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=long_prefill_token_threshold,
         enable_prefix_caching=prefix_caching,
@@ -226,9 +283,11 @@ def bench(
     )  # fmt: skip
     with Progress(*columns, console=errors, transient=True, disable=as_json) as progress:
         task = progress.add_task("", total=num_requests)
-        result = run_workload(
+        measured = run_workload(
             engine, workload, lambda done: progress.update(task, completed=done)
-        ).to_json()
+        )
+    _exit_on_errors(measured.errors)  # latencies of requests that got no answer mean nothing
+    result = measured.to_json()
     if as_json:
         print(json.dumps(result, indent=2))
         return
@@ -247,9 +306,9 @@ def bench(
 
 def _range(name: str, text: str) -> tuple[int, int]:
     """ "64" or "16-256" as (low, high)."""
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text)
     if match is None:
-        raise ValueError(f"--{name} {text!r}: need N or LOW-HIGH, such as 16-256")
+        raise ValueError(f"--{name} {_short(text)}: need N or LOW-HIGH, such as 16-256")
     low = int(match[1])
     return low, int(match[2]) if match[2] else low
 
@@ -264,18 +323,17 @@ def info(
 ) -> None:
     """Show a model's shape, its KV bytes per token, and the blocks that fit in memory."""
     budget = _bytes(memory)
-    if block_size < 1 or kv_dtype_bytes < 1:
-        raise ValueError("--block-size and --kv-dtype-bytes: need at least 1")
+    whole("--block-size", block_size, 1, 1 << 20)
+    whole("--kv-dtype-bytes", kv_dtype_bytes, 1, 8)
     folder = resolve(model)
     path = folder / "config.json"
     config = parse_config(read_json(path), path)
-    parameters = sum(_product(shape) for shape in expected_shapes(config).values())
     per_token = config.kv_bytes_per_token(kv_dtype_bytes)
     blocks = budget // (per_token * block_size)
     heads = f"{config.num_attention_heads} query, {config.num_key_value_heads} KV"
     rows = [
         ("architecture", config.architecture),
-        ("parameters", f"{parameters:,}"),
+        ("parameters", f"{num_parameters(config):,}"),
         ("layers", str(config.num_hidden_layers)),
         ("hidden size", str(config.hidden_size)),
         ("heads", f"{heads}, of {config.head_dim}"),
@@ -302,17 +360,18 @@ def info(
 def _bytes(text: str) -> int:
     """ "8GiB" or "24 GB" in bytes."""
     units = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-    match = re.fullmatch(r"([\d.]+)\s*([A-Za-z]+)", text.strip())
-    if match is None or match[2].upper() not in units or match[1].count(".") > 1:
-        raise ValueError(f"--memory {text!r}: need a number and a unit, such as 8GiB or 24GB")
-    return int(float(match[1]) * units[match[2].upper()])
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([A-Za-z]+)", text.strip())
+    if match is None or match[2].upper() not in units:
+        raise ValueError(f"--memory {_short(text)}: need a number and a unit, such as 8GiB or 24GB")
+    number = float(match[1]) * units[match[2].upper()]
+    if number > 1 << 60:
+        raise ValueError(f"--memory {_short(text)}: need at most 2^60 bytes")
+    return int(number)
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+def _short(text: str) -> str:
+    """As it was given, or the beginning of it."""
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """From a Hugging Face folder (or hub id) to config, weights and tokenizer.
 
-Promises: nothing half loaded: every file, key, shape and dtype is checked before a model is built,
-and each refusal is a ValueError that names the file and what was wrong. Single or sharded
+Promises: nothing half loaded: every file, key, shape, dtype and value is checked before a model is
+built, and each refusal is a ValueError that names the file and what was wrong. Single or sharded
 safetensors in fp32, fp16 or bf16. Mirrors `vllm/model_executor/model_loader/default_loader.py:43`
 `DefaultModelLoader`.
 """
@@ -9,6 +9,9 @@ safetensors in fp32, fp16 or bf16. Mirrors `vllm/model_executor/model_loader/def
 from __future__ import annotations
 
 import json
+import math
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,16 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from mini_vllm.models.transformer import ModelConfig, RopeScaling
+from mini_vllm.models.config import expected_shapes, parse_config, parse_eos, shown
+from mini_vllm.models.files import MOST_TABLE_BYTES, check_file, read_json, read_text
+from mini_vllm.models.transformer import ModelConfig
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
 
-SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 SHIPPED_MODEL = Path(__file__).resolve().parents[2] / "models" / "byte-llama"
+MOST_WEIGHT = 1e6
+"""Larger ones overflow float32 within a layer and answer nonsense; fp16 itself ends at 65504."""
+_NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +51,13 @@ def load_checkpoint(model: str | Path) -> Checkpoint:
             architecture; a hub id without `huggingface_hub`.
     """
     folder = resolve(model)
-    raw = read_json(folder / "config.json")
-    config = parse_config(raw, folder / "config.json")
+    path, generation = folder / "config.json", folder / "generation_config.json"
+    raw = read_json(path)
+    config = parse_config(raw, path)
+    eos_ids = parse_eos(raw, path)
+    if os.path.lexists(generation):
+        eos_ids = parse_eos(read_json(generation), generation) or eos_ids
     weights = load_weights(folder, config)
-    generation = folder / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
-    eos = raw.get("eos_token_id") if eos is None else eos
-    eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
     tokenizer = load_tokenizer(folder, eos_ids)
     return Checkpoint(folder, config, weights, tokenizer, eos_ids, _chat_template(folder))
 
@@ -61,7 +69,7 @@ def resolve(model: str | Path) -> Path:
             raise ValueError(f"model='byte-llama': no folder {SHIPPED_MODEL}; clone the repository")
         return SHIPPED_MODEL
     folder = Path(model)
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return folder
     if str(model).count("/") != 1 or str(model).startswith((".", "/", "~")):
         raise ValueError(f"model={str(model)!r}: no such folder (and not a hub id 'owner/name')")
@@ -78,170 +86,133 @@ def resolve(model: str | Path) -> Path:
         raise ValueError(f"model={str(model)!r}: download failed: {error}") from error
 
 
-def parse_config(raw: dict[str, Any], source: Path) -> ModelConfig:
-    """A `config.json` as `ModelConfig`; `source` is named in errors.
+def load_weights(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
+    """All tensors the config needs, as float32; others are ignored.
+
+    Headers are read first and compared with the config, so that memory is taken only for tensors
+    which the files hold.
 
     Raises:
-        ValueError: unknown architecture, missing or non-positive sizes, an activation other than
-            silu, or an attention or rotary variant that is not implemented.
+        ValueError: an index that does not fit its shards, a tensor that is missing, of another
+            shape or dtype, not finite, or given twice with different values; the file is named.
     """
-    names = raw.get("architectures") or []
-    architecture = names[0] if names else None
-    if architecture not in SUPPORTED:
-        raise ValueError(
-            f"{source}: architecture {architecture!r} is not supported; "
-            f"supported: {', '.join(SUPPORTED)}"
-        )
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"{source}: hidden_act={raw['hidden_act']!r}: only 'silu' is supported")
-    if raw.get("use_sliding_window"):
-        raise ValueError(f"{source}: use_sliding_window=true: sliding windows are not supported")
-    if raw.get("quantization_config"):
-        raise ValueError(f"{source}: quantization_config: quantized checkpoints are not supported")
-    required = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-        "num_attention_heads",
-    )  # fmt: skip
-    sizes: dict[str, int] = {}
-    for name in required:
-        value = raw.get(name)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{source}: {name}={value!r}: need a positive integer")
-        sizes[name] = value
-    heads = sizes["num_attention_heads"]
-    kv_heads = raw.get("num_key_value_heads") or heads
-    head_dim = raw.get("head_dim") or sizes["hidden_size"] // heads
-    if heads % kv_heads:
-        raise ValueError(
-            f"{source}: num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}"
-        )
-    if head_dim % 2:
-        raise ValueError(f"{source}: head_dim={head_dim}: rotary embedding needs an even size")
-    theta, scaling = _parse_rope(raw, source)
-    is_qwen2 = architecture == "Qwen2ForCausalLM"
-    attention_bias = bool(raw.get("attention_bias", False))
-    return ModelConfig(
-        **sizes,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=is_qwen2 or attention_bias,
-        o_bias=attention_bias and not is_qwen2,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        architecture=architecture,
-    )
-
-
-def _parse_rope(raw: dict[str, Any], source: Path) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old)."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise ValueError(
-            f"{source}: rope_type={kind!r} is not supported; supported: default, llama3"
-        )
-    names = (
-        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
-    )  # fmt: skip
-    missing = [name for name in names if name not in rope]
-    if missing:
-        raise ValueError(f"{source}: llama3 rope scaling lacks {', '.join(missing)}")
-    factor, low, high, original = (float(rope[name]) for name in names)
-    return theta, RopeScaling(factor, low, high, int(original))
-
-
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor a checkpoint of this config must hold, by Hugging Face name."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q = config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    projections = [
-        ("self_attn.q_proj", q, hidden, config.qkv_bias),
-        ("self_attn.k_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.v_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.o_proj", hidden, q, config.o_bias),
-        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, inner, config.mlp_bias),
-    ]
-    for layer in range(config.num_hidden_layers):
-        prefix = f"model.layers.{layer}"
-        shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
-        for name, rows, columns, has_bias in projections:
-            shapes[f"{prefix}.{name}.weight"] = (rows, columns)
-            if has_bias:
-                shapes[f"{prefix}.{name}.bias"] = (rows,)
-        if config.qk_norm:
-            shapes[f"{prefix}.self_attn.q_norm.weight"] = (config.head_dim,)
-            shapes[f"{prefix}.self_attn.k_norm.weight"] = (config.head_dim,)
-    return shapes
-
-
-def load_weights(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
-    """All tensors the config needs, as float32, shapes checked; others are ignored."""
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ValueError(f"{index}: no weight_map")
-        files = sorted(set(weight_map.values()))
-    else:
-        files = ["model.safetensors"]
+    weight_map = _weight_map(index)
+    files = sorted(set(weight_map.values())) or ["model.safetensors"]
+    shards = [_Shard.open(folder / file) for file in files]
+    held = {name for shard in shards for name in shard.tensors}
+    num_layers = config.num_hidden_layers
+    if num_layers > len(held) or any(n.startswith(f"model.layers.{num_layers}.") for n in held):
+        than = "fewer than one a layer" if num_layers > len(held) else "of more layers"
+        raise ValueError(
+            f"{folder / 'config.json'}: num_hidden_layers={num_layers}: the weights hold "
+            f"{len(held)} tensor(s), {than}"
+        )
     wanted = expected_shapes(config)
-    weights: dict[str, np.ndarray] = {}
-    for file in files:
-        weights |= _read_safetensors(folder / file, wanted)
-    missing = sorted(set(wanted) - set(weights))
+    missing = sorted(set(wanted) - held)
     if missing:
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise ValueError(f"{folder}: checkpoint lacks {len(missing)} tensor(s): {shown}")
+        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        where = index if weight_map else shards[0].path
+        raise ValueError(f"{where}: checkpoint lacks {len(missing)} tensor(s): {names}")
+    for shard in shards:
+        for name in (n for n in wanted if n in shard.tensors):
+            shard.check(name, wanted[name])
+        for name in (n for n, file in weight_map.items() if file == shard.path.name):
+            if name in wanted and name not in shard.tensors:
+                raise ValueError(f"{shard.path}: lacks {name}, which the index says is there")
+    weights: dict[str, np.ndarray] = {}
+    for shard in shards:
+        for name in (n for n in shard.tensors if n in wanted):
+            tensor = shard.read(name)
+            if name in weights and not np.array_equal(weights[name], tensor):
+                raise ValueError(f"{shard.path}: {name} has another value than in a shard before")
+            weights[name] = tensor
     return weights
 
 
-def _read_safetensors(path: Path, wanted: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """The wanted tensors of one file as float32."""
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    try:
-        tensors = safetensors.deserialize(path.read_bytes())
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
-    found = {}
-    for name, entry in tensors:
-        if name not in wanted:
-            continue
-        shape = tuple(entry["shape"])
-        if shape != wanted[name]:
+def _weight_map(index: Path) -> dict[str, str]:
+    """File by tensor name, empty for a checkpoint of one file.
+
+    Shards lie beside the index: `vllm/model_executor/model_loader/weight_utils.py:655`
+    `filter_duplicate_safetensors_files` knows no others.
+    """
+    if not os.path.lexists(index):
+        return {}
+    weight_map = read_json(index, MOST_TABLE_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index}: no weight_map")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not _SHARD_NAME.fullmatch(file):
             raise ValueError(
-                f"{path}: {name} has shape {shape}, config.json implies {wanted[name]}"
+                f"{index}: weight_map[{shown.repr(name)}]={shown.repr(file)}: need the name of a "
+                ".safetensors file beside the index"
             )
-        found[name] = _as_float32(entry, f"{path}: {name}").reshape(shape)
-    return found
+    return weight_map
 
 
-def _as_float32(entry: dict[str, Any], where: str) -> np.ndarray:
-    """Raw little-endian bytes of F32, F16 or BF16 as float32, exactly."""
-    data, dtype = entry["data"], entry["dtype"]
-    if dtype == "BF16":  # the upper half of a float32
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    if dtype in ("F32", "F16"):
-        return np.frombuffer(data, "<f4" if dtype == "F32" else "<f2").astype(np.float32)
-    raise ValueError(f"{where}: dtype {dtype} is not supported; supported: F32, F16, BF16")
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """One safetensors file: 8 bytes of header length, the header in JSON, the tensors' bytes."""
+
+    path: Path
+    tensors: dict[str, dict[str, Any]]
+    """Of each: `dtype`, `shape`, and `data_offsets` from the end of the header."""
+    header_bytes: int
+
+    @classmethod
+    def open(cls, path: Path) -> _Shard:
+        """Read the header, after the library has compared it with the file's length."""
+        check_file(path)
+        try:
+            with safetensors.safe_open(path, framework="numpy"):
+                pass
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                tensors = json.loads(file.read(length))
+        except (safetensors.SafetensorError, OSError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+        tensors.pop("__metadata__", None)
+        return cls(path, tensors, 8 + length)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a tensor of another shape or an unknown dtype, with a ValueError."""
+        entry = self.tensors[name]
+        if tuple(entry["shape"]) != shape:
+            raise ValueError(
+                f"{self.path}: {name} has shape {tuple(entry['shape'])}, "
+                f"config.json implies {shape}"
+            )
+        if entry["dtype"] not in _NUMPY_TYPES:
+            raise ValueError(
+                f"{self.path}: {name}: dtype {entry['dtype']} is not supported; "
+                f"supported: {', '.join(_NUMPY_TYPES)}"
+            )
+
+    def read(self, name: str) -> np.ndarray:
+        """One checked tensor as float32, exactly.
+
+        Raises:
+            ValueError: it holds NaN, infinity or more than `MOST_WEIGHT`, or memory is short.
+        """
+        entry = self.tensors[name]
+        count = math.prod(entry["shape"])
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.header_bytes + entry["data_offsets"][0])
+                raw = np.fromfile(file, _NUMPY_TYPES[entry["dtype"]], count)
+            if entry["dtype"] == "BF16":  # the upper half of a float32
+                array = (raw.astype(np.uint32) << 16).view(np.float32)
+            else:
+                array = raw.astype(np.float32, copy=False)
+        except (OSError, MemoryError) as error:
+            raise ValueError(f"{self.path}: {name} cannot be read ({error})") from error
+        low, high = array.min(), array.max()  # NaN if there is one
+        if not -MOST_WEIGHT <= low <= high <= MOST_WEIGHT:
+            raise ValueError(
+                f"{self.path}: {name} holds values from {low} to {high}: need finite ones of at "
+                f"most {MOST_WEIGHT:g}"
+            )
+        return array.reshape(entry["shape"])
 
 
 # ------------------------------------------------------------------ tokenizer
@@ -258,7 +229,9 @@ class HubTokenizer:
             raise ValueError(f"{path}: this tokenizer needs the 'hf' extra") from None
         try:
             self._backend = Backend.from_file(str(path))
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library's panics are no Exception
             raise ValueError(f"{path}: not a tokenizer file ({error})") from error
         self.vocab_size = self._backend.get_vocab_size()
         self.eos_token_id = eos_token_id
@@ -276,34 +249,31 @@ def load_tokenizer(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
     """`ByteTokenizer` for a merge-free byte vocabulary, else the `tokenizers` library.
 
     The shipped model therefore needs no extra package.
+
+    Raises:
+        ValueError: `tokenizer.json` is missing or broken, or needs the library and it is absent.
     """
     path = folder / "tokenizer.json"
-    raw = read_json(path)
-    model = raw.get("model", {})
-    is_bytes = model.get("type") == "BPE" and not model.get("merges")
-    if is_bytes and len(model.get("vocab", {})) == ByteTokenizer.vocab_size:
-        return ByteTokenizer()
+    model = read_json(path, MOST_TABLE_BYTES).get("model")
+    if not isinstance(model, dict):
+        raise ValueError(f"{path}: model={shown.repr(model)}: need an object")
+    vocab = model.get("vocab")
+    if model.get("type") == "BPE" and not model.get("merges") and isinstance(vocab, dict):
+        ids = {token for token in vocab.values() if type(token) is int}
+        if len(vocab) == ByteTokenizer.vocab_size and ids == set(range(len(vocab))):
+            return ByteTokenizer()
     return HubTokenizer(path, eos_token_ids[0] if eos_token_ids else None)
 
 
 def _chat_template(folder: Path) -> str | None:
     """The checkpoint's Jinja chat template, from its own file or the tokenizer's config."""
     jinja = folder / "chat_template.jinja"
-    if jinja.exists():
-        return jinja.read_text(encoding="utf-8")
+    if os.path.lexists(jinja):
+        return read_text(jinja)
     config = folder / "tokenizer_config.json"
-    template = read_json(config).get("chat_template") if config.exists() else None
-    return template if isinstance(template, str) else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ValueError names the file when it is missing or broken."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(raw).__name__}")
-    return raw
+    if not os.path.lexists(config):
+        return None
+    template = read_json(config, MOST_TABLE_BYTES).get("chat_template")
+    if template is not None and not isinstance(template, str | list):
+        raise ValueError(f"{config}: chat_template={shown.repr(template)}: need a text")
+    return template if isinstance(template, str) else None  # a list names several: none is used

@@ -96,7 +96,7 @@ class Transformer:
         Args:
             config: sizes and switches.
             weights: Hugging Face names to arrays, complete and of the right shapes
-                (`checkpoint.load_checkpoint` checks both).
+                (`loader.load_checkpoint` checks both).
             dtype: float32, or float64 where equal output across batch shapes is claimed: in
                 float32 a product's rounding depends on how many rows it has.
             attention: replacement for `paged_attention`.
@@ -106,7 +106,10 @@ class Transformer:
         Raises:
             ValueError: another dtype.
         """
-        self.dtype = np.dtype(dtype)
+        try:
+            self.dtype = np.dtype(dtype)
+        except TypeError:  # no dtype at all
+            raise ValueError(f"dtype={dtype!r}: need float32 or float64") from None
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise ValueError(f"dtype={dtype!r}: need float32 or float64")
         self.config = config

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mini_vllm.config import SamplingParams
+from mini_vllm.config import SamplingParams, number, whole
 from mini_vllm.engine import LLMEngine
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 
 PERCENTILES = (50, 90, 99)
+MOST_REQUESTS = MOST_LENGTH = 1_000_000
+MOST_PROMPT_TOKENS = 1 << 26
+"""Bounds of a workload, which is made in memory before it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +40,20 @@ class Workload:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_requests < 1:
-            raise ValueError(f"num_requests={self.num_requests}: need at least 1")
+        need = f"at least 1 and at most {MOST_REQUESTS}"
+        whole("num_requests", self.num_requests, 1, MOST_REQUESTS, need)
         for name in ("prompt_len", "output_len"):
             low, high = getattr(self, name)
-            if not 1 <= low <= high:
-                raise ValueError(f"{name}={low}-{high}: need 1 <= low <= high")
-        if not self.request_rate >= 0.0:
+            if not 1 <= low <= high <= MOST_LENGTH:
+                raise ValueError(f"{name}={low}-{high}: need 1 <= low <= high <= {MOST_LENGTH}")
+        if self.num_requests * self.prompt_len[1] > MOST_PROMPT_TOKENS:
+            raise ValueError(
+                f"num_requests={self.num_requests} with prompt_len={self.prompt_len[1]}: need at "
+                f"most {MOST_PROMPT_TOKENS} prompt tokens together"
+            )
+        if number("request_rate", self.request_rate) < 0.0:
             raise ValueError(f"request_rate={self.request_rate}: need 0 (all at once) or more")
+        whole("seed", self.seed, 0, need="0 or more")
         if not 0 <= self.shared_prefix_len <= self.prompt_len[0]:
             raise ValueError(
                 f"shared_prefix_len={self.shared_prefix_len}: need 0 to the shortest prompt, "
@@ -81,6 +90,8 @@ class BenchResult:
     preemptions: int
     ttft: list[float] = field(default_factory=list)
     itl: list[float] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+    """What was wrong, by request that ended in an error; the other numbers then mean nothing."""
 
     def to_json(self) -> dict[str, float | int | dict[str, float]]:
         """Counts, throughput in tokens per second, and percentiles in milliseconds."""
@@ -158,6 +169,8 @@ def run_workload(
             for request in finished:
                 result.output_tokens += request.num_output_tokens
                 result.preemptions += request.num_preemptions
+                if request.finish_reason == "error":
+                    result.errors[request.request_id] = str(request.stop_reason)
                 del live[request.request_id]
             done += len(finished)
             if on_step is not None:

@@ -20,10 +20,10 @@ from mini_vllm.batch import ForwardBatch, Model
 from mini_vllm.block_pool import KVCacheBlock
 from mini_vllm.config import SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.tokenizer import Tokenizer
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
+from mini_vllm.tokenizer import Tokenizer
 
 STEMS = (
     (1, 2, 3, 4, 5, 6) * 4,

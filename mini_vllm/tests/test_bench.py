@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from mini_vllm.engine import LLMEngine
@@ -69,10 +70,32 @@ def test_an_interrupted_run_leaves_an_idle_engine():
     assert engine.scheduler.kv.usage == 0.0
 
 
+def test_requests_that_end_in_an_error_are_counted_apart():
+    class Broken:
+        def forward(self, batch):
+            return np.full((len(batch.seq_lens), 257), np.nan)
+
+    result = run_workload(LLMEngine(Broken(), num_blocks=64), Workload(2, (8, 8), (9, 9)))
+    assert list(result.errors.values()) == ["the model's logits hold NaN or infinity"] * 2
+    assert result.output_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"num_requests": 0}, "num_requests=0: need at least 1"),
+        (
+            {"num_requests": 10**11},
+            "num_requests=100000000000: need at least 1 and at most 1000000",
+        ),
+        ({"num_requests": 10**6, "prompt_len": (1, 99)}, "need at most 67108864 prompt tokens"),
+        ({"num_requests": 1.5}, r"num_requests=1\.5: need an int"),
+        (
+            {"prompt_len": (5, 10**11)},
+            "prompt_len=5-100000000000: need 1 <= low <= high <= 1000000",
+        ),
+        ({"seed": -1}, "seed=-1: need 0 or more"),
+        ({"request_rate": float("inf")}, "request_rate=inf: need a finite number"),
         ({"prompt_len": (5, 4)}, "prompt_len=5-4: need 1 <= low <= high"),
         ({"output_len": (0, 4)}, "output_len=0-4: need 1 <= low <= high"),
         ({"request_rate": -1.0}, r"request_rate=-1\.0: need 0 \(all at once\) or more"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,13 @@ CONFIG = {
     "tie_word_embeddings": True,
     "hidden_act": "silu",
     "eos_token_id": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
 }
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
@@ -123,7 +132,7 @@ def test_fp16_loads_exactly(tmp_path):
 def test_bf16_loads_exactly(tmp_path):
     """A bf16 is the upper half of a float32: 0x3FC0 is 1.5, 0xC2F7 is -123.5, 0x0001 subnormal."""
     write_checkpoint(tmp_path)
-    patterns = np.array([0x3FC0, 0xC2F7, 0x0001, 0x0000, 0x7F7F], dtype="<u2")
+    patterns = np.array([0x3FC0, 0xC2F7, 0x0001, 0x0000, 0x4974], dtype="<u2")
     header: dict[str, dict] = {}
     data = b""
     for name, shape in expected_shapes(parse_config(CONFIG, Path("c"))).items():
@@ -134,8 +143,7 @@ def test_bf16_loads_exactly(tmp_path):
     file = len(text).to_bytes(8, "little") + text + data
     (tmp_path / "model.safetensors").write_bytes(file)
     norm = load_checkpoint(tmp_path).weights["model.norm.weight"]
-    largest = (2 - 2.0**-7) * 2.0**127
-    assert norm[:5].tolist() == [1.5, -123.5, 2.0**-133, 0.0, largest]
+    assert norm[:5].tolist() == [1.5, -123.5, 2.0**-133, 0.0, 999424.0]
 
 
 def test_an_untied_model_has_a_head_of_its_own(tmp_path):
@@ -260,6 +268,48 @@ def test_an_index_without_a_weight_map_is_refused(tmp_path, index):
             "num_key_value_heads=3 does not divide num_attention_heads=4",
         ),
         ({"head_dim": 3}, "head_dim=3: rotary embedding needs an even size"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 3}, "num_attention_heads=3 does not"),
+        ({"head_dim": 0}, "head_dim=0: need a positive integer"),
+        ({"head_dim": "4"}, "head_dim='4': need a positive integer"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads='2': need a positive integer"),
+        ({"num_key_value_heads": [1]}, "num_key_value_heads=[1]: need a positive integer"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=True: need a positive integer"),
+        ({"hidden_size": 8.0}, "hidden_size=8.0: need a positive integer"),
+        ({"vocab_size": 10**30}, "need a positive integer, at most 2147483647"),
+        ({"vocab_size": "x" * 999}, "...xxxxxxxxxxxxxxxxxxxxxxxxxxxx': need a positive integer"),
+        (
+            {"max_position_embeddings": 1},
+            "max_position_embeddings=1: need an integer of at least 2",
+        ),
+        ({"max_position_embeddings": []}, "max_position_embeddings=[]: need an integer"),
+        ({"rms_norm_eps": "abc"}, "rms_norm_eps='abc': need a number from 1e-30 to 1"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan: need a number from 1e-30 to 1"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps=-1: need a number"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps=0: need a number"),
+        ({"rms_norm_eps": True}, "rms_norm_eps=True: need a number"),
+        ({"rope_theta": float("nan")}, "rope_theta=nan: need a number from 1 to 1e+30"),
+        ({"rope_theta": float("inf")}, "rope_theta=inf: need a number"),
+        ({"rope_theta": 10**400}, "need a number from 1 to 1e+30"),
+        ({"rope_theta": 0}, "rope_theta=0: need a number"),
+        ({"rope_theta": -1}, "rope_theta=-1: need a number"),
+        ({"rope_scaling": 4.0}, "rope_scaling=4.0: need an object"),
+        ({"rope_parameters": ["llama3"]}, "rope_parameters=['llama3']: need an object"),
+        ({"rope_scaling": {"rope_type": 3}}, "rope_type=3 is not supported"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM': need a list"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architecture ['LlamaForCausalLM'] is not"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false': need true or false"),
+        ({"attention_bias": 0}, "attention_bias=0: need true or false"),
+        ({"use_sliding_window": "no"}, "use_sliding_window='no': need true or false"),
+        ({"eos_token_id": ["a"]}, "eos_token_id=['a']: need a token id"),
+        ({"eos_token_id": [-1]}, "eos_token_id=[-1]: need a token id"),
+        ({"eos_token_id": True}, "eos_token_id=True: need a token id"),
+        ({"eos_token_id": 1.5}, "eos_token_id=1.5: need a token id"),
+        ({"eos_token_id": {"a": 1}}, "eos_token_id={'a': 1}: need a token id"),
+        ({"num_hidden_layers": 3_000_000}, "hold 20 tensor(s), fewer than one a layer"),
+        (
+            {"num_hidden_layers": 1},
+            "num_hidden_layers=1: the weights hold 20 tensor(s), of more layers",
+        ),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
             "rope_type='yarn' is not supported; supported: default, llama3",
@@ -269,8 +319,17 @@ def test_an_index_without_a_weight_map_is_refused(tmp_path, index):
             "llama3 rope scaling lacks low_freq_factor, high_freq_factor, "
             "original_max_position_embeddings",
         ),
+        *(
+            ({"rope_scaling": LLAMA3 | {name: value}}, f"rope_scaling: {name}={value}: need a")
+            for name in ("factor", "low_freq_factor", "high_freq_factor")
+            for value in (0, -1.0, float("nan"))
+        ),
+        (
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+            "rope_scaling: high_freq_factor=1.0: need more than low_freq_factor=1.0",
+        ),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_config_outside_the_supported_families_is_refused(tmp_path, change, message):
     write_checkpoint(tmp_path)
@@ -279,6 +338,115 @@ def test_a_config_outside_the_supported_families_is_refused(tmp_path, change, me
         load_checkpoint(tmp_path)
     assert message in str(refusal.value)
     assert "config.json" in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "not valid JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "not valid JSON"),
+        ("\xff", "not UTF-8 text"),
+        ("null", "expected a JSON object, got NoneType"),
+        (" " * ((1 << 26) + 1), "longer than [0-9,]+ bytes, the most that is read of it"),
+    ],
+    ids=["deep", "digits", "bytes", "null", "long"],
+)
+def test_a_json_file_that_cannot_be_taken_in_is_refused(tmp_path, name, text, message):
+    (write_checkpoint(tmp_path) / name).write_bytes(text.encode("latin-1"))
+    refuses(tmp_path, rf"/{name}: {message}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+     "chat_template.jinja", "model.safetensors", "model.safetensors.index.json"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["folder", "loop", "pipe", "device"])
+def test_what_is_no_regular_file_is_refused_and_not_opened(tmp_path, name, kind):
+    """Opening the pipe would wait for ever, reading the device would not end."""
+    path = write_checkpoint(tmp_path) / name
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(name if kind == "loop" else "/dev/zero")
+    refuses(tmp_path, rf"/{name}: (not a regular file|cannot be read)")
+
+
+@pytest.mark.parametrize("model", [None, "BPE", 3, []])
+def test_a_tokenizer_without_a_model_object_is_refused(tmp_path, model):
+    (write_checkpoint(tmp_path) / "tokenizer.json").write_text(json.dumps({"model": model}))
+    refuses(tmp_path, r"tokenizer\.json: model=.*: need an object")
+
+
+def test_a_chat_template_that_is_no_text_is_refused(tmp_path):
+    write_checkpoint(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 3}))
+    refuses(tmp_path, r"tokenizer_config\.json: chat_template=3: need a text")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    refuses(tmp_path, r"chat_template\.jinja: not UTF-8 text")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2e6])
+def test_a_tensor_that_is_not_finite_is_refused_by_name(tmp_path, value):
+    weights = random_weights(CONFIG)
+    weights["model.layers.1.mlp.up_proj.weight"][3, 2] = value
+    refuses(
+        write_checkpoint(tmp_path, None, weights),
+        r"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight holds values from .* finite",
+    )
+
+
+def test_a_vocabulary_of_gigabytes_is_refused_from_the_header_alone(tmp_path):
+    write_checkpoint(tmp_path)
+    huge = CONFIG | {"vocab_size": 2_000_000_000, "hidden_size": 1_000_000}
+    (tmp_path / "config.json").write_text(json.dumps(huge))
+    tracemalloc.start()
+    try:
+        refuses(tmp_path, r"model\.safetensors: model\..* has shape .*, config\.json implies")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [None, 3, [], "", "../b.safetensors", "/b.safetensors", "sub/b.safetensors", "b.bin", "a\0b"],
+)
+def test_an_index_that_names_no_file_beside_it_is_refused(tmp_path, file):
+    write_shards(tmp_path)
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.norm.weight"] = file
+    path.write_text(json.dumps(index))
+    refuses(tmp_path, r"index\.json: weight_map\['model\.norm\.weight'\]=.*: need the name of a")
+
+
+def test_a_tensor_that_is_not_where_the_index_says_is_refused(tmp_path):
+    weights = write_shards(tmp_path)
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    name = sorted(weights)[0]
+    index["weight_map"][name] = SHARDS[1]
+    path.write_text(json.dumps(index))
+    refuses(tmp_path, rf"{SHARDS[1]}: lacks {name}, which the index says is there")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_tensor_in_two_shards_must_have_one_value(tmp_path, same):
+    weights = write_shards(tmp_path)
+    names = sorted(weights)
+    second = {name: weights[name] for name in [*names[1::2], names[0]]}
+    if not same:
+        second[names[0]] = second[names[0]] + 1
+    save_file(second, tmp_path / SHARDS[1])
+    if same:
+        assert load_checkpoint(tmp_path).weights.keys() == weights.keys()
+    else:
+        refuses(tmp_path, rf"{SHARDS[1]}: {names[0]} has another value than in a shard before")
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c"])
@@ -294,16 +462,9 @@ def test_a_failed_load_raises_from_the_engine_too(tmp_path):
 
 
 def test_old_and_new_spelling_of_rope_parameters_mean_the_same():
-    llama3 = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
-    old = parse_config(CONFIG | {"rope_theta": 5e5, "rope_scaling": llama3}, Path("c"))
+    old = parse_config(CONFIG | {"rope_theta": 5e5, "rope_scaling": LLAMA3}, Path("c"))
     new_raw = {k: v for k, v in CONFIG.items() if k != "rope_theta"}
-    new = parse_config(new_raw | {"rope_parameters": llama3 | {"rope_theta": 5e5}}, Path("c"))
+    new = parse_config(new_raw | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}}, Path("c"))
     assert (old.rope_theta, old.rope_scaling) == (new.rope_theta, new.rope_scaling)
     assert new.rope_theta == 5e5
 

@@ -19,7 +19,8 @@ ROOT = PHASE.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course.figures import (  # noqa: E402
+from course.files import load_module  # noqa: E402
+from course.truth.figures import (  # noqa: E402
     BLUE,
     GREEN,
     GREY,
@@ -30,9 +31,8 @@ from course.figures import (  # noqa: E402
     Svg,
     write_or_check,
 )
-from course.files import load_module  # noqa: E402
-from mini_vllm.engine import LLMEngine  # noqa: E402
 from mini_vllm.config import SamplingParams  # noqa: E402
+from mini_vllm.engine import LLMEngine  # noqa: E402
 
 A100 = {"peak_flops": 312e12, "mem_bw": 2.0e12}
 N_8B, KV_8B, ATTENTION_8B = 8e9, 131_072, 524_288
@@ -432,7 +432,7 @@ def steps() -> str:
                 }
             )
 
-        engine.on_schedule = note
+        engine.observers.append(note)
         engine.step()
         step += 1
     svg = Svg(

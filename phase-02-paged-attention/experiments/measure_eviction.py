@@ -29,9 +29,9 @@ for folder in (HERE, HERE.parents[1]):
 from measure_churn import T975, interval  # noqa: E402
 
 from mini_vllm.block_pool import ROOT_HASH, BlockPool, KVCacheBlock, hash_block_tokens  # noqa: E402
+from mini_vllm.config import SamplingParams  # noqa: E402
 from mini_vllm.kv_cache import KVCacheManager  # noqa: E402
 from mini_vllm.request import Request  # noqa: E402
-from mini_vllm.config import SamplingParams  # noqa: E402
 
 BLOCK_SIZE = 16
 

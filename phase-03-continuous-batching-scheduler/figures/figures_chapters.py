@@ -1,8 +1,8 @@
 """Figures of the chapters of phase 03; `make.py` writes them.
 
 What shows engine behaviour is drawn from a run of `mini_vllm` made here, most of it through
-`course.gantt`. Diagrams of upstream's structure (`queues`, `seam`, `victims`) are drawn by hand. No
-upstream counterpart.
+`course.site.gantt`. Diagrams of upstream's structure (`queues`, `seam`, `victims`) are drawn by
+hand. No upstream counterpart.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course import gantt
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
-from course.gantt import Arrival
-from mini_vllm import EngineParts, LLMEngine
+from course.site import gantt
+from course.site.gantt import Arrival
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
+from mini_vllm import EngineParts, LLMEngine, Scheduler, SchedulerOutput
 from mini_vllm.config import SamplingParams
-from mini_vllm import Scheduler, SchedulerOutput
 from mini_vllm.observe.trace import StepRecord, traced_steps
 
 
@@ -567,7 +566,9 @@ def victims() -> str:
 
 def priority_stall() -> str:
     """An urgent request gets nothing in step 8, because a less urgent one evicted itself."""
-    engine = LLMEngine(num_blocks=10, block_size=4, model="toy", enable_prefix_caching=False, policy="priority")
+    engine = LLMEngine(
+        num_blocks=10, block_size=4, model="toy", enable_prefix_caching=False, policy="priority"
+    )
     arrivals = [
         Arrival("X", "x" * 4, 12, priority=0),
         Arrival("A", "a" * 5, 10, priority=5),

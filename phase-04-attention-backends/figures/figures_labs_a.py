@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
 from course.files import load_module  # noqa: E402
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
 
 PHASE = Path(__file__).resolve().parents[1]
 
@@ -220,7 +220,11 @@ def ragged_batch() -> str:
         return paged_attention(query, layer_cache, batch, scale)
 
     engine = LLMEngine(
-        num_blocks=40, block_size=8, max_num_batched_tokens=24, dtype="float64", parts=EngineParts(attention=keep)
+        num_blocks=40,
+        block_size=8,
+        max_num_batched_tokens=24,
+        dtype="float64",
+        parts=EngineParts(attention=keep),
     )
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     engine.add_request("A block table", params)

@@ -1,8 +1,8 @@
 """Figures of the chapters of phase 05; `make.py` writes them.
 
-`served_steps` is a run of the mini engine, `lanes` and `regimes` are runs of `mini_vllm.cudagraph.launches`;
-`dispatch` and `fallback` come from the recording of the real dispatcher. `freeze`, `strip`,
-`wrappers` and `pipeline` are diagrams. No upstream counterpart.
+`served_steps` is a run of the mini engine, `lanes` and `regimes` are runs of
+`mini_vllm.cudagraph.launches`; `dispatch` and `fallback` come from the recording of the real
+dispatcher. `freeze`, `strip`, `wrappers` and `pipeline` are diagrams. No upstream counterpart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ for folder in (str(ROOT), str(Path(__file__).resolve().parent)):
 import served  # noqa: E402
 
 from conformance import parts  # noqa: E402
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
 from mini_vllm.cudagraph.launches import LAYER, MODES, simulate  # noqa: E402
 
 COLORS = {"FULL": GREEN, "PIECEWISE": BLUE, "NONE": GREY}

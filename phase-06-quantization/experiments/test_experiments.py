@@ -10,8 +10,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from course import pristine
 from course.files import load_module
+from course.learning import pristine
 
 HERE = Path(__file__).resolve().parent
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
-from mini_vllm.models.loader import load_checkpoint
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
 from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.config import SamplingParams
+from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Linear
 
 ROOT = Path(__file__).resolve().parents[2]

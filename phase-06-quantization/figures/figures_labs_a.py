@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.files import load_module
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 
 PHASE = Path(__file__).resolve().parents[1]
 INT8, INT4 = "lab-01-fake-quant-linear", "lab-03-int4-groups-and-packing"

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.files import load_module
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 
 PHASE = Path(__file__).resolve().parents[1]
 

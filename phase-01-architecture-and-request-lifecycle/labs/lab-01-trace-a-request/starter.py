@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mini_vllm import LLMEngine, Request, SamplingParams  # noqa: F401
+from mini_vllm import LLMEngine, Request, SamplingParams
 
 
 class Event(NamedTuple):

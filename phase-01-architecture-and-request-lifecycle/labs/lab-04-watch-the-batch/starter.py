@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mini_vllm import LLMEngine, SamplingParams, SchedulerOutput  # noqa: F401
+from mini_vllm import LLMEngine, SamplingParams, SchedulerOutput
 
 
 def trace_batches(

@@ -6,8 +6,8 @@ lines the engine prints about both. `run.py` compares all three with the real en
 
 from __future__ import annotations
 
-import math  # noqa: F401  (for you)
-import re  # noqa: F401  (for you)
+import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -344,7 +344,8 @@ class Watched:
             block_size=16,
             max_num_batched_tokens=40,
             dtype="float64",
-            parts=EngineParts(attention=self._record))
+            parts=EngineParts(attention=self._record),
+        )
         execute = self.engine.runner.execute
 
         def watched(output, kv):

@@ -8,8 +8,8 @@ both on a GPU.
 
 from __future__ import annotations
 
-import re  # noqa: F401
-from collections import deque  # noqa: F401
+import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mini_vllm import LLMEngine, SamplingParams  # noqa: F401
+from mini_vllm import LLMEngine, SamplingParams
 
 VICTIM = "Why?"
 """The prompt of the stream that is disturbed: 4 byte tokens."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mini_vllm import LLMEngine, SamplingParams  # noqa: F401
+from mini_vllm import LLMEngine, SamplingParams
 
 
 def run_and_count(

@@ -7,7 +7,7 @@ part B puts them in order and chooses, part C reads the choice out of a log.
 
 from __future__ import annotations
 
-import re  # noqa: F401  (for you)
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Lab 04-03: causal attention of many queries over a paged cache, in tiles, for a ragged batch.
 
 `attend_tile` is the body of the kernel; the others decide which rows make a tile. The last one,
-`paged_attention`, has the signature of `mini_vllm/attention/paged.py`, so the engine can run on it. No
-function changes an array that it is given.
+`paged_attention`, has the signature of `mini_vllm/attention/paged.py`, so the engine can run on it.
+No function changes an array that it is given.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When does a CUDA graph pay? Counting launches, then putting them beside the GPU's work.
 
-Every function is pure. The engine's two-lane model of a step is `mini_vllm/cudagraph/launches.py`. The choice
-upstream is `vllm/config/compilation.py:53` `CUDAGraphMode`.
+Every function is pure. The engine's two-lane model of a step is `mini_vllm/cudagraph/launches.py`.
+The choice upstream is `vllm/config/compilation.py:53` `CUDAGraphMode`.
 """
 
 from __future__ import annotations

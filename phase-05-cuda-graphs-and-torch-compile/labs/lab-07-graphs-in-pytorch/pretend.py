@@ -1,9 +1,9 @@
 """A pretended `torch` for `run.py` where there is no GPU: numpy, two lanes, and an exact clock.
 
 Its CUDA graphs are honest: a capture records calls and runs none of them, a replay runs them over
-the arrays they were recorded with. Times are those of `mini_vllm/cudagraph/launches.py`, with constants of
-your choice, so what `run.py` finds out about this device can be compared with what was put in.
-Nothing it says is a measurement.
+the arrays they were recorded with. Times are those of `mini_vllm/cudagraph/launches.py`, with
+constants of your choice, so what `run.py` finds out about this device can be compared with what was
+put in. Nothing it says is a measurement.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Part A is the arithmetic of two lanes, in closed form. Part B turns measured rows into the three
 numbers that Part A needs. Part C is the semantics of a captured graph. `run.py` holds all three
-against a GPU; `mini_vllm/cudagraph/launches.py` and `mini_vllm/cudagraph/graphs.py` hold them without one.
+against a GPU; `mini_vllm/cudagraph/launches.py` and `mini_vllm/cudagraph/graphs.py` hold them
+without one.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Arithmetic only, no engine and no GPU. `run.py` sets your numbers beside a real 
 
 from __future__ import annotations
 
-import re  # noqa: F401  (for you)
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mini_vllm.models import transformer
 from mini_vllm.batch import ForwardBatch
+from mini_vllm.models import transformer
 from mini_vllm.models.loader import load_checkpoint
 
 HERE = Path(__file__).parent

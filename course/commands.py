@@ -1,0 +1,430 @@
+"""What each subcommand of `course` takes, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from course import processes, terminal
+from course.learning import show
+from course.learning.labs import CourseError, Lab, find_labs, find_root, pick
+
+if TYPE_CHECKING:
+    from course.learning.progress import Progress
+
+app = typer.Typer(
+    name="course",
+    help="Learn the internals of vLLM by rebuilding them. Without a command: where you are.",
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cite_app = typer.Typer(help="Check that every citation is true at the pin.", rich_markup_mode=None)
+docs_app = typer.Typer(help="Check that every page runs and links.", rich_markup_mode=None)
+book_app = typer.Typer(help="The pages as a site.", rich_markup_mode=None)
+gpu_app = typer.Typer(help="Run a lab on a GPU and keep what came out.", rich_markup_mode=None)
+upstream_app = typer.Typer(help="The pinned vLLM tree in upstream/.", rich_markup_mode=None)
+app.add_typer(cite_app, name="cite")
+app.add_typer(docs_app, name="docs")
+app.add_typer(book_app, name="book")
+app.add_typer(gpu_app, name="gpu")
+app.add_typer(upstream_app, name="upstream")
+
+LabName = Annotated[str, typer.Argument(metavar="LAB", help="02-01, 2-1, a path, part of a name")]
+MaybeLab = Annotated[
+    str | None, typer.Argument(metavar="[LAB]", help="default: the lab you stand in, or the next")
+]
+
+
+def _seconds(value: float) -> float:
+    """A time limit as it can be used.
+
+    Raises:
+        CourseError: it is no number above 0, or more than a day.
+    """
+    try:
+        return processes.seconds("--time-limit", value)
+    except ValueError as error:
+        raise CourseError(str(error)) from None
+
+
+TimeLimit = Annotated[float, typer.Option(help="seconds a lab's tests may run", callback=_seconds)]
+MaxTokens = Annotated[int, typer.Option(help="tokens to generate per prompt")]
+ModelName = Annotated[str, typer.Option(help="the shipped model, a folder, a hub id, or toy")]
+
+
+def _root() -> Path:
+    start = os.environ.get("COURSE_ROOT")
+    return find_root(Path(start) if start else None)
+
+
+def _open() -> tuple[Path, list[Lab], Progress]:
+    from course.learning.progress import Progress
+
+    root = _root()
+    return root, find_labs(root), Progress(root)
+
+
+def _choose(root: Path, labs: list[Lab], progress: Progress, name: str | None) -> Lab:
+    from course.learning.progress import current_lab
+
+    if name is not None:
+        return pick(labs, name)
+    lab = current_lab(root, progress)
+    if lab is None:
+        raise CourseError("Every lab is passed. Name one to work on it again: course check 02-01")
+    return lab
+
+
+# ------------------------------------------------------------------ learner
+
+
+@app.callback(invoke_without_command=True)
+def dashboard(context: typer.Context) -> None:
+    """Where you are: progress per phase, the time left, the next lab."""
+    if context.invoked_subcommand is None:
+        root, labs, progress = _open()
+        show.dashboard(terminal.make_console(), root, labs, progress)
+
+
+@app.command()
+def demo(model: ModelName = "byte-llama") -> None:
+    """Three prompts with a shared prefix through the engine, step by step."""
+    # One small batch: a second BLAS thread gains nothing, and waits on a busy machine.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from course.learning import demo as module
+
+    module.run(terminal.make_console(), model)
+
+
+@app.command()
+def check(
+    lab: MaybeLab = None,
+    all_: Annotated[bool, typer.Option("--all", help="every lab you have touched")] = False,
+    time_limit: TimeLimit = 60.0,
+) -> None:
+    """Grade a lab and show the first thing to mend."""
+    from course.learning import learner
+    from course.learning.progress import NEW
+
+    root, labs, progress = _open()
+    console = terminal.make_console()
+    if all_:
+        chosen = [each for each in labs if progress.state(each) != NEW]
+        if not chosen:
+            terminal.say(console, "No lab has been touched yet. Begin with: course")
+    else:
+        chosen = [_choose(root, labs, progress, lab)]
+    results = [learner.grade(console, root, labs, progress, each, time_limit) for each in chosen]
+    raise typer.Exit(0 if all(results) else 1)
+
+
+@app.command()
+def watch(lab: MaybeLab = None, time_limit: TimeLimit = 60.0) -> None:
+    """Grade on every save; without a LAB, whichever lab you save."""
+    from course.learning import learner
+
+    root, labs, progress = _open()
+    learner.watch(
+        terminal.make_console(), root, labs, progress, pick(labs, lab) if lab else None, time_limit
+    )
+
+
+@app.command()
+def hint(
+    lab: MaybeLab = None,
+    test: Annotated[str | None, typer.Option(help="default: the first failing test")] = None,
+) -> None:
+    """Unfold one more hint for the first failing test."""
+    from course.learning import learner
+
+    root, labs, progress = _open()
+    learner.hint(terminal.make_console(), progress, _choose(root, labs, progress, lab), test)
+
+
+@app.command()
+def predict(lab: MaybeLab = None) -> None:
+    """Commit what you expect a lab to measure, before it is measured."""
+    from course.learning import asking
+
+    root, labs, progress = _open()
+    asking.predict(terminal.make_console(), progress, _choose(root, labs, progress, lab))
+
+
+@app.command()
+def quiz(
+    phase: Annotated[str | None, typer.Argument(metavar="[PHASE]", help="03; default: all")] = None,
+    every: Annotated[bool, typer.Option("--all", help="every question, due or not")] = False,
+    count: Annotated[int, typer.Option(help="the most questions to ask")] = 10,
+) -> None:
+    """Ask what the pages asked; what was wrong comes back first, what was right later."""
+    from course.learning import asking
+
+    raise typer.Exit(asking.run_quiz(terminal.make_console(), _root(), phase, count, every))
+
+
+@app.command()
+def reset(
+    lab: LabName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+) -> None:
+    """Put the pristine starter back; your file is kept in .course/backup."""
+    from course.learning import learner
+
+    root, labs, progress = _open()
+    learner.reset(terminal.make_console(), root, progress, pick(labs, lab), yes)
+
+
+@app.command()
+def solution(
+    lab: LabName,
+    diff: Annotated[bool, typer.Option("--diff", help="against your own file")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+) -> None:
+    """Show the reference of a lab."""
+    from course.learning import learner
+
+    _, labs, progress = _open()
+    learner.solution(terminal.make_console(), progress, pick(labs, lab), diff, yes)
+
+
+@app.command("run")
+def generate(
+    prompt: Annotated[str, typer.Argument(help="the text to continue")],
+    mine: Annotated[bool, typer.Option("--mine", help="with your own parts in the engine")] = False,
+    max_tokens: MaxTokens = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    seed: Annotated[int, typer.Option(help="of the random draws")] = 0,
+    model: ModelName = "byte-llama",
+) -> None:
+    """Continue a prompt, with the engine's parts or with your own."""
+    from course.learning import learner
+
+    learner.generate(
+        terminal.make_console(), _open, prompt, mine, max_tokens, temperature, seed, model
+    )
+
+
+@app.command()
+def trace(
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="one or more texts")],
+    max_tokens: MaxTokens = 8,
+    num_blocks: Annotated[int, typer.Option(help="KV blocks, block 0 included")] = 256,
+    block_size: Annotated[int, typer.Option(help="tokens per block")] = 16,
+    max_num_seqs: Annotated[int, typer.Option(help="requests running at once")] = 128,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="token budget of a step")] = 2048,
+    long_prefill_token_threshold: Annotated[int, typer.Option(help="0 is off")] = 0,
+    prefix_caching: Annotated[bool, typer.Option(help="share equal prefixes")] = True,
+    ignore_eos: Annotated[bool, typer.Option(help="do not stop at the end token")] = False,
+    save: Annotated[Path | None, typer.Option(help="default: .course/trace.json")] = None,
+    model: ModelName = "byte-llama",
+) -> None:
+    """Run prompts together and show what every step did; also saved as JSON."""
+    from course.learning import tracing
+
+    options = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "long_prefill_token_threshold": long_prefill_token_threshold,
+        "enable_prefix_caching": prefix_caching,
+        "model": model,
+    }
+    target = save or _root() / ".course" / "trace.json"
+    tracing.run(terminal.make_console(), prompts, max_tokens, ignore_eos, options, target)
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine has, what each missing piece would enable, and how to get it."""
+    from course import doctor as module
+
+    raise typer.Exit(module.run(terminal.make_console(), _root()))
+
+
+@gpu_app.command("run")
+def gpu_run(
+    lab: Annotated[str | None, typer.Argument(metavar="[LAB]", help="default: all")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARG...]", help="passed on to run.py")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="on vLLM's CPU build, no GPU")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="of the capture, captured/NAME.json; default run, or cpu")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="replace a capture of other hardware")] = False,
+    time_limit: Annotated[float, typer.Option(help="seconds per run", callback=_seconds)] = 1800.0,
+) -> None:
+    """Run a lab's run.py and keep its output, with its provenance, in captured/."""
+    from course.learning import gpu
+
+    root, labs, _ = _open()
+    chosen = pick(labs, lab) if lab else None
+    console = terminal.make_console()
+    raise typer.Exit(
+        gpu.run(console, root, labs, chosen, name, arguments or [], force, time_limit, cpu)
+    )
+
+
+# ------------------------------------------------------------------ maintainer
+
+
+@app.command()
+def selfcheck(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None,
+    workers: Annotated[int, typer.Option(help="labs at a time")] = 2,
+    pack: Annotated[bool, typer.Option("--pack", help="record the starters of sound labs")] = False,
+    time_limit: TimeLimit = 60.0,
+) -> None:
+    """Grade the labs themselves: solutions, starters, misconceptions, hints."""
+    from course import maintainer
+
+    root, labs, _ = _open()
+    chosen = [lab for lab in labs if _selected(labs, lab, names)]
+    raise typer.Exit(
+        maintainer.selfcheck(terminal.make_console(), root, chosen, workers, pack, time_limit)
+    )
+
+
+def _selected(labs: list[Lab], lab: Lab, names: list[str] | None) -> bool:
+    """Whether a lab is named, by itself or by its phase: `06`, or the phase's folder."""
+    if not names:
+        return True
+    for name in names:
+        phase = f"phase-{name}" if re.fullmatch(r"\d\d", name) else Path(name).name
+        if phase.startswith("phase-"):
+            of_phase = [each for each in labs if (each.phase + "-").startswith(phase + "-")]
+            if not of_phase:
+                raise CourseError(f"There is no lab in {name!r}.")
+            if lab in of_phase:
+                return True
+        elif pick(labs, name) is lab:
+            return True
+    return False
+
+
+@cite_app.command("check")
+def cite_check(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="default: the whole repository")
+    ] = None,
+) -> None:
+    """Every citation: the path, the line and the symbol, at the pin."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.cite_check(terminal.make_console(), _root(), paths or []))
+
+
+@cite_app.command("fix")
+def cite_fix(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="default: the whole repository")
+    ] = None,
+    tree: Annotated[Path | None, typer.Option(help="another vLLM tree; default upstream/")] = None,
+    write: Annotated[bool, typer.Option("--write", help="change the files")] = False,
+) -> None:
+    """Propose the lines at which the cited symbols stand in another tree."""
+    from course import maintainer
+
+    raise typer.Exit(
+        maintainer.cite_fix(terminal.make_console(), _root(), paths or [], tree, write)
+    )
+
+
+@cite_app.command("link")
+def cite_link(
+    paths: Annotated[list[Path] | None, typer.Argument(help="default: every page")] = None,
+    write: Annotated[bool, typer.Option("--write", help="change the files")] = False,
+) -> None:
+    """Make each citation a link to the pinned commit, and each include a comment with one."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.cite_link(terminal.make_console(), _root(), paths or [], write))
+
+
+@docs_app.command("check")
+def docs_check(
+    paths: Annotated[list[Path] | None, typer.Argument(help="default: every page")] = None,
+    run_code: Annotated[bool, typer.Option("--run/--no-run", help="execute the blocks")] = True,
+    workers: Annotated[int, typer.Option(help="pages at a time")] = 2,
+) -> None:
+    """Run the python blocks of every page; check links, anchors, images and captures."""
+    from course import maintainer
+
+    raise typer.Exit(
+        maintainer.docs_check(terminal.make_console(), _root(), paths or [], run_code, workers)
+    )
+
+
+@app.command()
+def words() -> None:
+    """How long the pages of the phases are, and which are over their budget."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.words_check(terminal.make_console(), _root()))
+
+
+@book_app.command("build")
+def book_build(
+    aside: Annotated[bool, typer.Option("--aside", help="leave it in build/book/new")] = False,
+) -> None:
+    """Make the site in build/book/html."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.book_build(terminal.make_console(), _root(), aside))
+
+
+@book_app.command("serve")
+def book_serve(
+    port: Annotated[int, typer.Option(help="on 127.0.0.1; 0 takes a free one")] = 0,
+) -> None:
+    """Make the site, serve it to this machine, make it again on every save."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.book_serve(terminal.make_console(), _root(), port))
+
+
+@upstream_app.command("fetch")
+def upstream_fetch() -> None:
+    """Put the pinned tree into upstream/."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.upstream_fetch(terminal.make_console(), _root()))
+
+
+@upstream_app.command("verify")
+def upstream_verify() -> None:
+    """Say whether upstream/ is the pinned tree."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.upstream_verify(terminal.make_console(), _root()))
+
+
+@upstream_app.command("show")
+def upstream_show(
+    symbol: Annotated[str, typer.Argument(help="Class.method, a function, a constant")],
+) -> None:
+    """Print the source of a symbol of the pinned tree, with its path and line."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.upstream_show(terminal.make_console(), _root(), symbol))
+
+
+def run() -> None:
+    """Run the command line; what a user can mend ends in one message and exit status 2."""
+    try:
+        app()
+    except CourseError as error:
+        terminal.say(terminal.make_console(stderr=True), str(error), "red")
+        sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written
+        terminal.say(terminal.make_console(stderr=True), f"{type(error).__name__}: {error}", "red")
+        sys.exit(2)

@@ -1,0 +1,244 @@
+"""From `config.json` to `ModelConfig`, and the tensors such a model must have.
+
+Promises: every field that is used is checked for type and range, and a wrong one is a ValueError
+that names file, field and value. `null` is as good as absent, as in `transformers`. Mirrors the
+checks of `vllm/config/model.py:117` `ModelConfig`.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mini_vllm.models.transformer import ModelConfig, RopeScaling
+
+SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+MOST = (1 << 31) - 1
+"""Bound on every size and token id."""
+
+shown = reprlib.Repr()
+"""Values in messages: of a nested or endless one only the beginning."""
+shown.maxstring = shown.maxother = 60
+
+
+class Fields:
+    """A JSON object whose values are checked as they are taken."""
+
+    def __init__(self, raw: Mapping[str, Any], source: Path | str) -> None:
+        self.raw = raw
+        self.source = source
+
+    def refuse(self, name: str, need: str) -> NoReturn:
+        """Raise the ValueError that names file, field and value."""
+        value = shown.repr(self.raw.get(name))
+        raise ValueError(f"{self.source}: {name}={value}: need {need}")
+
+    def size(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """An integer from `least` to `MOST`; without a default the field must be there."""
+        value = self.raw.get(name)
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or not least <= value <= MOST:
+            what = "a positive integer" if least == 1 else f"an integer of at least {least}"
+            self.refuse(name, f"{what}, at most {MOST}")
+        return value
+
+    def number(self, name: str, default: float | None, least: float, most: float = 1e30) -> float:
+        """A number from `least` to `most`, so never NaN or infinite."""
+        value = self.raw.get(name)
+        if value is None and default is not None:
+            return default
+        number = value if isinstance(value, int | float) and value is not True else math.nan
+        if not least <= number <= most:  # exact for huge integers; never true of NaN
+            self.refuse(name, f"a number from {least:g} to {most:g}")
+        return float(number)
+
+    def flag(self, name: str) -> bool:
+        """true or false; absent is false."""
+        value = self.raw.get(name)
+        if value is not None and not isinstance(value, bool):
+            self.refuse(name, "true or false")
+        return bool(value)
+
+    def part(self, name: str) -> Fields | None:
+        """An object within, or None."""
+        value = self.raw.get(name)
+        if value is not None and not isinstance(value, dict):
+            self.refuse(name, "an object")
+        return Fields(value, f"{self.source}: {name}") if value else None
+
+
+def parse_config(raw: Mapping[str, Any], source: Path) -> ModelConfig:
+    """A `config.json` as `ModelConfig`; `source` is named in errors.
+
+    Raises:
+        ValueError: a field of the wrong type or out of range, an unknown architecture, an
+            activation other than silu, or an attention or rotary variant that is not implemented.
+    """
+    fields = Fields(raw, source)
+    architecture = _architecture(fields)
+    if raw.get("hidden_act", "silu") != "silu":
+        value = shown.repr(raw["hidden_act"])
+        raise ValueError(f"{source}: hidden_act={value}: only 'silu' is supported")
+    if fields.flag("use_sliding_window"):
+        raise ValueError(f"{source}: use_sliding_window=true: sliding windows are not supported")
+    if raw.get("quantization_config"):
+        raise ValueError(f"{source}: quantization_config: quantized checkpoints are not supported")
+    hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ValueError(
+            f"{source}: num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}"
+        )
+    if raw.get("head_dim") is None and hidden % heads:
+        raise ValueError(
+            f"{source}: num_attention_heads={heads} does not divide hidden_size={hidden}, and "
+            "there is no head_dim"
+        )
+    head_dim = fields.size("head_dim", hidden // heads)
+    if head_dim % 2:
+        raise ValueError(f"{source}: head_dim={head_dim}: rotary embedding needs an even size")
+    theta, scaling = _parse_rope(fields)
+    is_qwen2 = architecture == "Qwen2ForCausalLM"
+    attention_bias = fields.flag("attention_bias")
+    return ModelConfig(
+        vocab_size=fields.size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.size("intermediate_size"),
+        num_hidden_layers=fields.size("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=fields.size("max_position_embeddings", 2048, least=2),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6, least=1e-30, most=1.0),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        qkv_bias=is_qwen2 or attention_bias,
+        o_bias=attention_bias and not is_qwen2,
+        mlp_bias=fields.flag("mlp_bias"),
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        architecture=architecture,
+    )
+
+
+def _architecture(fields: Fields) -> str:
+    """The first of `architectures`, one of `SUPPORTED`."""
+    names = fields.raw.get("architectures") or [None]
+    if not isinstance(names, list):
+        fields.refuse("architectures", "a list of names")
+    for name in SUPPORTED:
+        if names[0] == name:
+            return name
+    raise ValueError(
+        f"{fields.source}: architecture {shown.repr(names[0])} is not supported; "
+        f"supported: {', '.join(SUPPORTED)}"
+    )
+
+
+def _parse_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+    """Base and scaling, from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old)."""
+    rope = fields.part("rope_parameters") or fields.part("rope_scaling")
+    theta = fields.number("rope_theta", 10000.0, least=1.0)
+    if rope is None:
+        return theta, None
+    theta = rope.number("rope_theta", theta, least=1.0)
+    raw = rope.raw
+    kind = next((raw[key] for key in ("rope_type", "type") if raw.get(key) is not None), "default")
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise ValueError(
+            f"{fields.source}: rope_type={shown.repr(kind)} is not supported; "
+            "supported: default, llama3"
+        )
+    names = (
+        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+    )  # fmt: skip
+    missing = [name for name in names if raw.get(name) is None]
+    if missing:
+        raise ValueError(f"{fields.source}: llama3 rope scaling lacks {', '.join(missing)}")
+    scaling = RopeScaling(
+        rope.number("factor", None, least=1.0),
+        low := rope.number("low_freq_factor", None, least=1e-6),
+        rope.number("high_freq_factor", None, least=1e-6),
+        rope.size("original_max_position_embeddings"),
+    )
+    if scaling.high_freq_factor <= low:
+        rope.refuse("high_freq_factor", f"more than low_freq_factor={low}")
+    return theta, scaling
+
+
+def parse_eos(raw: Mapping[str, Any], source: Path) -> tuple[int, ...]:
+    """`eos_token_id` as a tuple of ids, empty when there is none.
+
+    Raises:
+        ValueError: neither null, a token id, nor a list of token ids.
+    """
+    value = raw.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(token) is int and 0 <= token <= MOST for token in ids):
+        Fields(raw, source).refuse("eos_token_id", f"a token id, 0 to {MOST}, or a list of them")
+    return tuple(ids)
+
+
+# ------------------------------------------------------------------ tensors
+
+
+def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of one layer, by Hugging Face name without `model.layers.N.`"""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q = config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    projections = [
+        ("self_attn.q_proj", q, hidden, config.qkv_bias),
+        ("self_attn.k_proj", kv, hidden, config.qkv_bias),
+        ("self_attn.v_proj", kv, hidden, config.qkv_bias),
+        ("self_attn.o_proj", hidden, q, config.o_bias),
+        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
+        ("mlp.up_proj", inner, hidden, config.mlp_bias),
+        ("mlp.down_proj", hidden, inner, config.mlp_bias),
+    ]
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    for name, rows, columns, has_bias in projections:
+        shapes[f"{name}.weight"] = (rows, columns)
+        if has_bias:
+            shapes[f"{name}.bias"] = (rows,)
+    if config.qk_norm:
+        shapes["self_attn.q_norm.weight"] = (config.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (config.head_dim,)
+    return shapes
+
+
+def outer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors outside the layers, by Hugging Face name."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "model.norm.weight": (config.hidden_size,),
+    }
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    return shapes
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor a checkpoint of this config must hold, by Hugging Face name."""
+    layer = layer_shapes(config)
+    return outer_shapes(config) | {
+        f"model.layers.{index}.{name}": shape
+        for index in range(config.num_hidden_layers)
+        for name, shape in layer.items()
+    }
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Numbers in all tensors, by arithmetic alone."""
+    outer = sum(math.prod(shape) for shape in outer_shapes(config).values())
+    layer = sum(math.prod(shape) for shape in layer_shapes(config).values())
+    return outer + config.num_hidden_layers * layer
