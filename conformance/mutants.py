@@ -323,22 +323,27 @@ MUTANTS = (
 )
 
 
-def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
-    """The mutated engine, for `replay.replay`.
+def sources(mutant: Mutant) -> dict[str, str]:
+    """The changed source of each module that the mutant edits.
 
     Raises:
         ValueError: an edit's old text is not in the source exactly once: the source has moved on,
             and the mutant must follow it.
     """
-    sources: dict[str, str] = {}
+    changed: dict[str, str] = {}
     for module, old, new in mutant.edits:
-        text = sources.get(module) or (Path(mini_vllm.__path__[0]) / f"{module}.py").read_text()
+        text = changed.get(module) or (Path(mini_vllm.__path__[0]) / f"{module}.py").read_text()
         if text.count(old) != 1:
             raise ValueError(
                 f"mutant {mutant.name!r}: {module}.py holds {text.count(old)} times {old!r}"
             )
-        sources[module] = text.replace(old, new)
-    modules = {name: _load(name, text) for name, text in sources.items()}
+        changed[module] = text.replace(old, new)
+    return changed
+
+
+def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
+    """The mutated engine, for `replay.replay`. Raises ValueError as `sources` does."""
+    modules = {name: _load(name, text) for name, text in sources(mutant).items()}
 
     def part(module: str, name: str) -> Any:
         owner: Any = modules.get(module) or sys.modules[f"mini_vllm.{module}"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
@@ -22,14 +23,15 @@ from mini_vllm import async_scheduler, block_pool, kv_cache, plan, request, sche
 from mini_vllm.block_pool import ROOT_HASH, KVCacheBlock, KVEvent
 from mini_vllm.config import SamplingParams, SchedulerConfig
 
+NONE_HASH = ROOT_HASH
 RequestStatus = SimpleNamespace(
     **request.RequestStatus.__members__,
     FINISHED_LENGTH_CAPPED=request.RequestStatus.FINISHED_LENGTH,
 )
 
 # The links of the free queue by upstream's names.
-KVCacheBlock.next_free_block = KVCacheBlock.next_free  # type: ignore[attr-defined]
-KVCacheBlock.prev_free_block = KVCacheBlock.prev_free  # type: ignore[attr-defined]
+for _link in ("next_free", "prev_free"):
+    setattr(KVCacheBlock, f"{_link}_block", KVCacheBlock.__dict__[_link])
 
 
 # ---------------------------------------------------------------------- hashes
@@ -51,7 +53,7 @@ def hash_block_tokens(
     token_ids: Sequence[int],
     extra_keys: tuple[Any, ...] | None = None,
 ) -> int:
-    """As `vllm/v1/core/kv_cache_utils.py:541` `hash_block_tokens`; the function is always mini's."""
+    """As `vllm/v1/core/kv_cache_utils.py:541` `hash_block_tokens`, with mini's function."""
     parent = ROOT_HASH if parent_block_hash is None else parent_block_hash
     return block_pool.hash_block_tokens(parent, token_ids, extra_keys or ())
 
@@ -71,18 +73,15 @@ def generate_block_hash_extra_keys(
 ) -> tuple[tuple[Any, ...] | None, int]:
     """The extra keys that mini hashes the block of tokens `start` to `end` with."""
     seen: list[tuple[Any, ...]] = []
-    keep, kept = kv_cache.hash_block_tokens, made.block_hashes
-    made.block_hashes = []
 
     def listen(parent: int, token_ids: Sequence[int], keys: tuple[Any, ...] = ()) -> int:
         seen.append(keys)
         return 0
 
-    kv_cache.hash_block_tokens = listen
-    try:
+    kept, made.block_hashes = made.block_hashes, []
+    with mock.patch.object(kv_cache, "hash_block_tokens", listen):
         BlockHasher(end - start)(made)
-    finally:
-        kv_cache.hash_block_tokens, made.block_hashes = keep, kept
+    made.block_hashes = kept
     return seen[start // (end - start)] or None, mm_index
 
 
@@ -412,8 +411,7 @@ class Scheduler:
 
     def schedule(self) -> UpstreamPlan:
         made = self.mini.schedule()
-        made.bind(self.kv_cache_manager.mini)
-        output = _plan_in_words(made)
+        output = _plan_in_words(made, self.kv_cache_manager.mini)
         self._move(made, 1)
         self.plans[id(output)] = output, made
         return output
@@ -448,12 +446,12 @@ class AsyncScheduler(Scheduler):
         pass
 
 
-def _plan_in_words(made: plan.SchedulerOutput) -> UpstreamPlan:
-    """A mini plan as upstream's; called before any counter moves."""
+def _plan_in_words(made: plan.SchedulerOutput, kv: kv_cache.KVCacheManager) -> UpstreamPlan:
+    """A mini plan as upstream's; called before a plain scheduler's counters move."""
     new, resumed = set(made.scheduled_new_req_ids), set(made.scheduled_resumed_req_ids)
     by_id = {each.request_id: each for each in made.scheduled_requests}
     again = [each for request_id, each in by_id.items() if request_id not in new]
-    start = made.num_computed_tokens
+    start = made.num_computed_tokens or {i: r.num_computed_tokens for i, r in by_id.items()}
     return UpstreamPlan(
         scheduled_new_reqs=[
             NewRequestData(
@@ -462,7 +460,7 @@ def _plan_in_words(made: plan.SchedulerOutput) -> UpstreamPlan:
                 mm_features=by_id[request_id].mm_features,  # type: ignore[attr-defined]
                 sampling_params=None,
                 pooling_params=None,
-                block_ids=(list(made.block_ids[request_id]),),
+                block_ids=(kv.get_block_ids(request_id),),
                 num_computed_tokens=start[request_id],
                 lora_request=None,
             )

@@ -73,8 +73,9 @@ def scope() -> dict[tuple[str, str], Function]:
 # ---------------------------------------------------------------------- what the tests import
 
 
+@functools.cache
 def prepare_real() -> None:
-    """Let the real code build its configs without a hub, a GPU or a platform plugin."""
+    """Let the real code build its configs without a hub, a GPU or a platform plugin. Once."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import vllm.config
@@ -107,17 +108,20 @@ def prepare_mini() -> None:
     for module, names in LENT.items():
         for name in names:
             setattr(importlib.import_module(module), name, getattr(facade, name))
-    utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
-    hashing = importlib.import_module("vllm.utils.hashing")
-    hashing.sha256 = hashing.sha256_cbor = facade.hash_of
-    hashing.get_hash_fn_by_name = lambda name: facade.hash_of
-    utils.NONE_HASH = facade.ROOT_HASH
-    utils.init_none_hash = lambda function: None
-    utils.get_request_block_hasher = facade.BlockHasher
+    one_hash = {"sha256": facade.hash_of, "sha256_cbor": facade.hash_of}
+    vars(importlib.import_module("vllm.utils.hashing")).update(
+        one_hash, get_hash_fn_by_name=lambda name: facade.hash_of
+    )
     # One group, and hashes that are ints already: nothing to wrap or to convert.
-    utils.make_block_hash_with_group_id = lambda block_hash, group: block_hash
-    utils.get_block_hash = utils.maybe_convert_block_hash = lambda block_hash: block_hash
-    utils.get_group_id = lambda block_hash: 0
+    vars(importlib.import_module("vllm.v1.core.kv_cache_utils")).update(
+        NONE_HASH=facade.NONE_HASH,
+        init_none_hash=lambda function: None,
+        get_request_block_hasher=facade.BlockHasher,
+        make_block_hash_with_group_id=lambda block_hash, group: block_hash,
+        maybe_convert_block_hash=lambda block_hash: block_hash,
+        get_block_hash=lambda block_hash: block_hash,
+        get_group_id=lambda block_hash: 0,
+    )
 
 
 # ---------------------------------------------------------------------- running

@@ -1,0 +1,111 @@
+"""Which wrong schedulers upstream's tests catch, and which only the recordings do.
+
+    PYTHONPATH=.:upstream python -m conformance.upstream_tests.catches --write
+
+Every mutant of `conformance.mutants` is written into the source of `mini_vllm` as it is imported,
+in a process of its own, and the tests in scope run on it. The recordings catch all of them
+(`conformance/test_replay.py`). Results: `catches.json`, and the table of phase 03's
+`labs/UPSTREAM_TESTS.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import io
+import json
+import multiprocessing
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from benchmarks.report import markdown_table, write_section
+from conformance import mutants
+from conformance.upstream_tests import harness
+
+DATA = Path(__file__).with_name("catches.json")
+PAGE = harness.ROOT / "phase-03-continuous-batching-scheduler" / "labs" / "UPSTREAM_TESTS.md"
+SECONDS = 400
+"""A mutant may loop for ever; then the tests have noticed, too."""
+
+
+class _Rewritten(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports `mini_vllm.<name>` from the given text instead of its file."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self.sources = {f"mini_vllm.{name}": text for name, text in sources.items()}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        return importlib.machinery.ModuleSpec(name, self) if name in self.sources else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        code = compile(self.sources[module.__name__], f"<mutant {module.__name__}>", "exec")
+        exec(code, module.__dict__)
+
+
+def failures(mutant: mutants.Mutant | None, arguments: Sequence[str], answer: Any) -> None:
+    """Run the tests in scope on the mutated engine; put the items that failed into `answer`."""
+    for name in [n for n in sys.modules if n.partition(".")[0] == "mini_vllm"]:
+        del sys.modules[name]
+    if mutant is not None:
+        sys.meta_path.insert(0, _Rewritten(mutants.sources(mutant)))
+    with contextlib.redirect_stdout(io.StringIO()):
+        harness.prepare_mini()
+        _, outcomes = harness.run(arguments)
+    answer.put(sorted(item for item, outcome in outcomes.items() if outcome != "passed"))
+
+
+def caught_by(mutant: mutants.Mutant | None) -> list[str]:
+    """The items that fail on the mutant; the long random one runs only where no other fails."""
+    context = multiprocessing.get_context("fork")  # what vLLM imports is imported once
+    for arguments in (["-k", "not blast"], ["-k", "blast"]):
+        answer = context.Queue()
+        process = context.Process(target=failures, args=(mutant, arguments, answer))
+        process.start()
+        process.join(SECONDS)
+        if process.is_alive():
+            process.terminate()
+            process.join()
+            return [f"no end within {SECONDS} seconds of pytest {' '.join(arguments)}"]
+        if process.exitcode:
+            raise RuntimeError(f"pytest {arguments} on {mutant}: exit status {process.exitcode}")
+        if found := answer.get():
+            return list(found)
+    return []
+
+
+def table(catches: Mapping[str, Sequence[str]]) -> str:
+    """One row per mutant: those that upstream's tests catch first, by how many items."""
+    rows = []
+    for name, items in sorted(catches.items(), key=lambda pair: -len(pair[1])):
+        functions = list(dict.fromkeys(item.partition("::")[2].partition("[")[0] for item in items))
+        more = f" and {len(functions) - 1} more" if len(functions) > 1 else ""
+        rows.append([name, f"`{functions[0]}`{more}" if items else "only recordings"])
+    return markdown_table(["a scheduler that", "caught by"], rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m conformance.upstream_tests.catches")
+    parser.add_argument("--write", action="store_true", help="update the data and the page")
+    arguments = parser.parse_args(argv)
+    harness.prepare_real()
+    importlib.import_module("vllm.v1.core.sched.async_scheduler")
+    assert not caught_by(None), "the unchanged engine fails"
+    catches = {}
+    for mutant in mutants.MUTANTS:
+        catches[mutant.name] = caught_by(mutant)
+        print(f"{len(catches[mutant.name]):3}  {mutant.name}", flush=True)
+    print(f"{sum(map(bool, catches.values()))} of {len(catches)} caught")
+    if arguments.write:
+        DATA.write_text(json.dumps(catches, indent=1) + "\n", encoding="utf-8")
+        write_section("catches", table(catches), PAGE)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
