@@ -30,6 +30,7 @@ for folder in (HERE, HERE.parent.parent):
         sys.path.insert(0, str(folder))
 
 from course.machine import describe  # noqa: E402
+from course.truth.figures import BLUE, ORANGE, Axes, Svg  # noqa: E402
 from mini_vllm import EngineParts, LLMEngine  # noqa: E402
 from mini_vllm.attention import paged_attention  # noqa: E402
 from mini_vllm.batch import ForwardBatch, Model  # noqa: E402
