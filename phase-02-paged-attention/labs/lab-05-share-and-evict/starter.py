@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from mini_vllm import BlockPool, KVCacheBlock, Request, SamplingParams, hash_block_tokens
-from mini_vllm.block_pool import ROOT_HASH
+from mini_vllm.block_pool import root_hash
 
 _numbers = itertools.count()
 """`next(_numbers)` is a number nobody had before: good for request ids."""
@@ -215,10 +215,7 @@ class KVCacheManager:
     def _extend_hashes(self, request: Request) -> None:
         """Bring `request.block_hashes` up to the full blocks of its tokens (given)."""
         hashes, size = request.block_hashes, self.block_size
-        parent = hashes[-1] if hashes else ROOT_HASH
+        parent = hashes[-1] if hashes else root_hash(request.extra_keys)
         for start in range(len(hashes) * size, request.num_tokens - size + 1, size):
-            keys = request.extra_keys
-            if start == 0 and request.cache_salt is not None:
-                keys = (*keys, request.cache_salt)
-            parent = hash_block_tokens(parent, request.all_token_ids[start : start + size], keys)
+            parent = hash_block_tokens(parent, request.all_token_ids[start : start + size])
             hashes.append(parent)
