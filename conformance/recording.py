@@ -1,7 +1,8 @@
 """The recordings format: read with every line checked, write reproducibly.
 
 One JSON object per line, plain or gzipped. `read` refuses, by file and line, what is truncated,
-malformed or recorded from another version, so that `replay.py` may trust what it gets.
+malformed, endless or recorded from another version, so that `replay.py` may trust what it gets.
+Recordings of one feature have keys of their own; those that are known are checked where they occur.
 """
 
 from __future__ import annotations
@@ -9,12 +10,18 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
+import reprlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 UPSTREAM = {"version": "0.22.1", "commit": "0decac0"}
+MOST_LINE = 1 << 25
+"""Characters of a line; those of the largest kept recordings have some 100,000."""
+MOST_BLOCKS = 1 << 20
+"""Each is a Python object in the engine under test."""
 
 Recording = dict[str, Any]
 
@@ -31,6 +38,10 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 def _is_ints(value: object) -> bool:
     return isinstance(value, list) and all(_is_int(item) for item in value)
 
@@ -43,30 +54,52 @@ def _is_objects(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
+def _is_tables(value: object) -> bool:
+    """Block tables: of one group the ids, of several a list per group."""
+    return _is_ints(value) or (isinstance(value, list) and all(map(_is_ints, value)))
+
+
 # What each key must hold: a description for the message, and the test.
 _Shape = dict[str, tuple[str, Callable[[Any], bool]]]
+_NOTHING: _Shape = {}
 _INT = ("an integer", _is_int)
+_ANY = ("anything", lambda value: True)
 
 
 def _at_least(bound: int) -> tuple[str, Callable[[Any], bool]]:
     return f"an integer of at least {bound}", lambda value: _is_int(value) and value >= bound
 
 
+def _between(least: int, most: int) -> tuple[str, Callable[[Any], bool]]:
+    return (
+        f"an integer of at least {least} and at most {most}",
+        lambda value: _is_int(value) and least <= value <= most,
+    )
+
+
+def _or_null(shape: tuple[str, Callable[[Any], bool]]) -> tuple[str, Callable[[Any], bool]]:
+    return f"{shape[0]} or null", lambda value: value is None or shape[1](value)
+
+
 _BOOL = ("true or false", lambda value: isinstance(value, bool))
 _IDS = ("a list of request ids", _is_ids)
+_COUNTS = ("counts by request id", lambda value: _is_map(value, _is_int))
+_TOKENS = ("token ids by request id", lambda value: _is_map(value, _is_ints))
+_OBJECT = ("an object", lambda value: isinstance(value, dict))
+_OBJECTS = ("a list of objects", _is_objects)
 
 _RECORDING: _Shape = {
-    "upstream": ("an object", lambda value: isinstance(value, dict)),
+    "upstream": _OBJECT,
     "seed": _INT,
     "eos_token_id": _INT,
-    "config": ("an object", lambda value: isinstance(value, dict)),
-    "events": ("a list of objects", _is_objects),
-    "outputs": ("token ids by request id", lambda value: _is_map(value, _is_ints)),
-    "steps": ("a list of objects", _is_objects),
+    "config": _OBJECT,
+    "events": _OBJECTS,
+    "outputs": _TOKENS,
+    "steps": _OBJECTS,
 }
 _CONFIG: _Shape = {
-    "num_blocks": _at_least(2),
-    "block_size": _at_least(1),
+    "num_blocks": _between(2, MOST_BLOCKS),
+    "block_size": _between(1, MOST_BLOCKS),
     "max_num_seqs": _at_least(1),
     "max_num_batched_tokens": _at_least(1),
     "long_prefill_token_threshold": _at_least(0),
@@ -75,36 +108,88 @@ _CONFIG: _Shape = {
     "max_model_len": _at_least(2),
     "policy": ("fcfs or priority", lambda value: value in ("fcfs", "priority")),
 }
-_EVENT: _Shape = {
-    "step": _at_least(0),
-    "add": ("a list of objects", _is_objects),
-    "abort": _IDS,
-}
-_OPTIONAL = ("add", "abort")
+_EVENT: _Shape = {"step": _at_least(0)}
+_EVENT_OPTIONAL: _Shape = {"add": _OBJECTS, "abort": _IDS}
+_REASONS = ("stop", "length", "abort", "error")
 _ADD: _Shape = {
-    "request_id": ("a request id", lambda value: isinstance(value, str)),
+    "request_id": ("a request id", _is_text),
     "prompt_token_ids": ("token ids, at least one", lambda value: _is_ints(value) and value),
     "max_tokens": _at_least(1),
     "priority": _INT,
-    "arrival_time": ("a number", lambda value: _is_int(value) or isinstance(value, float)),
+    "arrival_time": (
+        "a finite number",
+        lambda value: _is_int(value) or (isinstance(value, float) and math.isfinite(value)),
+    ),
     "ignore_eos": _BOOL,
 }
 _STEP: _Shape = {
-    "num_scheduled_tokens": ("counts by request id", lambda value: _is_map(value, _is_int)),
+    "num_scheduled_tokens": _COUNTS,
     "new": _IDS,
     "resumed": _IDS,
     "preempted": _IDS,
     "finished_before": _IDS,
     "running": _IDS,
     "waiting": _IDS,
-    "block_ids": ("block ids by request id", lambda value: _is_map(value, _is_ints)),
-    "num_computed_tokens": ("counts by request id", lambda value: _is_map(value, _is_int)),
+    "block_ids": ("block ids by request id", lambda value: _is_map(value, _is_tables)),
+    "num_computed_tokens": _COUNTS,
     "free_blocks": _INT,
     "finished": _IDS,
     "finish_reasons": (
-        "stop, length or abort by request id",
-        lambda value: _is_map(value, lambda reason: reason in ("stop", "length", "abort")),
+        "stop, length, abort or error by request id",
+        lambda value: _is_map(value, lambda reason: reason in _REASONS),
     ),
+}
+
+# The same for the keys of one feature each, checked where they are present.
+_CONFIG_OPTIONAL: _Shape = {
+    "speculative": _OBJECT,
+    "async_scheduling": _BOOL,
+    "max_loras": _at_least(0),
+    "kv_groups": _OBJECTS,
+    "encoder_compute_budget": _at_least(0),
+    "encoder_cache_size": _at_least(0),
+    "disable_chunked_mm_input": _BOOL,
+}
+_SPECULATIVE: _Shape = {
+    "method": ("the name of a method", _is_text),
+    "num_speculative_tokens": _at_least(1),
+    "num_lookahead_tokens": _at_least(0),
+    "use_eagle": _BOOL,
+}
+_KV_GROUP: _Shape = {
+    "kind": ("full or sliding_window", lambda value: value in ("full", "sliding_window")),
+    "block_size": _between(1, MOST_BLOCKS),
+}
+_ADD_OPTIONAL: _Shape = {
+    "lora": _at_least(0),
+    "mm": _OBJECTS,
+    "kv": _or_null(_OBJECT),
+    "grammar": _or_null(_OBJECT),
+}
+_MM: _Shape = {"hash": _ANY, "offset": _at_least(0), "length": _at_least(1)}
+_MM_OPTIONAL: _Shape = {"is_embed": ("a list of integers", _is_ints)}
+_KV: _Shape = {
+    "external_tokens": _at_least(0),
+    "load_async": _BOOL,
+    "known_at": _INT,
+    "load_steps": _or_null(_at_least(0)),
+    "send_steps": _or_null(_at_least(0)),
+}
+_GRAMMAR: _Shape = {"ready_at": _INT, "reject_at": _or_null(_at_least(0))}
+_STEP_OPTIONAL: _Shape = {
+    "scheduled_spec_decode_tokens": _TOKENS,
+    "sampled_token_ids": _TOKENS,
+    "spec_token_ids": _TOKENS,
+    "draft_token_ids": _TOKENS,
+    "num_output_placeholders": _COUNTS,
+    "skipped_waiting": _IDS,
+    "encoder_inputs": _TOKENS,
+    "freed_encoder_hashes": ("a list", lambda value: isinstance(value, list)),
+    "encoder_free": ("two integers", lambda value: _is_ints(value) and len(value) == 2),
+    "finished_recving": _IDS,
+    "finished_sending": _IDS,
+    "skipped": ("a status by request id", lambda value: _is_map(value, _is_text)),
+    "grammar_rows": _IDS,
 }
 
 
@@ -125,6 +210,8 @@ def read(path: Path) -> Iterator[Recording]:
         except json.JSONDecodeError as error:
             message = f"{path}:{number}: not JSON: {error.msg}, column {error.colno}"
             raise RecordingError(message) from error
+        except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+            raise RecordingError(f"{path}:{number}: not JSON: {error}") from error
         problem = problem_of(recording)
         if problem:
             raise RecordingError(f"{path}:{number}: {problem}")
@@ -147,7 +234,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with path.open("rb") as raw:
             plain = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-            for number, line in enumerate(io.TextIOWrapper(plain, encoding="utf-8"), start=1):
+            text = io.TextIOWrapper(plain, encoding="utf-8")
+            while line := text.readline(MOST_LINE + 1):
+                number += 1
+                if len(line) > MOST_LINE:
+                    raise RecordingError(f"{path}:{number}: longer than {MOST_LINE} characters")
                 if line.strip():
                     yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -170,16 +261,7 @@ def problem_of(recording: object) -> str:
                 f"recorded from vLLM {version} ({commit}); this replays "
                 f"{UPSTREAM['version']} ({UPSTREAM['commit']}) only"
             )
-    problem = _misshapen(recording, _RECORDING, "") or _misshapen(
-        recording["config"], _CONFIG, "config."
-    )
-    for index, event in enumerate(recording["events"] if not problem else ()):
-        where = f"events[{index}]."
-        problem = problem or _misshapen(event, _EVENT, where)
-        for position, add in enumerate(event.get("add", ()) if not problem else ()):
-            problem = problem or _misshapen(add, _ADD, f"{where}add[{position}].")
-    for index, step in enumerate(recording["steps"] if not problem else ()):
-        problem = problem or _misshapen(step, _STEP, f"steps[{index}].")
+    problem = next(_problems(recording), "")
     if problem:
         return problem
     num_steps = len(recording["steps"])
@@ -189,15 +271,47 @@ def problem_of(recording: object) -> str:
     return ""
 
 
-def _misshapen(value: object, shape: _Shape, where: str) -> str:
-    """The first key of `shape` that `value` lacks or fills wrongly."""
-    if not isinstance(value, dict):
-        return f"{where.rstrip('.')} is not an object"
+def _problems(recording: Recording) -> Iterator[str]:
+    """Every check in turn, each only once those before it have found nothing."""
+    yield from _misshapen(recording, "", _RECORDING)
+    config = recording["config"]
+    yield from _misshapen(config, "config.", _CONFIG, _CONFIG_OPTIONAL)
+    if "speculative" in config:
+        yield from _misshapen(config["speculative"], "config.speculative.", _SPECULATIVE)
+    for index, group in enumerate(config.get("kv_groups", ())):
+        where = f"config.kv_groups[{index}]."
+        yield from _misshapen(group, where, _KV_GROUP)
+        if group["kind"] == "sliding_window":
+            yield from _misshapen(group, where, {"sliding_window": _at_least(1)})
+    for index, event in enumerate(recording["events"]):
+        yield from _misshapen(event, f"events[{index}].", _EVENT, _EVENT_OPTIONAL)
+        for position, add in enumerate(event.get("add", ())):
+            where = f"events[{index}].add[{position}]."
+            yield from _misshapen(add, where, _ADD, _ADD_OPTIONAL)
+            for item_position, item in enumerate(add.get("mm", ())):
+                yield from _misshapen(item, f"{where}mm[{item_position}].", _MM, _MM_OPTIONAL)
+            if add.get("kv") is not None:
+                yield from _misshapen(add["kv"], f"{where}kv.", _KV)
+            if add.get("grammar") is not None:
+                yield from _misshapen(add["grammar"], f"{where}grammar.", _GRAMMAR)
+    for index, step in enumerate(recording["steps"]):
+        yield from _misshapen(step, f"steps[{index}].", _STEP, _STEP_OPTIONAL)
+
+
+def _misshapen(
+    value: dict[str, Any], where: str, shape: _Shape, optional: _Shape = _NOTHING
+) -> Iterator[str]:
+    """Each key of `shape` that `value` lacks or fills wrongly, and of `optional` that it does."""
     for key, (description, accepts) in shape.items():
         if key not in value:
-            if key in _OPTIONAL:
-                continue
-            return f"{where}{key} is missing"
-        if not accepts(value[key]):
-            return f"{where}{key}={str(value[key])[:60]} is not {description}"
-    return ""
+            yield f"{where}{key} is missing"
+        elif not accepts(value[key]):
+            yield f"{where}{key}={_short(value[key])} is not {description}"
+    for key, (description, accepts) in optional.items():
+        if key in value and not accepts(value[key]):
+            yield f"{where}{key}={_short(value[key])} is not {description}"
+
+
+def _short(value: object) -> str:
+    """The beginning of a value, as deep and as long as a line can show."""
+    return value[:60] if isinstance(value, str) else reprlib.repr(value)

@@ -80,7 +80,7 @@ def run(supplied: dict[str, Any], watch: Watch, **engine_kwargs: Any) -> tuple[l
     tokens = []
     for start in range(0, len(PROMPTS), 2):
         results = engine.generate(PROMPTS[start : start + 2], params)
-        tokens += [result.token_ids for result in results]
+        tokens += [result.outputs[0].token_ids for result in results]
     return steps, tokens
 
 

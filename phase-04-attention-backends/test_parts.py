@@ -79,8 +79,8 @@ def run(
 
     execute = engine.runner.execute
 
-    def watch(plan: Any, kv: Any) -> np.ndarray:
-        logits.append(np.array(execute(plan, kv)))
+    def watch(plan: Any) -> np.ndarray:
+        logits.append(np.array(execute(plan)))
         return logits[-1]
 
     engine.observers.append(note)

@@ -67,7 +67,7 @@ def test_scheduling_does_not_change_what_quantized_layers_say(lab_id):
 
         engine.observers.append(note)
         results = engine.generate(PROMPTS, sampling)
-        said[name] = [list(result.token_ids) for result in results]
+        said[name] = [list(result.outputs[0].token_ids) for result in results]
     assert said["chunked"] == said["cramped"] == said["roomy"]
     assert preempted["cramped"] >= 1
 
@@ -143,4 +143,4 @@ def test_course_run_mine_uses_the_later_lab(tmp_path, monkeypatch, capsys):
     assert "linear             yours, from lab 06-03" in said
     engine = LLMEngine(parts=EngineParts(linear=part_of("06-03")))
     (result,) = engine.generate([PROMPTS[2]], SamplingParams(max_tokens=12))
-    assert engine.tokenizer.decode(list(result.token_ids)).splitlines()[0] in said
+    assert engine.tokenizer.decode(list(result.outputs[0].token_ids)).splitlines()[0] in said

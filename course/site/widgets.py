@@ -14,13 +14,9 @@ import numpy as np
 
 from course.site import film, gantt
 from mini_vllm.cudagraph import launches
-from mini_vllm.models.loader import (
-    expected_shapes,
-    load_checkpoint,
-    parse_config,
-    read_json,
-    resolve,
-)
+from mini_vllm.models.config import expected_shapes, parse_config
+from mini_vllm.models.files import read_json
+from mini_vllm.models.loader import load_checkpoint, resolve
 from mini_vllm.models.transformer import ModelConfig
 
 

@@ -66,7 +66,6 @@ def _clean_exit(command: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
-            sys.stdout.flush()
         except ValueError as error:
             _fail(str(error))
         except KeyboardInterrupt:
@@ -78,6 +77,8 @@ def _clean_exit(command: Callable[..., None]) -> Callable[..., None]:
         except OSError as error:
             _drop_output()
             _fail(f"output: {error.strerror or error}", 1)
+        except MemoryError:
+            _fail("the machine's memory does not hold what was asked for", 1)
 
     return run
 
@@ -193,7 +194,6 @@ def _stream(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
         console.print(first, end="", markup=False, soft_wrap=True)
         for piece in pieces:
             console.print(piece, end="", markup=False, soft_wrap=True)
-            sys.stdout.flush()
         console.print()
     _exit_on_errors(_reasons(served.values()))
 
@@ -289,7 +289,7 @@ def bench(
     _exit_on_errors(measured.errors)  # latencies of requests that got no answer mean nothing
     result = measured.to_json()
     if as_json:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(result, indent=2), flush=True)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name in ("prompt_tokens", "cached_tokens", "output_tokens", "num_steps", "preemptions"):

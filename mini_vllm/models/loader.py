@@ -147,6 +147,9 @@ def _weight_map(index: Path) -> dict[str, str]:
                 f"{index}: weight_map[{shown.repr(name)}]={shown.repr(file)}: need the name of a "
                 ".safetensors file beside the index"
             )
+    for file in sorted(set(weight_map.values())):
+        if not os.path.lexists(index.parent / file):
+            raise ValueError(f"{index}: weight_map names {file}: no such file")
     return weight_map
 
 

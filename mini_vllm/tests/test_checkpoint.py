@@ -382,6 +382,23 @@ def test_a_tokenizer_without_a_model_object_is_refused(tmp_path, model):
     refuses(tmp_path, r"tokenizer\.json: model=.*: need an object")
 
 
+def test_257_tokens_whose_ids_are_not_those_of_bytes_are_not_taken_for_bytes(tmp_path):
+    raw = byte_tokenizer_json()
+    raw["model"]["vocab"]["t0"] = 1
+    (write_checkpoint(tmp_path) / "tokenizer.json").write_text(json.dumps(raw))
+    try:
+        tokenizer = load_checkpoint(tmp_path).tokenizer
+    except ValueError as refusal:  # without the tokenizers library, or by it
+        assert "tokenizer.json" in str(refusal)
+    else:
+        assert not isinstance(tokenizer, ByteTokenizer)
+
+
+def test_a_link_to_nothing_is_no_file(tmp_path):
+    (write_checkpoint(tmp_path) / "generation_config.json").symlink_to("gone")
+    refuses(tmp_path, r"generation_config\.json: no such file")
+
+
 def test_a_chat_template_that_is_no_text_is_refused(tmp_path):
     write_checkpoint(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 3}))

@@ -1,9 +1,13 @@
-"""The `mini-vllm` command: what it prints, and exit codes 0, 2 and 130."""
+"""The `mini-vllm` command: what it prints, and exit codes 0, 1, 2 and 130."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +16,7 @@ from mini_vllm.engine import LLMEngine
 from mini_vllm.tests.support import ScriptedModel
 from mini_vllm.tests.test_checkpoint import write_checkpoint
 
+ROOT = Path(__file__).parents[2]
 ROCKET = "\N{ROCKET}"
 
 
@@ -70,6 +75,23 @@ def test_the_shipped_model_serves_the_command():
         (["generate", "--model", "toy", "--num-blocks", "3", "x" * 99], "the pool has 2"),
         (["generate", "--model", "/no/such/folder", "x"], "no such folder"),
         (["generate", "--model", "toy", "--file", "/no/such/file"], "/no/such/file"),
+        (["generate", "--model", "toy", "--dtype", "x", "x"], "dtype='x': need float32 or float64"),
+        (["generate", "--dtype", "float16", "x"], "dtype='float16': need float32 or float64"),
+        (["generate", "--block-size", "100000000", "x"], "block_size=100000000"),
+        (["generate", "--num-blocks", "400000000", "x"], "num_blocks=400000000"),
+        (["generate", "--seed", "-1", "x"], "seed=-1"),
+        (["bench", "--dtype", "x"], "dtype='x'"),
+        (["bench", "--prompt-len", "99999999999"], "prompt_len=99999999999-99999999999"),
+        (["bench", "--prompt-len", "9" * 5000], "need N or LOW-HIGH"),
+        (["bench", "--num-requests", "99999999999"], "num_requests=99999999999"),
+        (["bench", "--seed", "-1"], "seed=-1: need 0 or more"),
+        (["bench", "--request-rate", "inf"], "request_rate=inf"),
+        (["info", "--memory", "9" * 400 + "GiB"], "need at most 2^60 bytes"),
+        (["info", "--memory", "."], "need a number and a unit"),
+        (["info", "--memory", "1.2.3GiB"], "need a number and a unit"),
+        (["info", "--block-size", "0"], "--block-size=0: need 1 to 1048576"),
+        (["info", "--kv-dtype-bytes", "9" * 400], "--kv-dtype-bytes=999"),
+        (["generate", "--model", "a\nb", "x"], "no such folder"),
         (["bench", "--model", "toy", "--prompt-len", "9-3"], "prompt_len=9-3"),
         (["bench", "--model", "toy", "--output-len", "many"], "need N or LOW-HIGH"),
         (["bench", "--model", "toy", "--num-requests", "0"], "num_requests=0"),
@@ -84,6 +106,57 @@ def test_bad_input_is_one_line_on_stderr_and_exit_code_2(arguments, message):
     assert result.stderr.startswith("mini-vllm: ")
     assert len(result.stderr.splitlines()) == 1
     assert result.stdout == ""
+
+
+def test_stdin_that_is_no_text_is_refused():
+    result = CliRunner().invoke(cli.app, ["generate", "--model", "toy"], input=b"\xff")
+    assert (result.exit_code, result.stderr.startswith("mini-vllm: stdin: ")) == (2, True)
+
+
+def test_info_of_three_million_layers_is_arithmetic(tmp_path):
+    folder = write_checkpoint(tmp_path)
+    per_layer = 2 * 8 + 2 * 8 * 8 + 2 * 4 * 8 + 3 * 8 * 12
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 3_000_000}))
+    result = run("info", str(folder))
+    assert f"parameters             {257 * 8 + 8 + 3_000_000 * per_layer:,}" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["x"], ["--trace", "x"], ["x", "y"]])
+def test_a_request_that_ends_in_an_error_says_why_and_exits_with_1(monkeypatch, arguments):
+    class Broken:
+        def forward(self, batch):
+            return np.full((len(batch.seq_lens), 257), np.nan)
+
+    monkeypatch.setattr(
+        cli, "LLMEngine", lambda model, dtype, **knobs: LLMEngine(Broken(), **knobs)
+    )
+    result = run("generate", *arguments)
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    assert len(lines) == arguments.count("x") + arguments.count("y")
+    assert all(line.startswith("mini-vllm: request ") for line in lines)
+    assert all(
+        line.endswith("ended in an error: the model's logits hold NaN or infinity")
+        for line in lines
+    )
+    measured = run("bench", "--json", "--num-requests", "2", "--output-len", "4")
+    assert (measured.exit_code, measured.stdout) == (1, "")
+    assert len(measured.stderr.splitlines()) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate", "--max-tokens", "2", "x"], ["bench", "--json", "--num-requests", "1"]],
+    ids=["generate", "bench"],
+)
+def test_output_to_a_full_device_is_one_line_and_exit_code_1(arguments):
+    command = [sys.executable, "-m", "mini_vllm.entrypoints.cli", *arguments, "--model", "toy"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr == "mini-vllm: output: No space left on device\n"
 
 
 def test_no_prompt_at_all_is_refused():

@@ -22,7 +22,7 @@ from mini_vllm import LLM, EngineParts, LLMEngine, Sampler, SamplingParams
 from mini_vllm.attention import paged_attention
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.llm import stream_text
-from mini_vllm.models.loader import expected_shapes
+from mini_vllm.models.config import expected_shapes
 from mini_vllm.models.transformer import ModelConfig, Transformer
 
 PACKAGE = str(Path(mini_vllm.__file__).parent)

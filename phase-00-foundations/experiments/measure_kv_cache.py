@@ -33,9 +33,8 @@ from course.machine import describe  # noqa: E402
 from course.truth.figures import BLUE, ORANGE, Axes, Svg  # noqa: E402
 from mini_vllm import EngineParts, LLMEngine  # noqa: E402
 from mini_vllm.attention import paged_attention  # noqa: E402
-from mini_vllm.batch import ForwardBatch  # noqa: E402
+from mini_vllm.batch import ForwardBatch, Model  # noqa: E402
 from mini_vllm.config import SamplingParams  # noqa: E402
-from mini_vllm.model_runner import Model  # noqa: E402
 from mini_vllm.models.transformer import Linear  # noqa: E402
 
 PROMPT = "The KV cache stores the keys and values of every token computed so far, "
@@ -51,7 +50,7 @@ class Meter:
         """Engine parts that compute as usual and count here."""
 
         def linear(
-            weight: np.ndarray, bias: np.ndarray | None
+            weight: np.ndarray, bias: np.ndarray | None, name: str
         ) -> Callable[[np.ndarray], np.ndarray]:
             layer = Linear(weight, bias)
 
@@ -103,7 +102,7 @@ def generate_without_cache(prompt: Sequence[int], n_new: int, model: str | Path 
     tokens = list(prompt)
     flops, seconds, start = [], [], time.perf_counter()
     for _ in range(n_new):
-        tokens += engine.generate([tokens], params)[0].token_ids
+        tokens += engine.generate([tokens], params)[0].outputs[0].token_ids
         flops.append(meter.flops)
         seconds.append(time.perf_counter() - start)
     return Run(tokens[len(prompt) :], flops, seconds)

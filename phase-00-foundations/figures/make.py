@@ -415,24 +415,24 @@ def steps() -> str:
     }
     plan: list[dict[str, int]] = []
     computed_before: list[dict[str, bool]] = []
+
+    def note(output: object) -> None:
+        scheduled = output.num_scheduled_tokens  # type: ignore[attr-defined]
+        plan.append(dict(scheduled))
+        computed_before.append(
+            {
+                name: engine.requests[name].num_computed_tokens
+                < engine.requests[name].num_prompt_tokens
+                for name in scheduled
+            }
+        )
+
+    engine.observers.append(note)
     step = 0
     while step == 0 or engine.has_unfinished_requests():
         for name, prompt, max_tokens in arrivals.get(step, []):
             params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
             engine.add_request(prompt, params, request_id=name)
-
-        def note(output: object) -> None:
-            scheduled = output.num_scheduled_tokens  # type: ignore[attr-defined]
-            plan.append(dict(scheduled))
-            computed_before.append(
-                {
-                    name: engine.requests[name].num_computed_tokens
-                    < engine.requests[name].num_prompt_tokens
-                    for name in scheduled
-                }
-            )
-
-        engine.observers.append(note)
         engine.step()
         step += 1
     svg = Svg(

@@ -390,7 +390,8 @@ def layout() -> str:
     engine.add_request("blocks", params)
     plan = engine.scheduler.schedule()
     kv = engine.scheduler.kv
-    batch = engine.runner.prepare_batch(plan, kv)
+    plan.bind(kv)
+    batch = engine.runner.prepare_batch(plan)
     names = dict(zip(plan.num_scheduled_tokens, "AB", strict=True))
     owner = {block_id: names[name] for name in names for block_id in kv.get_block_ids(name)}
     svg = Svg(

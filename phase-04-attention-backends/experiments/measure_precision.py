@@ -205,8 +205,8 @@ def model_run(splits: int, tokens: int, dtype: str) -> tuple[list[list[int]], li
     rows: list[np.ndarray] = []
     execute = engine.runner.execute
 
-    def watch(plan: Any, kv: Any) -> np.ndarray:
-        logits = execute(plan, kv)
+    def watch(plan: Any) -> np.ndarray:
+        logits = execute(plan)
         rows.append(np.array(logits))
         return logits
 
@@ -215,7 +215,8 @@ def model_run(splits: int, tokens: int, dtype: str) -> tuple[list[list[int]], li
     outputs, logits = [], []
     for prompt in PROMPTS:
         rows.clear()
-        outputs.append([int(t) for t in engine.generate([prompt], params)[0].token_ids])
+        (result,) = engine.generate([prompt], params)
+        outputs.append([int(t) for t in result.outputs[0].token_ids])
         logits.append(np.concatenate(rows)[-tokens:])
     return outputs, logits
 

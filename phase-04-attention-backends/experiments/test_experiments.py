@@ -138,7 +138,8 @@ def test_the_model_says_the_same_with_splits_as_the_engine():
 
     engine = LLMEngine(dtype="float64")
     params = SamplingParams(max_tokens=6, ignore_eos=True)
-    expected = [engine.generate([p], params)[0].token_ids for p in precision.PROMPTS]
+    results = engine.generate(list(precision.PROMPTS), params)
+    expected = [result.outputs[0].token_ids for result in results]
     for splits in (1, 5):
         outputs, logits = precision.model_run(splits, 6, "float64")
         assert outputs == expected

@@ -358,9 +358,8 @@ def load(folder: Path, dtype: str = "float64") -> Transformer:
             weights[f"{name}.weight"] = decode(stored, quantization)
     activations = quantization.get("format") == "int-quantized"
 
-    def linear(weight: np.ndarray, bias: np.ndarray | None) -> Linear:
-        head = len(weight) == config["vocab_size"]
-        return PerToken(weight, bias) if activations and not head else Linear(weight, bias)
+    def linear(weight: np.ndarray, bias: np.ndarray | None, name: str) -> Linear:
+        return (PerToken if activations and name != "lm_head" else Linear)(weight, bias, name)
 
     return Transformer(heldout.model().config, weights, dtype, linear=linear)
 

@@ -188,7 +188,7 @@ def ask_mini(model: Transformer) -> dict[str, Any]:
     asked = questions()
     params = SamplingParams(max_tokens=asked["max_tokens"], ignore_eos=True)
     results = engine.generate(asked["prompts"], params)
-    return {"tokens": [result.token_ids for result in results], "scores": score(model)}
+    return {"tokens": [result.outputs[0].token_ids for result in results], "scores": score(model)}
 
 
 def score(model: Transformer) -> dict[str, list[float]]:

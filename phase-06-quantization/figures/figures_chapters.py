@@ -34,9 +34,11 @@ def inputs() -> dict[str, np.ndarray]:
     """What each of the sixteen layers received: float64 [num_tokens, in], by "layer place"."""
     seen: list[list[np.ndarray]] = []
 
-    def recording(weight: np.ndarray, bias: np.ndarray | None) -> Callable[..., np.ndarray]:
+    def recording(
+        weight: np.ndarray, bias: np.ndarray | None, name: str
+    ) -> Callable[..., np.ndarray]:
         rows: list[np.ndarray] = []
-        layer = Linear(weight, bias)
+        layer = Linear(weight, bias, name)
         seen.append(rows)
 
         def forward(x: np.ndarray) -> np.ndarray:

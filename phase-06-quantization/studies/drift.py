@@ -164,7 +164,7 @@ def quantized_run(
     """Bits per byte, divergence from the exact model, share clipped in the most clipped layer."""
     names, layers = iter(common.LAYERS), []
 
-    def linear(weight: np.ndarray, bias: np.ndarray | None = None) -> Any:
+    def linear(weight: np.ndarray, bias: np.ndarray | None, _full_name: str) -> Any:
         name = next(names)
         if name == "lm_head":  # stays as it is, as in every scheme of the phase
             return common.Linear(weight, bias)

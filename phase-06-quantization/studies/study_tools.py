@@ -96,8 +96,8 @@ class Listener:
     def __init__(self) -> None:
         self.layers: list[_Listening] = []
 
-    def __call__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> _Listening:
-        self.layers.append(_Listening(weight, bias))
+    def __call__(self, weight: np.ndarray, bias: np.ndarray | None, name: str) -> _Listening:
+        self.layers.append(_Listening(weight, bias, name))
         return self.layers[-1]
 
     def inputs(self) -> dict[str, np.ndarray]:
@@ -109,8 +109,8 @@ class Listener:
 
 
 class _Listening(Linear):
-    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
-        super().__init__(weight, bias)
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None, name: str) -> None:
+        super().__init__(weight, bias, name)
         self.seen: list[np.ndarray] = []
 
     def __call__(self, x: np.ndarray) -> np.ndarray:

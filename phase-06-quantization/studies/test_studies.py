@@ -49,7 +49,7 @@ def test_the_whole_text_in_one_pass_gives_the_engines_next_byte():
         engine = LLMEngine(dtype="float64")
         params = SamplingParams(max_tokens=1, ignore_eos=True)
         (output,) = engine.generate([bytes(tokens[:length]).decode()], params)
-        assert output.token_ids == [int(logits[length - 1].argmax())]
+        assert output.outputs[0].token_ids == [int(logits[length - 1].argmax())]
 
 
 def test_bits_per_byte_by_hand():

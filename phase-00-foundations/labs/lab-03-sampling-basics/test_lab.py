@@ -280,7 +280,7 @@ def test_the_engine_generates_with_your_sampler(lab):
         [result] = engine.generate(
             ["hello"], SamplingParams(max_tokens=12, ignore_eos=True, **knobs)
         )
-        return result.token_ids
+        return result.outputs[0].token_ids
 
     mine = EngineParts(sampler=lab.Sampler)
     assert generate(mine) == generate(EngineParts()), (

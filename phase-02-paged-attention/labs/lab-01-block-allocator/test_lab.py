@@ -574,7 +574,7 @@ def test_the_engine_serves_the_shipped_model_with_your_pool(lab):
             )
         )
         results = [engine.generate([prompt], params)[0] for prompt in starts * 3]
-        said[whose] = [result.token_ids for result in results], tables
+        said[whose] = [result.outputs[0].token_ids for result in results], tables
     same(
         said["yours"][1], said["engine's"][1], "block tables of every step, your pool in the engine"
     )

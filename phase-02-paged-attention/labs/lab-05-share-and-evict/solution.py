@@ -266,5 +266,8 @@ class KVCacheManager:
         hashes, size = request.block_hashes, self.block_size
         parent = hashes[-1] if hashes else ROOT_HASH
         for start in range(len(hashes) * size, request.num_tokens - size + 1, size):
-            parent = hash_block_tokens(parent, request.all_token_ids[start : start + size])
+            keys = request.extra_keys
+            if start == 0 and request.cache_salt is not None:
+                keys = (*keys, request.cache_salt)
+            parent = hash_block_tokens(parent, request.all_token_ids[start : start + size], keys)
             hashes.append(parent)

@@ -495,5 +495,6 @@ def test_the_engine_serves_the_shipped_model_with_your_manager(lab):
         engine = LLMEngine(num_blocks=12, block_size=8, parts=engine_parts)
         params = SamplingParams(max_tokens=12, ignore_eos=True)
         prompts = ["A cached block is free until", "A cached block is free when", "The queue"] * 2
-        answers[whose] = [result.token_ids for result in engine.generate(prompts, params)]
+        results = engine.generate(prompts, params)
+        answers[whose] = [result.outputs[0].token_ids for result in results]
     same(answers["yours"], answers["engine's"], "tokens of six requests, with preemptions")

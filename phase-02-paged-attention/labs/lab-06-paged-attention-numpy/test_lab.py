@@ -348,14 +348,14 @@ class Watched:
         )
         execute = self.engine.runner.execute
 
-        def watched(output, kv):
-            logits = execute(output, kv)
+        def watched(plan):
+            logits = execute(plan)
             self.logits.append(logits)
             return logits
 
         self.engine.runner.execute = watched
         results = self.engine.generate(list(PROMPTS), SamplingParams(max_tokens=8))
-        self.token_ids = [result.token_ids for result in results]
+        self.token_ids = [result.outputs[0].token_ids for result in results]
 
     def _record(self, query, layer_cache, batch, scale):
         out = self._attention(query, layer_cache, batch, scale)

@@ -503,15 +503,15 @@ class Recorded:
         engine.observers.append(self._note)
         execute = engine.runner.execute
 
-        def watch(plan, kv):
-            logits = execute(plan, kv)
+        def watch(plan):
+            logits = execute(plan)
             self.logits.append(logits)
             return logits
 
         engine.runner.execute = watch
         params = SamplingParams(max_tokens=8, ignore_eos=True)
         results = [engine.generate(list(PROMPTS[i : i + 3]), params) for i in (0, 1)]
-        self.tokens = [result.token_ids for group in results for result in group]
+        self.tokens = [r.outputs[0].token_ids for group in results for r in group]
 
     def _note(self, plan):
         self.preempted += len(plan.preempted_req_ids)

@@ -118,12 +118,12 @@ def memory_bytes_quant(q: np.ndarray, scales: np.ndarray | float) -> int:
 class Linear:
     """The engine's linear layer, with weights kept as int8: `course run --mine` uses it.
 
-    Called as the engine calls its own, `Linear(weight, bias)(x)`. It keeps `q` and `scales` and
-    drops the weight it was given.
+    Called as the engine calls its own, `Linear(weight, bias, name)(x)`, with a name such as
+    "model.layers.0.mlp.down_proj". It keeps `q` and `scales` and drops the weight it was given.
     """
 
-    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
-        """Args: weight [out_features, in_features]; bias [out_features] or None."""
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None, name: str = "") -> None:
+        """Args: weight [out_features, in_features]; bias [out_features] or None; name: unused."""
         raise NotImplementedError
 
     def __call__(self, x: np.ndarray) -> np.ndarray:

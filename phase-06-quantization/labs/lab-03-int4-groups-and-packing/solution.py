@@ -237,8 +237,11 @@ class Linear:
 
     GROUP_SIZE = 128
 
-    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
-        """Args: weight [out_features, in_features], in_features even; bias [out_features]."""
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None, name: str = "") -> None:
+        """Args: weight [out_features, in_features], in_features even; bias [out_features].
+
+        The engine gives each layer's `name` too, which this one has no use for.
+        """
         divides = weight.shape[1] % self.GROUP_SIZE == 0
         self.group_size = self.GROUP_SIZE if divides else -1
         q, self.scales = quantize_grouped(weight, self.group_size)

@@ -195,8 +195,11 @@ class Linear:
 
     GROUP_SIZE = 128
 
-    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
-        """Args: weight [out_features, in_features], in_features even; bias [out_features]."""
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None, name: str = "") -> None:
+        """Args: weight [out_features, in_features], in_features even; bias [out_features].
+
+        The engine gives each layer's `name` too, which this one has no use for.
+        """
         raise NotImplementedError
 
     def __call__(self, x: np.ndarray) -> np.ndarray:

@@ -465,15 +465,13 @@ def test_config_and_loader_use_the_map_they_are_given(lab):
 def forward(lab, config):
     """The shipped model with the lab's layers in float64: its logits, and the layers."""
     checkpoint = load_checkpoint("byte-llama")
-    kinds = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
-    prefixes = iter(f"model.layers.{i}.{kind}" for i in range(4) for kind in kinds)
     layers = []
 
-    def linear(weight, bias=None):
-        if len(weight) == 257:  # the head is no linear layer, and no format touches it
-            return transformer.Linear(weight, bias)
+    def linear(weight, bias, name):
+        if name == "lm_head":  # the head is no linear layer, and no format touches it
+            return transformer.Linear(weight, bias, name)
         rows, columns = weight.shape
-        layers.append(lab.Linear(columns, rows, config, next(prefixes), "float64"))
+        layers.append(lab.Linear(columns, rows, config, name, "float64"))
         return layers[-1]
 
     model = transformer.Transformer(checkpoint.config, checkpoint.weights, "float64", linear=linear)
