@@ -40,10 +40,12 @@ for _link in ("next_free", "prev_free"):
 def hash_of(key: tuple[Any, Sequence[int], tuple[Any, ...] | None]) -> int:
     """What stands for `sha256` in the tests: mini has one hash function, Python's own.
 
-    Upstream hashes the triple (parent, tokens, extra keys or None), mini a pair where there are no
-    extra keys.
+    Upstream hashes the triple (parent, tokens, extra keys or None). Mini hashes a pair where there
+    are no extra keys, and puts the keys of a request (a salt) into the parent of its first block.
     """
     parent, token_ids, extra_keys = key
+    if parent == NONE_HASH and extra_keys:
+        parent, extra_keys = hash((parent, extra_keys)), None
     return hash((parent, token_ids, extra_keys) if extra_keys else (parent, token_ids))
 
 
@@ -72,17 +74,23 @@ def generate_block_hash_extra_keys(
     made: Request, start: int, end: int, mm_index: int
 ) -> tuple[tuple[Any, ...] | None, int]:
     """The extra keys that mini hashes the block of tokens `start` to `end` with."""
-    seen: list[tuple[Any, ...]] = []
+    of_request: list[tuple[Any, ...]] = []
+    of_blocks: list[tuple[Any, ...]] = []
 
-    def listen(parent: int, token_ids: Sequence[int], keys: tuple[Any, ...] = ()) -> int:
-        seen.append(keys)
-        return 0
+    def root_hash(keys: tuple[Any, ...]) -> int:
+        of_request.append(keys)
+        return NONE_HASH
+
+    def hash_block(parent: int, token_ids: Sequence[int], keys: tuple[Any, ...] = ()) -> int:
+        of_blocks.append(keys)
+        return NONE_HASH
 
     kept, made.block_hashes = made.block_hashes, []
-    with mock.patch.object(kv_cache, "hash_block_tokens", listen):
+    with mock.patch.multiple(kv_cache, root_hash=root_hash, hash_block_tokens=hash_block):
         BlockHasher(end - start)(made)
     made.block_hashes = kept
-    return seen[start // (end - start)] or None, mm_index
+    keys = of_blocks[start // (end - start)]
+    return (keys if start else of_request[0] + keys) or None, mm_index
 
 
 # ---------------------------------------------------------------------- requests
