@@ -14,9 +14,10 @@ from course import gpu
 from course.conftest import REPOSITORY
 from course.labs import find_labs
 from course.test_grading import HOLDER, held, read_until_gone
+from labkit import versions
 
-ONE = gpu.Hardware(("NVIDIA T4",), "550.1", ("15360 MiB",), "12.9", "a CPU", 8)
-OTHER = gpu.Hardware(("NVIDIA H200",), "570.2", ("143771 MiB",), "12.9", "a CPU", 8)
+ONE = gpu.Hardware(("NVIDIA T4",), "550.1", ("15360 MiB",), "a CPU", 8)
+OTHER = gpu.Hardware(("NVIDIA H200",), "570.2", ("143771 MiB",), "a CPU", 8)
 
 
 @pytest.fixture
@@ -55,7 +56,8 @@ def test_a_capture_holds_the_raw_output_and_where_it_came_from(course, lab, monk
         "phase-90-little/labs/lab-00-blocks-0/run.py",
     ]
     assert capture["command"] == "python phase-90-little/labs/lab-00-blocks-0/run.py --batch 8"
-    assert (capture["gpus"], capture["driver"], capture["cuda"]) == (["NVIDIA T4"], "550.1", "12.9")
+    assert (capture["gpus"], capture["driver"]) == (["NVIDIA T4"], "550.1")
+    assert capture["cuda"] == versions.cuda()
     assert {"date", "seconds", "packages", "python", "run_py_sha256", "memory"} <= set(capture)
 
 
@@ -97,7 +99,7 @@ def allow_cpu(lab) -> None:
 
 
 def install_vllm(monkeypatch, version: str) -> None:
-    monkeypatch.setattr(gpu, "_versions", lambda: {"vllm": version})
+    monkeypatch.setattr(versions, "vllm", lambda: version)
 
 
 def test_a_run_on_the_cpu_is_kept_beside_the_gpus_and_names_the_processor(course, lab, monkeypatch):
@@ -130,7 +132,9 @@ def test_without_a_gpu_it_names_the_labs_that_run_without_one(course, lab, monke
     on(monkeypatch, None)
     assert "With --cpu" not in course("gpu", "run").out, "no lab of this course can"
     allow_cpu(lab)
-    assert "With --cpu, on vLLM's CPU build (SETUP.md): 90-00" in course("gpu", "run").out
+    assert (
+        "With --cpu, on vLLM's CPU build (course engine install): 90-00" in course("gpu", "run").out
+    )
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
