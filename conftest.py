@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from course.files import load_module
+
 IMPLEMENTATIONS = ("solution", "starter")
 
 # The tests multiply small matrices, where a second BLAS thread gains nothing, and where two that
@@ -127,12 +129,8 @@ def lab(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     if not path.is_file():
         pytest.fail(f"there is no file {path}", pytrace=False)
     name = f"_lab_{path.parent.name}_{path.stem}".replace("-", "_")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickling look their module up by name
     try:
-        spec.loader.exec_module(module)
+        module = load_module(path, name)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise

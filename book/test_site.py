@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from course import book, book_site, widgets
-from course.labs import CourseError
+from course.site import book, book_site, widgets
+from course.learning.labs import CourseError
 
 pytestmark = pytest.mark.browser
 

@@ -2,7 +2,7 @@
 
     python -m conformance.first_tokens            # in the environment of the real engine
 
-Run by `course engine install` when everything is in place. Mirrors nothing upstream.
+Run by `course engine install` when everything is in place.
 """
 
 from __future__ import annotations

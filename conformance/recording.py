@@ -108,6 +108,10 @@ _STEP: _Shape = {
 }
 
 
+BEYOND = 3
+"""What an asynchronous recorder samples in the step planned after a request's last token."""
+
+
 def read(path: Path) -> Iterator[Recording]:
     """The recordings of a `.jsonl` or `.jsonl.gz` file, one per line, each checked.
 

@@ -38,7 +38,10 @@ SCHEDULE_FIELDS = (
 UPDATE_FIELDS = ("finished", "finish_reasons")
 """Compared after the update."""
 
-FIELDS = SCHEDULE_FIELDS + UPDATE_FIELDS
+FEATURE_FIELDS = ("num_output_placeholders", "sampled_token_ids")
+"""Compared where a recording has them: with `async_scheduling`."""
+
+FIELDS = SCHEDULE_FIELDS + FEATURE_FIELDS + UPDATE_FIELDS
 
 Build = Callable[[Mapping[str, Any]], Scheduler]
 MakeRequest = Callable[[Mapping[str, Any], int], Request]
@@ -141,17 +144,17 @@ def replay(
         How many steps were compared, and the first difference or None.
     """
     events = _events_by_step(entry)
-    requests: dict[str, Request] = {}
-    scheduler: Scheduler | None = None
+    driven: _Driven | None = None
     for index, expected in enumerate(entry["steps"]):
         event = events.get(index, {})
         try:
-            scheduler = scheduler or build(entry["config"])
-            got = _step(scheduler, requests, event, entry, make_request)
+            driven = driven or _Driven(entry, build(entry["config"]), make_request)
+            got = driven.step(event, expected.get("sampled_token_ids"))
         except Exception as error:  # whatever a learner's part raises is a difference, not a crash
             at = ("exception", "none", f"{type(error).__name__}: {error}")
         else:
-            first = next((f for f in fields if not _agree(f, expected, got)), None)
+            compared = [f for f in fields if f in expected or f not in FEATURE_FIELDS]
+            first = next((f for f in compared if not _agree(f, expected, got)), None)
             if first is None:
                 continue
             at = (first, expected[first], got[first])
@@ -218,15 +221,13 @@ def run(
     Raises:
         RuntimeError: it did not end within `max_steps`.
     """
-    scheduler = build(workload["config"])
+    driven = _Driven(workload, build(workload["config"]), make_request)
     events = _events_by_step(workload)
-    requests: dict[str, Request] = {}
     steps: list[dict[str, Any]] = []
-    while scheduler.has_unfinished_requests() or len(steps) <= max(events):
+    while driven.is_busy() or len(steps) <= max(events):
         if len(steps) == max_steps:
             raise RuntimeError(f"seed {workload['seed']}: not finished after {max_steps} steps")
-        event = events.get(len(steps), {})
-        steps.append(_step(scheduler, requests, event, workload, make_request))
+        steps.append(driven.step(events.get(len(steps), {})))
     return {"upstream": recording.UPSTREAM, **workload, "steps": steps}
 
 
@@ -243,56 +244,107 @@ def _events_by_step(entry: Mapping[str, Any]) -> dict[int, dict[str, list[Any]]]
     return merged
 
 
-def _step(
-    scheduler: Scheduler,
-    requests: dict[str, Request],
-    event: Mapping[str, Any],
-    entry: Mapping[str, Any],
-    make_request: MakeRequest,
-) -> dict[str, Any]:
-    """Apply the events, run one step with the scripted tokens, and note what a recording notes."""
-    reasons: dict[str, str] = {}
-    for add in event.get("add", ()):
-        requests[add["request_id"]] = make_request(add, entry["eos_token_id"])
-        scheduler.add_request(requests[add["request_id"]])
-    for request_id in event.get("abort", ()):
-        request = scheduler.abort_request(request_id)
-        if request is not None:
-            reasons[request_id] = str(request.finish_reason)
-    output = scheduler.schedule()
-    scheduled = output.num_scheduled_tokens
-    got: dict[str, Any] = {
-        "num_scheduled_tokens": dict(scheduled),
-        "new": list(output.scheduled_new_req_ids),
-        "resumed": sorted(output.scheduled_resumed_req_ids),
-        "preempted": sorted(output.preempted_req_ids),
-        "finished_before": sorted(output.finished_req_ids),
-        "running": [request.request_id for request in scheduler.running],
-        "waiting": [request.request_id for request in scheduler.waiting],
-        "block_ids": {
-            request_id: ids
-            for request_id in requests
-            if (ids := scheduler.kv.get_block_ids(request_id))
-        },
-        "num_computed_tokens": {
-            request.request_id: request.num_computed_tokens + scheduled.get(request.request_id, 0)
-            for request in scheduler.running
-        },
-        "free_blocks": scheduler.kv.block_pool.get_num_free_blocks(),
-    }
-    sampled: dict[str, list[int]] = {}
-    for request_id, num_scheduled in scheduled.items():
-        request = requests[request_id]
-        if request.num_computed_tokens + num_scheduled == request.num_tokens:
-            script = entry["outputs"].get(request_id, [])
-            if request.num_output_tokens < len(script):
-                sampled[request_id] = [script[request.num_output_tokens]]
-    finished = scheduler.update_from_output(output, sampled)
-    got["finished"] = sorted(request.request_id for request in finished)
-    for request in finished:
-        reasons[request.request_id] = str(request.finish_reason)
-    got["finish_reasons"] = reasons
-    return got
+class _Driven:
+    """A scheduler under test on the way through one workload."""
+
+    def __init__(
+        self, entry: Mapping[str, Any], scheduler: Scheduler, make_request: MakeRequest
+    ) -> None:
+        self.entry, self.scheduler, self.make_request = entry, scheduler, make_request
+        self.requests: dict[str, Request] = {}
+        self.is_async = bool(entry["config"].get("async_scheduling"))
+        self.in_flight: tuple[Any, dict[str, list[int]]] | None = None
+        self.num_sampled: dict[str, int] = {}
+
+    def is_busy(self) -> bool:
+        """Whether anything is unfinished or, with a queue of two, in flight."""
+        waits = self.in_flight is not None and bool(self.in_flight[0].num_scheduled_tokens)
+        return self.scheduler.has_unfinished_requests() or waits
+
+    def step(
+        self, event: Mapping[str, Any], recorded: Mapping[str, list[int]] | None = None
+    ) -> dict[str, Any]:
+        """Apply the events, run one step with the scripted tokens, note what a recording notes.
+
+        With `async_scheduling` the update is that of the step before. Tokens are those `recorded`,
+        for the rows that sample here; without a record, those of the script.
+        """
+        scheduler, reasons = self.scheduler, self._apply(event)
+        plan = scheduler.schedule()
+        got = self._observe(plan)
+        sampled = self._sample(plan, recorded)
+        if self.is_async:
+            got["sampled_token_ids"] = sampled
+            previous, self.in_flight = self.in_flight, (plan, sampled)
+            finished = scheduler.update_from_output(*previous) if previous else []
+        else:
+            finished = scheduler.update_from_output(plan, sampled)
+        got["finished"] = sorted(request.request_id for request in finished)
+        for request in finished:
+            reasons[request.request_id] = str(request.finish_reason)
+        got["finish_reasons"] = reasons
+        return got
+
+    def _apply(self, event: Mapping[str, Any]) -> dict[str, str]:
+        reasons: dict[str, str] = {}
+        for add in event.get("add", ()):
+            request = self.make_request(add, self.entry["eos_token_id"])
+            self.requests[add["request_id"]] = request
+            self.scheduler.add_request(request)
+        for request_id in event.get("abort", ()):
+            aborted = self.scheduler.abort_request(request_id)
+            if aborted is not None:
+                reasons[request_id] = str(aborted.finish_reason)
+        return reasons
+
+    def _observe(self, plan: Any) -> dict[str, Any]:
+        """The state between `schedule` and the update, with the real engine's counters."""
+        scheduler, scheduled = self.scheduler, plan.num_scheduled_tokens
+        ahead = {} if self.is_async else scheduled  # tokens of the plan not in the counter yet
+        get_block_ids = scheduler.kv.get_block_ids
+        return {
+            "num_scheduled_tokens": dict(scheduled),
+            "new": list(plan.scheduled_new_req_ids),
+            "resumed": sorted(plan.scheduled_resumed_req_ids),
+            "preempted": sorted(plan.preempted_req_ids),
+            "finished_before": sorted(plan.finished_req_ids),
+            "running": [request.request_id for request in scheduler.running],
+            "waiting": [request.request_id for request in scheduler.waiting],
+            "block_ids": {r: list(ids) for r in self.requests if (ids := get_block_ids(r))},
+            "num_computed_tokens": {
+                r.request_id: r.num_computed_tokens + ahead.get(r.request_id, 0)
+                for r in scheduler.running
+            },
+            "free_blocks": scheduler.kv.block_pool.get_num_free_blocks(),
+            "num_output_placeholders": {
+                request_id: request.num_output_placeholders
+                for request_id, request in scheduler.requests.items()
+                if getattr(request, "num_output_placeholders", 0)
+            },
+        }
+
+    def _sample(self, plan: Any, recorded: Mapping[str, list[int]] | None) -> dict[str, list[int]]:
+        """The tokens of every row that samples, in scheduling order."""
+        sampled: dict[str, list[int]] = {}
+        for request_id, num_scheduled in plan.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            if self.is_async:
+                samples = request_id in plan.sampling_req_ids
+                position = self.num_sampled.get(request_id, 0)
+            else:
+                samples = request.num_computed_tokens + num_scheduled == request.num_tokens
+                position = request.num_output_tokens
+            if not samples:
+                continue
+            script = self.entry["outputs"].get(request_id, [])
+            if recorded is not None:
+                sampled[request_id] = recorded.get(request_id, [])
+            elif position < len(script):
+                sampled[request_id] = [script[position]]
+            elif self.is_async:  # one step too many: ignored, so any token will do
+                sampled[request_id] = [recording.BEYOND]
+            self.num_sampled[request_id] = position + 1
+        return sampled
 
 
 def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> bool:

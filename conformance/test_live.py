@@ -48,7 +48,7 @@ def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
 
 @pytest.mark.upstream
 def test_the_run_on_the_first_page_is_what_the_real_scheduler_decides() -> None:
-    from course import gantt
+    from course.site import gantt
 
     timeline = gantt.engine_timeline()
     config = {**timeline["config"], "enable_chunked_prefill": True, "max_model_len": 256}

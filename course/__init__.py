@@ -1,0 +1,1 @@
+"""The `course` command: learning, truth and site, and what the three share."""

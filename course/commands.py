@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from course import processes, show, terminal
-from course.labs import CourseError, Lab, find_labs, find_root, pick
+from course import processes, terminal
+from course.learning import show
+from course.learning.labs import CourseError, Lab, find_labs, find_root, pick
 
 if TYPE_CHECKING:
-    from course.progress import Progress
+    from course.learning.progress import Progress
 
 app = typer.Typer(
     name="course",
@@ -69,14 +70,14 @@ def _root() -> Path:
 
 
 def _open() -> tuple[Path, list[Lab], Progress]:
-    from course.progress import Progress
+    from course.learning.progress import Progress
 
     root = _root()
     return root, find_labs(root), Progress(root)
 
 
 def _choose(root: Path, labs: list[Lab], progress: Progress, name: str | None) -> Lab:
-    from course.progress import current_lab
+    from course.learning.progress import current_lab
 
     if name is not None:
         return pick(labs, name)
@@ -102,7 +103,7 @@ def demo(model: ModelName = "byte-llama") -> None:
     """Three prompts with a shared prefix through the engine, step by step."""
     # One small batch: a second BLAS thread gains nothing, and waits on a busy machine.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from course import demo as module
+    from course.learning import demo as module
 
     module.run(terminal.make_console(), model)
 
@@ -114,8 +115,8 @@ def check(
     time_limit: TimeLimit = 60.0,
 ) -> None:
     """Grade a lab and show the first thing to mend."""
-    from course import learner
-    from course.progress import NEW
+    from course.learning import learner
+    from course.learning.progress import NEW
 
     root, labs, progress = _open()
     console = terminal.make_console()
@@ -132,7 +133,7 @@ def check(
 @app.command()
 def watch(lab: MaybeLab = None, time_limit: TimeLimit = 60.0) -> None:
     """Grade on every save; without a LAB, whichever lab you save."""
-    from course import learner
+    from course.learning import learner
 
     root, labs, progress = _open()
     learner.watch(
@@ -146,7 +147,7 @@ def hint(
     test: Annotated[str | None, typer.Option(help="default: the first failing test")] = None,
 ) -> None:
     """Unfold one more hint for the first failing test."""
-    from course import learner
+    from course.learning import learner
 
     root, labs, progress = _open()
     learner.hint(terminal.make_console(), progress, _choose(root, labs, progress, lab), test)
@@ -155,7 +156,7 @@ def hint(
 @app.command()
 def predict(lab: MaybeLab = None) -> None:
     """Commit what you expect a lab to measure, before it is measured."""
-    from course import asking
+    from course.learning import asking
 
     root, labs, progress = _open()
     asking.predict(terminal.make_console(), progress, _choose(root, labs, progress, lab))
@@ -168,7 +169,7 @@ def quiz(
     count: Annotated[int, typer.Option(help="the most questions to ask")] = 10,
 ) -> None:
     """Ask what the pages asked; what was wrong comes back first, what was right later."""
-    from course import asking
+    from course.learning import asking
 
     raise typer.Exit(asking.run_quiz(terminal.make_console(), _root(), phase, count, every))
 
@@ -179,7 +180,7 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
 ) -> None:
     """Put the pristine starter back; your file is kept in .course/backup."""
-    from course import learner
+    from course.learning import learner
 
     root, labs, progress = _open()
     learner.reset(terminal.make_console(), root, progress, pick(labs, lab), yes)
@@ -192,7 +193,7 @@ def solution(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
 ) -> None:
     """Show the reference of a lab."""
-    from course import learner
+    from course.learning import learner
 
     _, labs, progress = _open()
     learner.solution(terminal.make_console(), progress, pick(labs, lab), diff, yes)
@@ -208,7 +209,7 @@ def generate(
     model: ModelName = "byte-llama",
 ) -> None:
     """Continue a prompt, with the engine's parts or with your own."""
-    from course import learner
+    from course.learning import learner
 
     learner.generate(
         terminal.make_console(), _open, prompt, mine, max_tokens, temperature, seed, model
@@ -230,7 +231,7 @@ def trace(
     model: ModelName = "byte-llama",
 ) -> None:
     """Run prompts together and show what every step did; also saved as JSON."""
-    from course import tracing
+    from course.learning import tracing
 
     options = {
         "num_blocks": num_blocks,
@@ -238,7 +239,7 @@ def trace(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "long_prefill_token_threshold": long_prefill_token_threshold,
-        "enable_caching": prefix_caching,
+        "enable_prefix_caching": prefix_caching,
         "model": model,
     }
     target = save or _root() / ".course" / "trace.json"
@@ -273,7 +274,7 @@ def gpu_run(
     time_limit: Annotated[float, typer.Option(help="seconds per run", callback=_seconds)] = 1800.0,
 ) -> None:
     """Run a lab's run.py and keep its output, with its provenance, in captured/."""
-    from course import gpu
+    from course.learning import gpu
 
     if lab and all_:
         raise CourseError(f"--all and {lab}: give one of them.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from course import cli, pristine
+from course import cli
+from course.learning import pristine
 
 REPOSITORY = Path(__file__).parents[1]
 TESTDATA = REPOSITORY / "course" / "testdata"
@@ -68,3 +71,41 @@ def course(
         return Ran(code, out, err)
 
     return run
+
+
+# ------------------------------------------------------------------ what a program leaves behind
+
+
+def held(tmp_path: Path) -> Path:
+    """A named pipe that ends when the last process that opened it for writing is gone."""
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("needs named pipes")
+    path = tmp_path / "held"
+    os.mkfifo(path)
+    return path
+
+
+HOLDER = """\
+import os, subprocess, sys
+held = os.open({path!r}, os.O_WRONLY)
+wait = [sys.executable, "-c", "import time; time.sleep(600)"]
+own_group = subprocess.Popen(wait, pass_fds=[held])
+own_session = subprocess.Popen(wait, pass_fds=[held], start_new_session=True)
+orphan = [sys.executable, "-c", "import subprocess, sys; subprocess.Popen(" + repr(wait)
+          + f", pass_fds=[{{held}}], start_new_session=True)"]
+subprocess.run(orphan, pass_fds=[held], check=True)
+os.write(held, b"ready")
+"""
+"""Three processes that wait ten minutes: in our group, with a session of its own, an orphan."""
+
+
+def read_until_gone(pipe: int) -> bytes:
+    """Everything written to `pipe`; returns when every writer is dead."""
+    told = b""
+    while True:
+        ready, _, _ = select.select([pipe], [], [], 60.0)
+        assert ready, "a process outlived the one that started it"
+        chunk = os.read(pipe, 100)
+        if not chunk:
+            return told
+        told += chunk

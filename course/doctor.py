@@ -1,7 +1,7 @@
 """`course doctor`: what this machine has, and what each missing piece would enable.
 
 Promises: nothing is changed, nothing is downloaded, and every missing thing comes with the one
-command that brings it. Mirrors nothing upstream.
+command that brings it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import terminal, upstream
+from course import machine, terminal
+from course.truth import upstream
 from labkit import environment
 
 PYTHON = (3, 11)
@@ -149,14 +149,7 @@ def _gpu() -> Finding:
         "GPU labs and course gpu run; every CPU lab is graded without one",
         "SETUP.md names machines that can be rented by the hour",
     )
-    if shutil.which("nvidia-smi") is None:
-        return absent
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return absent
-    cards = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    cards = [", ".join(card) for card in machine.gpus()]
     if not cards:
         return absent
     if importlib.util.find_spec("torch") is not None:

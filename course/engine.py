@@ -4,7 +4,7 @@ On a processor that is a community build of vLLM 0.22.1, since upstream's own bu
 is in no package index; with an NVIDIA GPU it is upstream's wheel. Promises: the course's own
 environment is not touched; what will be done is said before it is done; an installation that was
 interrupted goes on where it stopped; it counts as done when the shipped model's first tokens equal
-those of `mini_vllm`. Mirrors nothing upstream.
+those of `mini_vllm`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from course import processes
+from course import machine, processes
 from course.files import write_atomically
-from course.gpu import hardware, heard
-from course.labs import CourseError
+from course.learning.gpu import heard
+from course.learning.labs import CourseError
 from course.terminal import raw, relative, say
 from labkit import environment
 from labkit import processes as engines
@@ -89,7 +89,7 @@ def build_for(machine: str, system: str, flags: str, gpu: bool) -> Build:
 def install(console: Console, root: Path, into: Path | None, python: str | None, yes: bool) -> int:
     """Make the environment, or go on making it; exit status 0 when it works."""
     where = into.expanduser().absolute() if into else environment.folder(root)
-    build = build_for(platform.machine(), platform.system(), _flags(), _gpu_answers())
+    build = build_for(platform.machine(), platform.system(), _flags(), bool(machine.gpus()))
     done = _read(where)
     if done.get("requirement", build.requirement) != build.requirement:
         raise CourseError(
@@ -271,10 +271,6 @@ def status(console: Console, root: Path) -> int:
 
 
 # ------------------------------------------------------------------ what the machine says
-
-
-def _gpu_answers() -> bool:
-    return hardware() is not None
 
 
 def _flags() -> str:

@@ -46,16 +46,24 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def load_module(path: Path) -> ModuleType:
+def load_module(path: Path, name: str = "") -> ModuleType:
     """A Python file as a new module, by path: phases and labs are folders, not packages.
 
+    Args:
+        name: the module's name in `sys.modules`; one made of the path unless given.
+
     Raises:
-        FileNotFoundError: there is no such file. Whatever the file raises is raised as it is.
+        FileNotFoundError: there is no such file. Whatever the file raises is raised as it is, and
+            no half-made module stays behind.
     """
-    name = "_".join(["_loaded", *path.resolve().with_suffix("").parts[-3:]])
-    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", name), path)
+    parts = "_".join(["_loaded", *path.resolve().with_suffix("").parts[-3:]])
+    spec = importlib.util.spec_from_file_location(name or re.sub(r"\W", "_", parts), path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # dataclasses and pickling look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(spec.name, None)
+        raise
     return module

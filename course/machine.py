@@ -1,12 +1,11 @@
-"""Which machine a measurement comes from: the processor's own name and its cores, nothing else.
-
-Mirrors nothing upstream.
-"""
+"""Which machine a measurement comes from: processor, cores and GPUs by their own names."""
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 from pathlib import Path
 
 
@@ -26,6 +25,19 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+def gpus() -> list[tuple[str, str, str]]:
+    """(name, driver, memory) of each GPU as its driver tells them; empty where none answers."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split(",") for line in answer.stdout.splitlines()]
+    return [(row[0].strip(), row[1].strip(), row[2].strip()) for row in rows if len(row) == 3]
+
+
 def describe() -> dict[str, str | int]:
-    """Both, as a saved measurement keeps them."""
+    """Processor and cores, as a saved measurement keeps them."""
     return {"cpu": processor(), "cores": cores()}

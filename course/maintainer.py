@@ -10,23 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from course import (
-    book,
-    book_site,
-    checking,
-    links,
-    pages,
-    pristine,
-    quiz,
-    symbols,
-    terminal,
-    upstream,
-    words,
-)
-from course.citations import Finding
+from course import terminal
 from course.files import write_atomically
-from course.labs import CourseError, Lab
-from course.selfcheck import Verdict, check_labs
+from course.learning import pristine, quiz
+from course.learning.labs import CourseError, Lab
+from course.site import book, book_site
+from course.truth import checking, links, pages, symbols, upstream, words
+from course.truth.citations import Finding
+from course.truth.selfcheck import Verdict, check_labs
 
 
 def selfcheck(

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from course import pristine, upstream
 from course.conftest import REPOSITORY
-from course.labs import find_labs
+from course.learning import pristine
+from course.learning.labs import find_labs
+from course.truth import upstream
 
 RIGHT = """\
 def num_blocks(num_tokens, block_size):
@@ -92,7 +93,7 @@ def test_watch_grades_now_and_whatever_is_saved_until_interrupted(
 
 
 def test_watch_grades_what_was_saved_while_it_was_grading(course, starter, monkeypatch):
-    from course import grading
+    from course.learning import grading
 
     real, saves = grading.run, iter([WRONG, RIGHT])
 
@@ -115,7 +116,7 @@ def test_watch_grades_what_was_saved_while_it_was_grading(course, starter, monke
 
 
 def test_a_file_saved_while_it_was_graded_is_not_recorded(course, starter, monkeypatch):
-    from course import grading
+    from course.learning import grading
 
     real = grading.run
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from course import engine, gpu
-from course.labs import CourseError
+from course import engine
+from course.learning.labs import CourseError
 
 FLAGS = "fpu sse4_2 avx2 avx512f"
 
@@ -66,7 +66,7 @@ def steps(monkeypatch, little_course):
     monkeypatch.setattr(engine, "_requires", lambda python: ["torch==2.11.0+cpu", "numpy"])
     monkeypatch.setattr(engine, "_write_name", lambda python: ran.append("name") or {})
     monkeypatch.setattr(engine, "first_tokens", lambda *_: {"token_ids": [1], "start": 31.0})
-    monkeypatch.setattr(engine, "hardware", lambda: None)
+    monkeypatch.setattr(engine.machine, "gpus", list)
     monkeypatch.setattr(engine, "_flags", lambda: FLAGS)
     monkeypatch.setattr(engine.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(engine.shutil, "which", lambda name: "/bin/uv" if name == "uv" else None)
@@ -115,7 +115,7 @@ def test_without_uv_it_is_pip(course, steps, monkeypatch, little_course):
 
 
 def test_with_a_gpu_it_is_one_step(course, steps, monkeypatch):
-    monkeypatch.setattr(engine, "hardware", lambda: gpu.Hardware(("T4",), "1", (), "a CPU", 2))
+    monkeypatch.setattr(engine.machine, "gpus", lambda: [("T4", "1", "15 GiB")])
     assert course("engine", "install", "--yes").code == 0
     assert [step[-1] for step in steps[1:]] == ["vllm==0.22.1"]
 

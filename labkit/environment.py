@@ -1,7 +1,7 @@
 """The real engine in an environment of its own: where it lies, what is in it, how to start it.
 
 `course engine install` makes it. Whoever needs the real engine asks here: first for the
-environment this process runs in, then for that one. Mirrors nothing upstream.
+environment this process runs in, then for that one.
 """
 
 from __future__ import annotations

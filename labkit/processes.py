@@ -2,7 +2,7 @@
 
 Promises: what the process started ends with it, and with this process, by whatever signal
 (`keeper.py` sees to that); lines that were asked for are printed when they are said, not at the
-end. Mirrors nothing upstream.
+end.
 """
 
 from __future__ import annotations

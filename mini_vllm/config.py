@@ -22,7 +22,7 @@ MOST_BLOCKS = 1 << 24
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None, need: str = "") -> int:
-    """`value` as an int, or a ValueError that names the argument, the value and what is accepted."""
+    """`value` as an int, or a ValueError that names argument, value and what is accepted."""
     need = need or (f"at least {least}" if most is None else f"{least} to {most}")
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise ValueError(f"{name}={value!r}: need an int, {need}")
@@ -93,10 +93,15 @@ class SchedulerConfig:
         budget = whole("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         if self.max_num_seqs is None:
             object.__setattr__(self, "max_num_seqs", min(128, budget))
-        need = f"1 to max_num_batched_tokens={budget}, so that every running request can get a token"
+        need = (
+            f"1 to max_num_batched_tokens={budget}, so that every running request can get a token"
+        )
         whole("max_num_seqs", self.max_num_seqs, 1, budget, need)
         whole(
-            "long_prefill_token_threshold", self.long_prefill_token_threshold, 0, need="0 (off) or more"
+            "long_prefill_token_threshold",
+            self.long_prefill_token_threshold,
+            0,
+            need="0 (off) or more",
         )
         whole("num_speculative_tokens", self.num_speculative_tokens, 0)
         whole("num_lookahead_tokens", self.num_lookahead_tokens, 0)
@@ -140,7 +145,9 @@ class EngineConfig:
             if name not in home:
                 raise ValueError(f"{name}={value!r}: no such argument; there are {', '.join(home)}")
             parts[home[name]][name] = value
-        return cls(CacheConfig(**parts["cache"]), SchedulerConfig(**parts["scheduler"]), **parts[""])
+        return cls(
+            CacheConfig(**parts["cache"]), SchedulerConfig(**parts["scheduler"]), **parts[""]
+        )
 
     def with_max_model_len(self, limit: int | None) -> Self:
         """The same with `max_model_len` bounded by what the model supports.

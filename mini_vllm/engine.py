@@ -152,7 +152,9 @@ class LLMEngine:
         with self._all_or_nothing():
             if params.temperature > 0.0:
                 # Without a seed of its own a request gets a stream of its own, by order of adding.
-                own = params.seed if params.seed is not None else (self.config.seed, self._num_added)
+                own = (
+                    params.seed if params.seed is not None else (self.config.seed, self._num_added)
+                )
                 self._generators[request.request_id] = np.random.default_rng(own)
             self.scheduler.add_request(request)
             self._num_added += 1
@@ -207,7 +209,7 @@ class LLMEngine:
         sampled: Sampled = {}
         failed: dict[str, str] = {}
         if plan.scheduled_requests:
-            self.runner.in_flight = previous[1] if previous else {}
+            self.runner.in_flight = dict(previous[1]) if previous else {}
             sampled, failed = self._sample(plan, self.runner.execute(plan))
         if self.config.scheduler.async_scheduling:
             self._in_flight = plan, sampled
@@ -216,9 +218,7 @@ class LLMEngine:
             plan, sampled = previous
         return self.scheduler.update_from_output(plan, sampled) + self._end(failed)
 
-    def _sample(
-        self, plan: SchedulerOutput, logits: np.ndarray
-    ) -> tuple[Sampled, dict[str, str]]:
+    def _sample(self, plan: SchedulerOutput, logits: np.ndarray) -> tuple[Sampled, dict[str, str]]:
         """Tokens for every request that caught up, and what was wrong with the other rows (S4)."""
         requests = plan.scheduled_requests
         if np.ndim(logits) != 2 or len(logits) != len(requests):

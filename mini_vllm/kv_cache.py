@@ -116,7 +116,7 @@ class KVCacheManager:
     def get_num_blocks_to_allocate(
         self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock] = ()
     ) -> int:
-        """Free blocks it takes to hold `num_tokens` (B15): new ones, and hits that sit in the queue."""
+        """Free blocks it takes to hold `num_tokens` (B15): new ones, and hits in the queue."""
         num_held = len(self.req_to_blocks.get(request_id, ())) + len(new_computed_blocks)
         num_new = max(0, -(-num_tokens // self.block_size) - num_held)
         if not new_computed_blocks:

@@ -56,7 +56,9 @@ class LLM:
         Raises:
             ValueError: any prompt is refused (none is run).
         """
-        return self.llm_engine.generate([prompts] if isinstance(prompts, str) else prompts, sampling_params)
+        return self.llm_engine.generate(
+            [prompts] if isinstance(prompts, str) else prompts, sampling_params
+        )
 
     def stream(self, prompt: str, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Generate for one prompt, yielding text as it is produced.

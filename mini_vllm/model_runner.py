@@ -92,7 +92,10 @@ class ModelRunner:
         token_ids: list[int] = []
         for request in plan.scheduled_requests:
             request_id = request.request_id
-            start, count = plan.num_computed_tokens[request_id], plan.num_scheduled_tokens[request_id]
+            start, count = (
+                plan.num_computed_tokens[request_id],
+                plan.num_scheduled_tokens[request_id],
+            )
             stop, known = start + count, request.all_token_ids
             if stop <= len(known):
                 token_ids += known[start:stop]

@@ -60,7 +60,9 @@ class EngineParts:
         factory = self.scheduler
         if config.scheduler.async_scheduling:
             if factory is not Scheduler:
-                raise ValueError("async_scheduling=True: the scheduler part plans one step at a time")
+                raise ValueError(
+                    "async_scheduling=True: the scheduler part plans one step at a time"
+                )
             factory = AsyncScheduler
         if "config" not in inspect.signature(factory).parameters:
             return _from_flat_arguments(factory, kv, config, gates)
@@ -75,7 +77,7 @@ class EngineParts:
 def _from_flat_arguments(
     factory: Callable[..., Any], kv: KVCacheManager, config: EngineConfig, gates: Sequence[Gate]
 ) -> Any:
-    """A scheduler written before `SchedulerConfig`: flat arguments, one token per request and step."""
+    """A scheduler written for flat arguments and one token per request and step."""
     if gates:
         raise ValueError(f"scheduler part {_name(factory)}: takes no gates")
     c = config.scheduler

@@ -26,14 +26,11 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        kv: KVCacheManager,
-        config: SchedulerConfig | None = None,
-        gates: Sequence[Gate] = (),
+        self, kv: KVCacheManager, config: SchedulerConfig | None = None, gates: Sequence[Gate] = ()
     ) -> None:
         """An idle scheduler over the block tables of `kv`; `gates` are asked in their order."""
         self.kv = kv
-        self.config = config if config is not None else SchedulerConfig()
+        self.config = config or SchedulerConfig()
         self.gates = tuple(gates)
         self.max_num_seqs = self.config.max_num_seqs or 0
         self.max_model_len = self.config.max_model_len
@@ -44,8 +41,6 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self._finished_req_ids: set[str] = set()
 
-    # ------------------------------------------------------------------ in and out
-
     def add_request(self, request: Request) -> None:
         """Queue a new request. Raises ValueError when its id is already live."""
         if request.request_id in self.requests:
@@ -55,16 +50,11 @@ class Scheduler:
 
     def abort_request(self, request_id: str) -> Request | None:
         """End a request now, wherever it is; returns it, or None for an unknown id."""
-        return self.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
-
-    def finish_request(self, request_id: str, status: RequestStatus) -> Request | None:
-        """End a request from outside with a finished `status`; None for an unknown id."""
         request = self.requests.get(request_id)
-        if request is None:
-            return None
-        self._queue_of(request).remove(request)
-        request.status = status
-        self._release(request)
+        if request is not None:
+            self._queue_of(request).remove(request)
+            request.status = RequestStatus.FINISHED_ABORTED
+            self._release(request)
         return request
 
     def has_unfinished_requests(self) -> bool:
@@ -72,23 +62,15 @@ class Scheduler:
         return bool(self.waiting or self.skipped or self.running)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget every cached prefix, as after new weights were loaded.
+        """Forget every cached prefix; False, and nothing changed, while blocks are in use.
 
-        Args:
-            reset_running_requests: preempt them all first, so that no block is in use; they are
-                requeued in their order. Without it the reset fails while anything runs.
-
-        Returns:
-            False, and nothing changed, when blocks are in use.
+        With `reset_running_requests` all of them are preempted first, and requeued in their order.
         """
         while reset_running_requests and self.running:
-            request = self.running.pop()
-            self._preempt(request)
-            request.num_tokens_to_discard = request.num_output_placeholders
-            request.num_output_placeholders = 0
+            self._preempt(request := self.running.pop())
+            in_flight, request.num_output_placeholders = request.num_output_placeholders, 0
+            request.num_tokens_to_discard = in_flight
         return self.kv.reset_prefix_cache()
-
-    # ------------------------------------------------------------------ one step
 
     def schedule(self) -> SchedulerOutput:
         """Plan one step: running requests first, then admissions, under one budget (S2, S7)."""
@@ -127,8 +109,7 @@ class Scheduler:
             plan.scheduled_requests.append(request)
             if request.spec_token_ids or gates:
                 self._note(request, num_new, plan)
-            budget -= num_new
-            index += 1
+            budget, index = budget - num_new, index + 1
         return budget
 
     def _num_wanted(self, request: Request, budget: int) -> int:
@@ -149,10 +130,9 @@ class Scheduler:
     def _schedule_waiting(self, plan: SchedulerOutput, budget: int) -> None:
         """Phase B: admit from the front of the queue; the first that does not fit blocks it."""
         passed: list[Request] = []
-        while budget > 0 and len(self.running) < self.max_num_seqs:
-            queue = self._next_queue()
-            if not queue:
-                break
+        while (
+            budget > 0 and len(self.running) < self.max_num_seqs and (queue := self._next_queue())
+        ):
             request = queue[0]
             verdicts = (gate.admission(request, plan) for gate in self.gates)
             verdict = next((v for v in verdicts if v != "admit"), "admit")
@@ -174,7 +154,10 @@ class Scheduler:
             hits, num_cached = self.kv.get_computed_blocks(request)
         wanted = request.num_tokens - num_cached
         num_new = self._clamp_new_tokens(wanted, budget)
-        if num_new < self._clamp_new_tokens(wanted, wanted) and not self.config.enable_chunked_prefill:
+        if (
+            num_new < self._clamp_new_tokens(wanted, wanted)
+            and not self.config.enable_chunked_prefill
+        ):
             return 0
         for gate in self.gates:
             num_new = gate.limit(request, num_cached, num_new)
@@ -185,8 +168,7 @@ class Scheduler:
             request.num_computed_tokens = before
             return 0
         self.running.append(request)
-        resumed = request.status == RequestStatus.PREEMPTED
-        request.status = RequestStatus.RUNNING
+        resumed, request.status = request.status == RequestStatus.PREEMPTED, RequestStatus.RUNNING
         admitted = plan.scheduled_resumed_req_ids if resumed else plan.scheduled_new_req_ids
         admitted.append(request.request_id)
         plan.num_cached_tokens[request.request_id] = num_cached
@@ -210,10 +192,7 @@ class Scheduler:
 
     @staticmethod
     def needs_sample(request: Request, num_scheduled: int) -> bool:
-        """Whether this step computes the request's last token, so that a new one is sampled (S4).
-
-        Evaluated before `update_from_output` moves the counter.
-        """
+        """Whether this step computes the last known token, so that one is sampled (S4)."""
         return request.num_computed_tokens + num_scheduled >= request.num_tokens
 
     def update_from_output(
@@ -223,8 +202,7 @@ class Scheduler:
 
         Args:
             plan: the plan that was executed.
-            sampled: new token ids per request that caught up, one more than drafts were accepted;
-                the others are absent.
+            sampled: token ids per request that caught up, one more than drafts were accepted.
 
         Returns:
             Requests that finished in this step, in scheduled order; their blocks are free.
@@ -250,8 +228,6 @@ class Scheduler:
         if finished:
             self.running = [request for request in self.running if not request.is_finished]
         return finished
-
-    # ------------------------------------------------------------------ parts
 
     def _clamp_new_tokens(self, num_new_tokens: int, token_budget: int) -> int:
         """Threshold first, then budget, never negative (S8)."""
@@ -300,8 +276,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Give up all blocks and start over later, keeping the outputs (S5)."""
-        if not any([gate.leaves(request) for gate in self.gates]):
-            self.kv.free(request)
+        self._free(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.spec_token_ids = ()
@@ -310,10 +285,14 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         """Free a finished request's blocks and forget it."""
-        if not any([gate.leaves(request) for gate in self.gates]):  # a gate may keep the blocks
-            self.kv.free(request)
+        self._free(request)
         del self.requests[request.request_id]
         self._finished_req_ids.add(request.request_id)
+
+    def _free(self, request: Request) -> None:
+        """Give its blocks back, unless a gate keeps them; every gate is told."""
+        if sum(gate.leaves(request) for gate in self.gates) == 0:
+            self.kv.free(request)
 
 
 def _priority_order(request: Request) -> tuple[int, float, str]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from course import cli, mine, pristine
+from course import cli
+from course.learning import mine, pristine
 from course.files import load_module
-from course.labs import find_labs
+from course.learning.labs import find_labs
 from mini_vllm import BlockPool, EngineParts, LLMEngine, SamplingParams
 
 PHASE = Path(__file__).parent

@@ -1,7 +1,7 @@
 """Draw the figures of the front pages.
 
 Run `python book/figures/make.py [--check] [NAME...]`. The timeline is a run of mini_vllm, recorded
-by `course.gantt`. No upstream counterpart.
+by `course.site.gantt`. No upstream counterpart.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course import gantt, widgets  # noqa: E402
-from course.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg, write_or_check  # noqa: E402
+from course.site import gantt, widgets  # noqa: E402
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg, write_or_check  # noqa: E402
 from mini_vllm.cudagraph.launches import LAYER, MODES, simulate  # noqa: E402
 
 

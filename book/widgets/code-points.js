@@ -1,4 +1,4 @@
-/* One row of real weights on the values a format can say. The document is `code_points` of course/widgets.py. */
+/* One row of real weights on the values a format can say. The document is `code_points` of course/site/widgets.py. */
 "use strict";
 
 /** The same rounding as `round_to_points`: index of the nearest point, ties to the even index. */

@@ -1,4 +1,4 @@
-/* Launches and kernels of one step. The document is `cuda_graphs` of course/widgets.py. */
+/* Launches and kernels of one step. The document is `cuda_graphs` of course/site/widgets.py. */
 "use strict";
 
 /** The same recurrence as mini_vllm/launches.py `simulate`. */

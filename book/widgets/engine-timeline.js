@@ -1,4 +1,4 @@
-/* A run of the engine, step by step. The document is `engine_timeline` of course/gantt.py. */
+/* A run of the engine, step by step. The document is `engine_timeline` of course/site/gantt.py. */
 "use strict";
 
 CourseWidgets.mount("engine-timeline", (run) => {

@@ -1,4 +1,4 @@
-/* KV bytes, blocks and concurrency. The document is `kv_calculator` of course/widgets.py. */
+/* KV bytes, blocks and concurrency. The document is `kv_calculator` of course/site/widgets.py. */
 "use strict";
 
 CourseWidgets.formulas.capacity = (available, bytesPerToken, blockSize, maxModelLen) => {

@@ -1,4 +1,4 @@
-/* The block pool, one operation at a time. The document is `pool_film` of course/film.py. */
+/* The block pool, one operation at a time. The document is `pool_film` of course/site/film.py. */
 "use strict";
 
 CourseWidgets.mount("pool-film", (film) => {

@@ -1,4 +1,4 @@
-/* A decode step on a roofline. The document is `roofline` of course/widgets.py. */
+/* A decode step on a roofline. The document is `roofline` of course/site/widgets.py. */
 "use strict";
 
 CourseWidgets.formulas.decodeStep = (shape, gpu, batch, context) => {

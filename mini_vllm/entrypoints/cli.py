@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from mini_vllm.observe.bench import PERCENTILES, Workload, run_workload
-from mini_vllm.models.loader import expected_shapes, parse_config, read_json, resolve
-from mini_vllm.engine import LLMEngine
 from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
+from mini_vllm.models.loader import expected_shapes, parse_config, read_json, resolve
+from mini_vllm.observe.bench import PERCENTILES, Workload, run_workload
 from mini_vllm.observe.trace import StepRecord, traced_steps
 
 app = typer.Typer(

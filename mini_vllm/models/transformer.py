@@ -23,7 +23,7 @@ instead of being fetched from fresh memory for every large array."""
 AttentionFn = Callable[[np.ndarray, np.ndarray, ForwardBatch, float], np.ndarray]
 LinearLike = Callable[[np.ndarray], np.ndarray]
 LinearFactory = Callable[[np.ndarray, "np.ndarray | None", str], LinearLike]
-"""Weight [out, in], bias [out] or None, and the layer's name, such as `model.layers.0.self_attn.qkv_proj`."""
+"""Weight [out, in], bias [out] or None, and a name, such as `model.layers.0.self_attn.qkv_proj`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,7 @@ class ModelConfig:
 class Linear:
     """y = x @ weight.T + bias, with the weight stored the way the product reads it."""
 
-    def __init__(
-        self, weight: np.ndarray, bias: np.ndarray | None = None, name: str = ""
-    ) -> None:
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None, name: str = "") -> None:
         """Args: weight [out_features, in_features]; bias [out_features] or None; name unused."""
         self.weight = np.ascontiguousarray(weight.T)  # [in_features, out_features]
         self.bias = bias

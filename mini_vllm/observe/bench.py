@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mini_vllm.engine import LLMEngine
-from mini_vllm.request import Request
 from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
 from mini_vllm.plan import SchedulerOutput
+from mini_vllm.request import Request
 
 PERCENTILES = (50, 90, 99)
 

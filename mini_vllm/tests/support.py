@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.batch import ForwardBatch, Model
 from mini_vllm.block_pool import KVCacheBlock
-from mini_vllm.models.loader import Tokenizer
-from mini_vllm import EngineParts, LLMEngine
-from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.models.toy import ToyModel
-from mini_vllm.request import Request, RequestStatus
 from mini_vllm.config import SamplingParams
+from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.tokenizer import Tokenizer
+from mini_vllm.models.toy import ToyModel
 from mini_vllm.plan import SchedulerOutput
+from mini_vllm.request import Request, RequestStatus
 
 STEMS = (
     (1, 2, 3, 4, 5, 6) * 4,
@@ -409,7 +409,9 @@ def kv_state(kv: KVCacheManager) -> dict[str, Any]:
         "num_free": pool.get_num_free_blocks(),
         "index": [(h, list(held)) for h, held in pool.cached_block_hash_to_block.items()],
         "tables": {r: [b.block_id for b in table] for r, table in kv.req_to_blocks.items()},
-        "rest": {k: repr(v) for k, v in vars(kv).items() if k not in ("block_pool", "watch", "stats")},
+        "rest": {
+            k: repr(v) for k, v in vars(kv).items() if k not in ("block_pool", "watch", "stats")
+        },
     }
 
 

@@ -7,13 +7,13 @@ import functools
 import numpy as np
 import pytest
 
+from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
 from mini_vllm.llm import LLM
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.request import Request
-from mini_vllm.config import SamplingParams
-from mini_vllm.tests.test_shipped_model import model
 from mini_vllm.tests.support import engine_state
+from mini_vllm.tests.test_shipped_model import model
 
 NAN, INF = float("nan"), float("inf")
 
@@ -114,7 +114,14 @@ def undisturbed_output() -> list[list[int]]:
 
 def working_engine() -> tuple[LLMEngine, list[Request]]:
     """8 usable blocks of 4, max_model_len 24; one request decodes, one is half prefilled."""
-    engine = LLMEngine(num_blocks=9, block_size=4, max_num_seqs=2, max_num_batched_tokens=6, model=model(), max_model_len=24)
+    engine = LLMEngine(
+        num_blocks=9,
+        block_size=4,
+        max_num_seqs=2,
+        max_num_batched_tokens=6,
+        model=model(),
+        max_model_len=24,
+    )
     greedy = SamplingParams(max_tokens=6, ignore_eos=True)
     random = SamplingParams(max_tokens=6, ignore_eos=True, temperature=1.0)
     ids = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mini_vllm.observe.bench import Workload, run_workload
 from mini_vllm.engine import LLMEngine
+from mini_vllm.observe.bench import Workload, run_workload
 from mini_vllm.tests.support import for_all
 
 

@@ -13,9 +13,9 @@ from mini_vllm.block_pool import (
     KVCacheBlock,
     hash_block_tokens,
 )
+from mini_vllm.config import SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm.config import SamplingParams
 from mini_vllm.tests.support import Scenario, for_all, kv_state, scenarios, watch_calls
 
 

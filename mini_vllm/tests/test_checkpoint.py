@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
+from mini_vllm.llm import LLM
 from mini_vllm.models.loader import (
     expected_shapes,
     load_checkpoint,
     parse_config,
     resolve,
 )
-from mini_vllm.engine import LLMEngine
-from mini_vllm.llm import LLM
-from mini_vllm.config import SamplingParams
-from mini_vllm.tokenizer import ByteTokenizer
 from mini_vllm.models.transformer import Transformer
+from mini_vllm.tokenizer import ByteTokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 import mini_vllm.entrypoints.cli as cli
 from mini_vllm.engine import LLMEngine
-from mini_vllm.tests.test_checkpoint import write_checkpoint
 from mini_vllm.tests.support import ScriptedModel
+from mini_vllm.tests.test_checkpoint import write_checkpoint
 
 ROCKET = "\N{ROCKET}"
 

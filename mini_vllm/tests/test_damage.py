@@ -14,18 +14,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from mini_vllm import EngineParts
 from mini_vllm.attention import paged_attention_reference
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.block_pool import BlockPool
-from mini_vllm import EngineParts
 from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.models.toy import ToyModel
 from mini_vllm.model_runner import ModelRunner
-from mini_vllm.scheduler import Scheduler
-from mini_vllm.tests.test_shipped_model import MAX_TOKENS, TEXTS, check_e1, expected, model
-from mini_vllm.tests.support import Arrival, Scenario, drive_with_shadow
-from mini_vllm.tokenizer import ByteTokenizer
+from mini_vllm.models.toy import ToyModel
 from mini_vllm.models.transformer import Transformer
+from mini_vllm.scheduler import Scheduler
+from mini_vllm.tests.support import Arrival, Scenario, drive_with_shadow
+from mini_vllm.tests.test_shipped_model import MAX_TOKENS, TEXTS, check_e1, expected, model
+from mini_vllm.tokenizer import ByteTokenizer
 
 
 def request(step: int, text: bytes, max_tokens: int = MAX_TOKENS, priority: int = 0) -> Arrival:

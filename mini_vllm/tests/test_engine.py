@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mini_vllm import EngineParts, LLMEngine
+from mini_vllm import EngineParts, LLMEngine, Sampler, SamplingParams
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.request import RequestStatus
-from mini_vllm import Sampler, SamplingParams
 from mini_vllm.tests.support import (
     Arrival,
     Moment,
@@ -70,7 +69,14 @@ def test_e2_the_same_seed_gives_the_same_tokens_in_another_engine_and_another_ba
 ):
     prompts, params = [p for p, _ in requests], [s for _, s in requests]
     together = LLMEngine(num_blocks=64, block_size=4, model=ToyModel(8), tokenizer=TinyTokenizer())
-    squeezed = LLMEngine(num_blocks=64, block_size=4, max_num_seqs=1, max_num_batched_tokens=budget, model=ToyModel(8), tokenizer=TinyTokenizer())
+    squeezed = LLMEngine(
+        num_blocks=64,
+        block_size=4,
+        max_num_seqs=1,
+        max_num_batched_tokens=budget,
+        model=ToyModel(8),
+        tokenizer=TinyTokenizer(),
+    )
     first = [r.outputs[0].token_ids for r in together.generate(prompts, params)]
     second = [r.outputs[0].token_ids for r in squeezed.generate(prompts, params)]
     assert first == second

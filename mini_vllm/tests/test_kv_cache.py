@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from mini_vllm import EngineParts
+from mini_vllm.config import SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.request import Request
-from mini_vllm.config import SamplingParams
 from mini_vllm.tests.support import (
     Arrival,
     Call,

@@ -6,8 +6,8 @@ import numpy as np
 
 from mini_vllm.attention.paged import PagedMetadata
 from mini_vllm.batch import ForwardBatch
-from mini_vllm.engine import LLMEngine
 from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
 from mini_vllm.tests.support import Moment, Scenario, drive, for_all, scenarios
 
 
@@ -25,7 +25,9 @@ class Capture:
 
 def test_two_requests_laid_end_to_end():
     """Budget 8, blocks of 4: A's 6 prompt tokens, then 2 of B's 5; in step 2 A decodes."""
-    engine = LLMEngine(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=8, model="toy")
+    engine = LLMEngine(
+        num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=8, model="toy"
+    )
     capture = engine.model = Capture(engine.model)
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     for prompt in ([10, 11, 12, 13, 14, 15], [20, 21, 22, 23, 24]):
@@ -91,4 +93,7 @@ def test_a_batch_splits_its_rows_into_decodes_and_prefills():
     metadata = PagedMetadata.of(batch)
     assert metadata is PagedMetadata.of(batch), "worked out once per batch"
     assert metadata.prefill_rows == [1, 3]
-    assert sorted(int(row) for group in metadata.decode_groups for row in group.token_rows) == [0, 4]
+    assert sorted(int(row) for group in metadata.decode_groups for row in group.token_rows) == [
+        0,
+        4,
+    ]

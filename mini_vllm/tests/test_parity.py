@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from mini_vllm.batch import ForwardBatch
-from mini_vllm.models.loader import load_checkpoint, resolve
-from mini_vllm.engine import LLMEngine
 from mini_vllm.config import SamplingParams
-from mini_vllm.tests.test_checkpoint import byte_tokenizer_json
+from mini_vllm.engine import LLMEngine
+from mini_vllm.models.loader import load_checkpoint, resolve
 from mini_vllm.models.transformer import Transformer
+from mini_vllm.tests.test_checkpoint import byte_tokenizer_json
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -188,7 +188,14 @@ def under_pressure(
     """
     checkpoint = load_checkpoint(folder)
     model = Transformer(checkpoint.config, checkpoint.weights, dtype)
-    engine = LLMEngine(num_blocks=34, block_size=8, max_num_seqs=4, max_num_batched_tokens=24, long_prefill_token_threshold=10, model=model)
+    engine = LLMEngine(
+        num_blocks=34,
+        block_size=8,
+        max_num_seqs=4,
+        max_num_batched_tokens=24,
+        long_prefill_token_threshold=10,
+        model=model,
+    )
     recorder = engine.model = Recorder(model)
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     ids = [engine.add_request(prompt, params) for prompt in prompts]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mini_vllm.request import Request, RequestStatus
 from mini_vllm.config import SamplingParams
+from mini_vllm.request import Request, RequestStatus
 
 EOS = 256
 

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
+from mini_vllm import Scheduler, SchedulerOutput
+from mini_vllm.config import SamplingParams, SchedulerConfig
 from mini_vllm.engine import LLMEngine
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.config import SamplingParams, SchedulerConfig
-from mini_vllm import Scheduler, SchedulerOutput
 from mini_vllm.tests.support import Arrival, Moment, Scenario, drive, for_all, scenarios
 
 # ------------------------------------------------------------------ invariants

@@ -15,12 +15,12 @@ import pytest
 
 from mini_vllm.attention import paged_attention_reference
 from mini_vllm.batch import ForwardBatch
-from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.engine import LLMEngine
 from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Transformer
 from mini_vllm.tests.support import Arrival, Moment, Scenario, drive, for_all, scenarios
 from mini_vllm.tokenizer import ByteTokenizer
-from mini_vllm.models.transformer import Transformer
 
 MAX_TOKENS = 7
 TEXTS = (
@@ -165,8 +165,12 @@ def test_e1_one_workload_with_chunks_hits_and_preemptions_at_once(policy, enable
 def test_the_same_prompts_in_float32_give_the_same_text_here():
     """Not a promise of float32, whose ties can break either way; a guard on the dtype switch."""
     prompt = TEXTS[0].decode()
-    single = LLMEngine(num_blocks=64, block_size=16).generate([prompt], SamplingParams(max_tokens=8))
-    double = LLMEngine(num_blocks=64, block_size=16, dtype="float64").generate([prompt], SamplingParams(max_tokens=8))
+    single = LLMEngine(num_blocks=64, block_size=16).generate(
+        [prompt], SamplingParams(max_tokens=8)
+    )
+    double = LLMEngine(num_blocks=64, block_size=16, dtype="float64").generate(
+        [prompt], SamplingParams(max_tokens=8)
+    )
     assert single[0].outputs[0].text == double[0].outputs[0].text
 
 

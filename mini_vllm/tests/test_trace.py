@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from mini_vllm.engine import LLMEngine
 from mini_vllm.config import SamplingParams
-from mini_vllm.tests.support import ScriptedModel
+from mini_vllm.engine import LLMEngine
 from mini_vllm.observe.trace import traced_steps
+from mini_vllm.tests.support import ScriptedModel
 
 EOS = 256
 
@@ -15,7 +15,9 @@ EOS = 256
 def small_engine() -> LLMEngine:
     """Budget 6, blocks of 4; eight prompt tokens are followed by 1, 1, EOS."""
     model = ScriptedModel(lambda _, position: EOS if position == 9 else 1)
-    return LLMEngine(num_blocks=9, block_size=4, max_num_seqs=2, max_num_batched_tokens=6, model=model)
+    return LLMEngine(
+        num_blocks=9, block_size=4, max_num_seqs=2, max_num_batched_tokens=6, model=model
+    )
 
 
 def test_a_record_shows_state_between_schedule_and_update():

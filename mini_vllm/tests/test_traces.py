@@ -7,9 +7,9 @@ from collections import deque
 import pytest
 
 from mini_vllm import LLMEngine, RequestOutput
+from mini_vllm.config import SamplingParams, SchedulerConfig
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.config import SamplingParams, SchedulerConfig
 from mini_vllm.scheduler import Scheduler
 from mini_vllm.tests.support import ScriptedModel
 
@@ -95,7 +95,10 @@ def test_t4_eos_ends_a_request_and_is_kept():
 
 def test_t4_ignored_eos_runs_to_the_cap():
     result = scripted_result([10, 20, EOS, 30], max_tokens=4, ignore_eos=True)
-    assert (result.outputs[0].token_ids, result.outputs[0].finish_reason) == ([10, 20, EOS, 30], "length")
+    assert (result.outputs[0].token_ids, result.outputs[0].finish_reason) == (
+        [10, 20, EOS, 30],
+        "length",
+    )
 
 
 def test_t4_eos_exactly_at_the_cap_reports_stop():

@@ -8,10 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from mini_vllm.batch import ForwardBatch
 from mini_vllm import EngineParts, LLMEngine
+from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SamplingParams
-from mini_vllm.tests.test_shipped_model import TEXTS, dense_logits, model
 from mini_vllm.models.transformer import (
     Linear,
     ModelConfig,
@@ -21,6 +20,7 @@ from mini_vllm.models.transformer import (
     rope_frequencies,
     rotate,
 )
+from mini_vllm.tests.test_shipped_model import TEXTS, dense_logits, model
 
 
 def make_config(**changes) -> ModelConfig:
@@ -109,7 +109,13 @@ def test_a_long_prompt_gives_the_same_logits_in_one_piece_and_in_chunks():
     prompt = (b" ".join(TEXTS) * 3)[:280]
     whole = dense_logits(list(prompt))[-1]
     for budget in (2048, 150, 64):
-        engine = LLMEngine(num_blocks=64, block_size=16, max_num_seqs=1, max_num_batched_tokens=budget, model=model())
+        engine = LLMEngine(
+            num_blocks=64,
+            block_size=16,
+            max_num_seqs=1,
+            max_num_batched_tokens=budget,
+            model=model(),
+        )
         seen: list[np.ndarray] = []
         inner = engine.model
 
@@ -136,4 +142,6 @@ def test_a_replaced_linear_layer_serves_every_projection():
     config = copy.copy(model().config)
     assert len(made) == 4 * config.num_hidden_layers + 1
     expected = LLMEngine().generate(["The "], SamplingParams(max_tokens=3))[0].outputs[0].token_ids
-    assert engine.generate(["The "], SamplingParams(max_tokens=3))[0].outputs[0].token_ids == expected
+    assert (
+        engine.generate(["The "], SamplingParams(max_tokens=3))[0].outputs[0].token_ids == expected
+    )

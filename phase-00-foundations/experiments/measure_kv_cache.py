@@ -29,7 +29,7 @@ for folder in (HERE, HERE.parent.parent):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from course.figures import BLUE, ORANGE, Axes, Svg  # noqa: E402
+from course.truth.figures import BLUE, ORANGE, Axes, Svg  # noqa: E402
 from course.machine import describe  # noqa: E402
 from mini_vllm.attention import paged_attention  # noqa: E402
 from mini_vllm.batch import ForwardBatch  # noqa: E402

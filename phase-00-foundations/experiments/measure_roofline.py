@@ -28,7 +28,7 @@ for folder in (HERE, HERE.parent.parent):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from course.figures import BLUE, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
+from course.truth.figures import BLUE, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
 from course.machine import describe  # noqa: E402
 
 COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)

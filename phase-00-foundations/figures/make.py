@@ -19,7 +19,7 @@ ROOT = PHASE.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course.figures import (  # noqa: E402
+from course.truth.figures import (  # noqa: E402
     BLUE,
     GREEN,
     GREY,

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course.figures import (  # noqa: E402
+from course.truth.figures import (  # noqa: E402
     BLUE,
     GREEN,
     GREY,

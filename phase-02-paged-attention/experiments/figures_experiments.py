@@ -21,7 +21,7 @@ for folder in (HERE, HERE.parents[1]):
 
 from measure_churn import interval  # noqa: E402
 
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
 from mini_vllm.kv_cache import KVCacheManager  # noqa: E402
 from mini_vllm.request import Request  # noqa: E402
 from mini_vllm.config import SamplingParams  # noqa: E402

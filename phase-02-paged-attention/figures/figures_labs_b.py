@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg  # noqa: E402
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg  # noqa: E402
 from course.files import load_module  # noqa: E402
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
@@ -259,6 +259,6 @@ FIGURES: dict[str, Callable[[], str]] = {
 
 
 if __name__ == "__main__":
-    from course.figures import write_or_check
+    from course.truth.figures import write_or_check
 
     sys.exit(write_or_check(FIGURES, Path(__file__).parent))

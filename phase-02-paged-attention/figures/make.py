@@ -1,7 +1,7 @@
 """Draw the figures of phase 02.
 
 Run `python phase-02-paged-attention/figures/make.py [--check] [NAME...]`. What shows engine
-behaviour comes from `mini_vllm`: the film from `course.film`, the rest from managers and engines
+behaviour comes from `mini_vllm`: the film from `course.site.film`, the rest from managers and engines
 run here. Figures of the labs and experiments come from the files that `merge` names. No upstream
 counterpart.
 """
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course.figures import (  # noqa: E402
+from course.truth.figures import (  # noqa: E402
     BLUE,
     GREEN,
     GREY,
@@ -30,7 +30,7 @@ from course.figures import (  # noqa: E402
     write_or_check,
 )
 from course.files import load_module  # noqa: E402
-from course.film import BlockState, Frame, pool_film  # noqa: E402
+from course.site.film import BlockState, Frame, pool_film  # noqa: E402
 from mini_vllm.block_pool import ROOT_HASH, BlockPool, hash_block_tokens  # noqa: E402
 from mini_vllm.engine import LLMEngine  # noqa: E402
 from mini_vllm.kv_cache import KVCacheManager  # noqa: E402

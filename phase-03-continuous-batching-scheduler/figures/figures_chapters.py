@@ -1,7 +1,7 @@
 """Figures of the chapters of phase 03; `make.py` writes them.
 
 What shows engine behaviour is drawn from a run of `mini_vllm` made here, most of it through
-`course.gantt`. Diagrams of upstream's structure (`queues`, `seam`, `victims`) are drawn by hand. No
+`course.site.gantt`. Diagrams of upstream's structure (`queues`, `seam`, `victims`) are drawn by hand. No
 upstream counterpart.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course import gantt
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
-from course.gantt import Arrival
+from course.site import gantt
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
+from course.site.gantt import Arrival
 from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.config import SamplingParams
 from mini_vllm import Scheduler, SchedulerOutput

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from conformance import hazard, replay
-from course import gantt
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
-from course.gantt import Arrival
+from course.site import gantt
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.site.gantt import Arrival
 from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from course import gantt
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
-from course.gantt import Arrival
+from course.site import gantt
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.site.gantt import Arrival
 from mini_vllm.engine import LLMEngine
 from mini_vllm.config import SamplingParams
 

@@ -8,15 +8,15 @@ measured, so every machine gives the same file.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from course.files import load_module
 
 PHASE = Path(__file__).resolve().parents[1]
 TILES = (1, 4, 16, 64, 128, 256)
@@ -25,14 +25,7 @@ CHUNKS = (1, 16, 64, 256, 512, 2048)
 
 def lab_03() -> ModuleType:
     """The reference solution of lab 04-03."""
-    name = "_traffic_lab_03"
-    path = PHASE / "labs" / "lab-03-causal-prefill-attention" / "solution.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(PHASE / "labs" / "lab-03-causal-prefill-attention" / "solution.py")
 
 
 class CountingCache:

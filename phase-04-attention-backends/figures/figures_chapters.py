@@ -20,7 +20,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from conformance.parts import selector_outcome as outcome  # noqa: E402
-from course.figures import (  # noqa: E402
+from course.truth.figures import (  # noqa: E402
     BLUE,
     GREEN,
     GREY,

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
 from course.files import load_module  # noqa: E402
 
 PHASE = Path(__file__).resolve().parents[1]

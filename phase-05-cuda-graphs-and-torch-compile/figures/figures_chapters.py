@@ -21,7 +21,7 @@ for folder in (str(ROOT), str(Path(__file__).resolve().parent)):
 import served  # noqa: E402
 
 from conformance import parts  # noqa: E402
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
 from mini_vllm.cudagraph.launches import LAYER, MODES, simulate  # noqa: E402
 
 COLORS = {"FULL": GREEN, "PIECEWISE": BLUE, "NONE": GREY}

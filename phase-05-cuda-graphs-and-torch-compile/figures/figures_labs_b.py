@@ -17,7 +17,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from conformance import parts  # noqa: E402
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
 from course.files import load_module  # noqa: E402
 
 PHASE = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ ROOT = HERE.parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from course.figures import collect, write_or_check  # noqa: E402
+from course.truth.figures import collect, write_or_check  # noqa: E402
 
 FIGURES = collect(HERE)
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from course import pristine
+from course.learning import pristine
 from course.files import load_module
 
 HERE = Path(__file__).resolve().parent

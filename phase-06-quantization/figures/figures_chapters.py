@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.config import SamplingParams

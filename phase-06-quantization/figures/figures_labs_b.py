@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from course.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.files import load_module
 
 PHASE = Path(__file__).resolve().parents[1]

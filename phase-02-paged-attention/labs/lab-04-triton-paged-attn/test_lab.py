@@ -11,22 +11,18 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from course.files import load_module
+
 HERE = Path(__file__).parent
 
 
 def _load_harness():
-    spec = importlib.util.spec_from_file_location("harness", HERE / "harness.py")
-    assert spec and spec.loader, "harness.py must lie beside this file"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["harness"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(HERE / "harness.py", "harness")
 
 
 harness = _load_harness()

@@ -10,7 +10,6 @@ outcome of every device, and every 97th. Given; nothing here is for you to write
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import sys
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from conformance import parts  # noqa: E402
+from course.files import load_module  # noqa: E402
 
 STEP = 97
 """Of the sample: a prime, so that it meets every value of every argument."""
@@ -183,11 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare a selector with the real one's choices.")
     parser.add_argument("--file", type=Path, default=HERE / "solution.py", help="your starter.py")
     arguments = parser.parse_args()
-    spec = importlib.util.spec_from_file_location("lab_04_02", arguments.file)
-    assert spec and spec.loader
-    lab = importlib.util.module_from_spec(spec)
-    sys.modules["lab_04_02"] = lab
-    spec.loader.exec_module(lab)
+    lab = load_module(arguments.file, "lab_04_02")
     count, differ = 0, 0
     for asked in questions(whole=True):
         count += 1

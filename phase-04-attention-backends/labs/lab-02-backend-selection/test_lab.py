@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import itertools
 import os
 import subprocess
@@ -13,17 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from course.files import load_module
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
 def _load_recorded():
-    spec = importlib.util.spec_from_file_location("lab_04_02_recorded", HERE / "recorded.py")
-    assert spec and spec.loader, "recorded.py must lie beside this file"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lab_04_02_recorded"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(HERE / "recorded.py", "lab_04_02_recorded")
 
 
 recorded = _load_recorded()

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from course.files import load_module
+
 HERE = Path(__file__).parent
 TOLERANCE = 1e-12
 LN2 = math.log(2.0)
@@ -458,10 +460,7 @@ def check_kernels(lab, arrays, cases, tile, tolerance, where):
 @pytest.fixture(scope="module")
 def run_module():
     sys.path.insert(0, str(HERE))
-    spec = importlib.util.spec_from_file_location("_lab_04_04_run", HERE / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield load_module(HERE / "run.py", "_lab_04_04_run")
     sys.path.remove(str(HERE))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from course.files import load_module
 from mini_vllm.cudagraph import GraphRunner, LaunchCounter, PiecewiseGraphRunner, run_eager
 
 HERE = Path(__file__).parent
@@ -342,13 +342,9 @@ def test_submissions_equal_the_runners(lab):
 @pytest.fixture(scope="module")
 def toy():
     """`toy_fx.py`, which needs torch."""
-    spec = importlib.util.spec_from_file_location("_lab_05_06_toy_fx", HERE / "toy_fx.py")
-    assert spec and spec.loader, "toy_fx.py must lie beside this file"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = load_module(HERE / "toy_fx.py", "_lab_05_06_toy_fx")
     yield module
-    sys.modules.pop(spec.name)
+    sys.modules.pop(module.__name__)
 
 
 def traced(toy, model):

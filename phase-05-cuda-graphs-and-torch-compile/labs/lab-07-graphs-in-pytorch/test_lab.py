@@ -6,15 +6,14 @@ measurement. The tests marked `gpu` need a CUDA GPU and torch.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from course.files import load_module
 from mini_vllm.cudagraph import Tape
 from mini_vllm.cudagraph.launches import simulate
 
@@ -44,12 +43,7 @@ def refused(call, what: str) -> None:
 
 def load(name: str):
     """run.py or pretend.py, fresh."""
-    spec = importlib.util.spec_from_file_location(f"_lab_05_07_{name}", HERE / f"{name}.py")
-    assert spec and spec.loader, f"{name}.py must lie beside this file"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(HERE / f"{name}.py", f"_lab_05_07_{name}")
 
 
 # --- Part A ---------------------------------------------------------------------------------------

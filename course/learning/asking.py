@@ -1,0 +1,146 @@
+"""Questions at the terminal: predictions before a lab, the quiz of a phase.
+
+Promises: an empty line is no answer; the end of the input ends the questions; every answer is kept
+the moment it is given.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from course import terminal
+from course.learning import predictions, quiz, show
+from course.learning.labs import CourseError, Lab
+from course.learning.progress import FOLDER, Progress
+
+
+def predict(console: Console, progress: Progress, lab: Lab) -> None:
+    """Ask for each prediction of a lab and write the answers beside the starter.
+
+    Raises:
+        CourseError: the lab asks none, or the file cannot be written.
+    """
+    asked = lab.manifest.predictions
+    if not asked:
+        raise CourseError(f"Lab {lab.id} asks for no prediction.")
+    answers, problems = predictions.committed(lab.folder, asked)
+    for problem in problems:
+        terminal.say(console, problem, "yellow")
+    for name, question in asked.items():
+        show.question(console, question.ask, question.choices)
+        if name in progress.entry(lab).predictions:
+            terminal.say(console, "  It was compared already: the first answer counts.", "dim")
+        answer = _answered(console, question, answers.get(name))
+        if answer is None or answer == answers.get(name):
+            continue
+        try:
+            predictions.commit(lab.folder, name, answer)
+        except (ValueError, OSError) as error:
+            raise CourseError(f"{name} was not written: {error}") from None
+    missing = asked.keys() - predictions.committed(lab.folder, asked)[0].keys()
+    terminal.say(
+        console, f"{len(asked) - len(missing)} of {len(asked)} committed in {predictions.FILE}."
+    )
+    terminal.say(console, f"Compare with what is measured: course check {lab.id}", "cyan")
+
+
+def _answered(
+    console: Console, question: predictions.Prediction, before: predictions.Answer | None
+) -> predictions.Answer | None:
+    """An answer from the keyboard; the one from before, or None, for an empty line or no input."""
+    while True:
+        kept = "" if before is None else f" [{before}]"
+        console.print(f"  your answer{kept}: ", end="")
+        line = sys.stdin.readline()
+        if not line.strip():
+            console.print()
+            return before
+        try:
+            return question.read(line)
+        except ValueError as error:
+            terminal.say(console, f"  {error}", "yellow")
+
+
+def run_quiz(console: Console, root: Path, phase: str | None, count: int, every: bool) -> int:
+    """Ask questions of a phase, or of all; 1 when an answer was wrong.
+
+    Args:
+        phase: its number or its folder's name; None for all.
+        count: the most questions to ask.
+        every: also those that are not due.
+
+    Raises:
+        CourseError: there is no such quiz, a quiz is unsound, the count is below 1.
+    """
+    if count < 1:
+        raise CourseError(f"--count is {count}: give 1 or more")
+    questions = _questions(root, phase)
+    boxes = quiz.Boxes(root / FOLDER)
+    chosen = questions if every else boxes.due(questions)
+    chosen = chosen if every else chosen[:count]
+    if not chosen:
+        terminal.say(
+            console, "Nothing is due today. Every question all the same: course quiz --all"
+        )
+        return 0
+    right = asked = 0
+    try:
+        for place, question in enumerate(chosen, 1):
+            terminal.say(console, f"\n{place} of {len(chosen)}, {question.id}", "dim")
+            show.question(console, question.ask, question.choices)
+            unit = f" ({question.unit})" if question.unit else ""
+            console.print(f"  your answer{unit}: ", end="")
+            line = sys.stdin.readline()
+            if not line:
+                console.print()
+                break
+            if not console.is_terminal or not sys.stdin.isatty():
+                console.print()
+            asked += 1
+            correct = question.check(line)
+            right += correct
+            _explain(console, question, correct)
+            try:
+                boxes.put(question.id, correct)
+            except OSError as error:
+                terminal.say(console, f"  The answer cannot be kept ({error}).", "red")
+    except KeyboardInterrupt:
+        console.print()
+    left = len(boxes.due(questions))
+    terminal.say(console, f"\n{right} of {asked} right. {left} left for today: course quiz", "bold")
+    return 0 if right == asked else 1
+
+
+def _explain(console: Console, question: quiz.Question, correct: bool) -> None:
+    if correct:
+        terminal.say(console, "  Right.", "green")
+    else:
+        terminal.say(console, f"  No: {question.answer}.", "red")
+    terminal.say(console, f"  {question.explain}")
+    terminal.say(console, f"  ({question.source})", "dim")
+
+
+def _questions(root: Path, phase: str | None) -> Sequence[quiz.Question]:
+    files = quiz.files(root)
+    if phase is not None:
+        number = re.search(r"(?:phase-|^)(\d{1,2})(?:\D|$)", Path(phase).name)
+        wanted = f"phase-{int(number[1]):02d}-" if number else phase
+        files = [path for path in files if path.parent.name.startswith(wanted)]
+    if not files:
+        known = ", ".join(path.parent.name[6:8] for path in quiz.files(root)) or "none"
+        raise CourseError(f"There is no quiz for {phase or 'any phase'}. Phases with one: {known}.")
+    questions: list[quiz.Question] = []
+    for path in files:
+        found, findings = quiz.load(path)
+        if findings:
+            told = "\n".join(
+                f"{terminal.relative(f.page, root)}:{f.line}: {f.text}" for f in findings
+            )
+            raise CourseError(told)
+        questions += found
+    return questions

@@ -1,0 +1,320 @@
+"""The learner's commands: grade, watch, hint, reset, solution, run.
+
+Promises: nothing of the learner's is lost (a reset keeps a copy); a result is kept only for the
+text it is a result of, and shown where it cannot be kept; Ctrl-C leaves the last state.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from course import terminal
+from course.files import write_atomically
+from course.learning import grading, manifest, mine, predictions, show
+from course.learning.labs import CourseError, Lab, signatures
+from course.learning.progress import FOLDER, PASSED, Progress, digest_of
+
+
+def grade(
+    console: Console,
+    root: Path,
+    labs: list[Lab],
+    progress: Progress,
+    lab: Lab,
+    time_limit: float,
+) -> bool:
+    """Grade the learner's file of one lab, keep the result, show it; whether it passed."""
+    if not lab.starter.is_file():
+        raise CourseError(
+            f"{terminal.relative(lab.starter, root)} is gone. Put it back: course reset {lab.id}"
+        )
+    working = (
+        console.status(f"Grading {lab.id} ...") if console.is_terminal else contextlib.nullcontext()
+    )
+    answers, problems = predictions.committed(lab.folder, lab.manifest.predictions)
+    with working:
+        report = run_starter(root, lab, time_limit)
+    show.graded(console, root, lab, report)
+    measured = {n: v for result in report.passed for n, v in result.measured.items()}
+    show.predicted(console, lab, answers, problems, measured)
+    if not report.digest:
+        terminal.say(
+            console,
+            f"{lab.starter.name} or its tests were saved while they ran: nothing was kept.\n"
+            f"Once more: course check {lab.id}",
+            "yellow",
+        )
+        return False
+    try:
+        both = answers.keys() & measured.keys()
+        progress.record(lab, report, {name: (answers[name], measured[name]) for name in both})
+    except OSError as error:
+        terminal.say(
+            console, f"The result cannot be kept ({error}): your progress is as it was.", "red"
+        )
+    if report.ok:
+        part = mine.attribute_of(lab.manifest.part) if lab.manifest.part else ""
+        built = asked_for(progress.pristine.get(lab.id) or lab.solution.read_text("utf-8"))
+        following = progress.next_lab(labs, after=lab)
+        show.congratulate(console, root, lab, report, built, following, part)
+    return report.ok
+
+
+def asked_for(pristine: str) -> list[str]:
+    """The functions and classes a pristine starter leaves to the learner, in file order."""
+    every = list(signatures(ast.parse(pristine)))
+    wanted = [name for name, (_, unwritten) in every if unwritten] or [name for name, _ in every]
+    return list(dict.fromkeys(name.partition(".")[0] for name in wanted))
+
+
+def run_starter(root: Path, lab: Lab, time_limit: float = grading.TIME_LIMIT) -> grading.Report:
+    """The learner's file against the lab's tests, in a child process.
+
+    The report's digest is that of the files, "" when one of them was saved meanwhile: nobody can
+    tell then which text was graded.
+    """
+    before = digest_of(lab)
+    try:
+        expected = lab.test_names()
+    except (SyntaxError, ValueError, OSError):  # the run says what is wrong with them
+        expected = []
+    report = grading.run(
+        root,
+        lab.test_file,
+        impl="starter",
+        expected=expected,
+        time_limit=time_limit,
+        memory=grading.MEMORY_LIMIT if lab.manifest.tag == "CPU-OK" else 0,
+    )
+    report.digest = before if digest_of(lab) == before else ""
+    return report
+
+
+def watch(
+    console: Console,
+    root: Path,
+    labs: list[Lab],
+    progress: Progress,
+    fixed: Lab | None,
+    time_limit: float,
+) -> None:
+    """Grade now and after every save, until Ctrl-C.
+
+    Without a `fixed` lab it follows the learner: a saved file of any lab is graded next.
+    """
+    from course.learning.progress import current_lab
+
+    lab = fixed or current_lab(root, progress)
+    watched = [fixed] if fixed else labs
+    try:
+        while lab is not None:
+            if console.is_terminal:
+                console.clear()
+            graded = {each.id: _text(each) for each in watched}
+            try:
+                grade(console, root, labs, progress, lab, time_limit)
+            except CourseError as error:  # an editor may put the file aside before it is back
+                terminal.say(console, str(error), "red")
+            terminal.say(console, "\nWaiting for a save (Ctrl-C to stop).", "dim")
+            lab = _next_saved(watched, graded)
+    except KeyboardInterrupt:
+        terminal.say(console, "\nStopped. Your progress is kept.")
+
+
+def _text(lab: Lab) -> bytes | None:
+    """The learner's file; None while there is none."""
+    try:
+        return lab.starter.read_bytes()
+    except OSError:
+        return None
+
+
+def _next_saved(labs: list[Lab], graded: dict[str, bytes | None]) -> Lab | None:
+    """Wait until a lab's starter is saved, or is not what was graded; None when watching ended.
+
+    What was saved before the watching began, as during a grading, has no event: the texts tell.
+    """
+    import watchfiles
+
+    def changed() -> Lab | None:
+        texts = ((lab, _text(lab)) for lab in labs)
+        return next((lab for lab, text in texts if text not in (None, graded[lab.id])), None)
+
+    if lab := changed():
+        return lab
+    files = {str(lab.starter.resolve()): lab for lab in labs}
+    folders = [lab.folder for lab in labs]
+    for changes in watchfiles.watch(
+        *folders, recursive=False, raise_interrupt=True, yield_on_timeout=True, rust_timeout=1000
+    ):
+        saved = [files.get(str(Path(path).resolve())) for _, path in sorted(changes)]
+        if found := next((lab for lab in saved if lab and lab.starter.is_file()), None):
+            return found
+        if lab := changed():
+            return lab
+    return None
+
+
+def hint(console: Console, progress: Progress, lab: Lab, test: str | None) -> None:
+    """Unfold one more hint of `test`, or of the test that failed last, for how it failed."""
+    names = lab.test_names()
+    hints = lab.manifest.hints
+    entry = progress.entry(lab)
+    if test is None:
+        if progress.state(lab) == PASSED:
+            terminal.say(
+                console, f"Lab {lab.id} is passed; no hint is needed. --test names a test."
+            )
+            return
+        test = entry.first_failing if entry.first_failing in names else names[0]
+    if test not in hints:
+        raise CourseError(
+            f"Lab {lab.id} has no hints for {test!r}. Its tests are:\n  " + "\n  ".join(names)
+        )
+    fit = manifest.fitting(hints[test], entry.failure if test == entry.first_failing else "")
+    fields = sorted({each.field for each in fit if each.field})
+    key = f"{test} ({', '.join(fields)})" if fields else test
+    try:
+        unfolded = progress.unfold(lab, key, len(fit))
+    except OSError as error:  # the next command would begin with the first again
+        unfolded = len(fit)
+        terminal.say(
+            console, f"What was unfolded cannot be kept ({error}): here are all.", "yellow"
+        )
+    show.hint(console, lab, key, [each.text for each in fit], unfolded)
+
+
+def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool) -> None:
+    """Put the pristine starter back, after keeping a copy of what is there."""
+    pristine = progress.pristine.get(lab.id)
+    if pristine is None:
+        raise CourseError(f"The pristine starter of {lab.id} is not packed in course/starters.json")
+    here = lab.starter.read_bytes() if lab.starter.is_file() else None
+    name = terminal.relative(lab.starter, root)
+    if here is not None and here.replace(b"\r\n", b"\n") == pristine.encode("utf-8"):
+        terminal.say(console, f"{name} is the pristine starter already.")
+        return
+    if not yes and sys.stdin.isatty() and not typer.confirm(f"Replace {name}?"):
+        terminal.say(console, "Nothing was changed.")
+        return
+    if here is not None:
+        stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+        copy = root / FOLDER / "backup" / f"{lab.id}-{stamp}.py"
+        try:
+            write_atomically(copy, here)
+        except OSError as error:
+            raise CourseError(
+                f"Nothing was changed: your {name} could not be kept ({error})."
+            ) from None
+        terminal.say(console, f"Your file is kept as {terminal.relative(copy, root)}")
+    write_atomically(lab.starter, pristine)
+    terminal.say(console, f"{name} is the pristine starter again.")
+    try:
+        progress.fold(lab)
+    except OSError as error:
+        terminal.say(console, f"Its last result is still in your progress ({error}).", "yellow")
+
+
+def solution(console: Console, progress: Progress, lab: Lab, diff: bool, yes: bool) -> None:
+    """Show the reference, or how it differs from the learner's file."""
+    if progress.state(lab) != PASSED and not yes:
+        question = f"You have not passed {lab.id} yet. Show its reference all the same?"
+        if not sys.stdin.isatty():
+            raise CourseError(f"{question} Then add --yes. A hint instead: course hint {lab.id}")
+        if not typer.confirm(question):
+            terminal.say(console, f"A hint instead: course hint {lab.id}")
+            return
+    if diff:
+        show.diff(console, lab)
+    else:
+        show.code(console, lab.solution)
+
+
+def generate(
+    console: Console,
+    opened: Callable[[], tuple[Path, list[Lab], Progress]],
+    prompt: str,
+    use_mine: bool,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+    model: str,
+) -> None:
+    """Continue `prompt` on the terminal, as it is generated; then say whose parts ran."""
+    from mini_vllm import LLM, EngineParts, SamplingParams
+
+    owners: dict[str, Lab] = {}
+    parts = EngineParts()
+    if use_mine:
+        root, labs, progress = opened()
+        supplied, owners = _own_parts(console, root, labs, progress)
+        parts = EngineParts(**supplied)
+    began = time.perf_counter()
+    count = 0
+    try:
+        llm = LLM(model, parts=parts)
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+        console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
+        for piece in llm.stream(prompt, params):
+            count += len(piece.encode("utf-8"))
+            console.print(Text(terminal.printable(piece)), end="", soft_wrap=True)
+        console.print()
+    except Exception as error:
+        told = mine.own_failure(error, owners)
+        if told:
+            raise CourseError(told) from None
+        if isinstance(error, ValueError):
+            raise CourseError(str(error)) from None
+        raise
+    seconds = time.perf_counter() - began
+    console.print()
+    if use_mine:
+        _say_whose(console, owners)
+    terminal.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")
+
+
+def _own_parts(
+    console: Console, root: Path, labs: list[Lab], progress: Progress
+) -> tuple[dict[str, Any], dict[str, Lab]]:
+    """The learner's passing parts; files edited since their last grading are graded first."""
+    from course.learning.progress import CHANGED
+
+    for lab in labs:
+        if lab.manifest.part and progress.state(lab) == CHANGED:
+            terminal.say(console, f"Grading {lab.id}, edited since it was last graded.", "dim")
+            report = run_starter(root, lab)
+            with contextlib.suppress(OSError):  # it counts for this run all the same
+                progress.record(lab, report)
+    try:
+        return mine.parts_of(
+            labs, lambda lab: progress.state(lab) == PASSED, lambda lab: lab.starter
+        )
+    except CourseError:
+        raise
+    except Exception as error:
+        raise CourseError(f"A part could not be loaded: {type(error).__name__}: {error}") from None
+
+
+def _say_whose(console: Console, owners: dict[str, Lab]) -> None:
+    import dataclasses
+
+    from mini_vllm import EngineParts
+
+    for part in (field.name for field in dataclasses.fields(EngineParts)):
+        if part in owners:
+            terminal.say(console, f"  {part:<18} yours, from lab {owners[part].id}", "green")
+        else:
+            terminal.say(console, f"  {part:<18} the course's", "dim")
+    if not owners:
+        terminal.say(console, "None of the labs that supply a part is passed yet.")

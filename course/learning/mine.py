@@ -1,0 +1,69 @@
+"""The learner's own classes, put into the engine.
+
+A lab with `part: block_pool` supplies the attribute of its module that has the name of the
+engine's own: `EngineParts.block_pool` is `BlockPool`, so the lab must define `BlockPool`.
+Promises: only files that pass their lab are used; an error in one is shown as theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from course.files import load_module
+from course.learning.labs import CourseError, Lab
+
+
+def attribute_of(part: str) -> str:
+    """The name a lab module must give to what it supplies for `part`.
+
+    Raises:
+        CourseError: the engine has no such part.
+    """
+    from mini_vllm import EngineParts
+
+    defaults = {field.name: field.default for field in dataclasses.fields(EngineParts)}
+    if part not in defaults:
+        raise CourseError(
+            f"part {part!r} is no part of the engine: use one of {', '.join(defaults)}"
+        )
+    return str(getattr(defaults[part], "__name__", part))
+
+
+def parts_of(
+    labs: list[Lab], passed: Callable[[Lab], bool], file: Callable[[Lab], Path]
+) -> tuple[dict[str, Any], dict[str, Lab]]:
+    """The parts supplied by the labs that `passed`, from `file(lab)`, and whose they are.
+
+    Where two labs supply the same part, the later one wins.
+    """
+    parts: dict[str, Any] = {}
+    owners: dict[str, Lab] = {}
+    for lab in labs:
+        part = lab.manifest.part
+        if part is None or not passed(lab):
+            continue
+        name = attribute_of(part)
+        module = load_module(file(lab))
+        if not hasattr(module, name):
+            raise CourseError(f"{lab.id}: {file(lab).name} defines no {name} for the part {part}")
+        parts[part] = getattr(module, name)
+        owners[part] = lab
+    return parts, owners
+
+
+def own_failure(error: BaseException, owners: dict[str, Lab]) -> str:
+    """In words, where a learner's part failed; empty when the error is not in their files."""
+    folders = {lab.folder.resolve(): lab for lab in owners.values()}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        lab = folders.get(Path(frame.filename).resolve().parent)
+        if lab is not None:
+            where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
+            return (
+                f"Your part from lab {lab.id} stopped the engine: {type(error).__name__}: {error}\n"
+                f"    {where}: {frame.line}"
+            )
+    return ""

@@ -1,0 +1,255 @@
+"""`quiz.yaml` of a phase: questions with an answer that can be checked, and when each comes back.
+
+A question has `id` ("03-ex-04"), `source` ("EXERCISES.md, 4"), `ask`, `explain`, and one of:
+`number` (with `unit`, and `tolerance`, relative, 0.01 unless given), `choices` with `choice`,
+`accept` (short answers). Promises: a file that loads has unique ids, sources that are on their
+pages and no unknown key; an answer is checked by its meaning: letters or texts of choices, units
+of the same kind, neither case nor punctuation. The book and the command read the same `Question`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from course.files import locked, write_atomically
+from course.truth.citations import Finding
+
+FILE = "quiz.yaml"
+TOLERANCE = 0.01
+KINDS = ("number", "choices", "accept")
+_NUMBER = re.compile(
+    r"[~≈=\s]*([-+]?(?:\d[\d,_]*)?\.?\d+(?:e[-+]?\d+)?)(?:\s*/\s*(\d+))?\s*(.*)", re.I
+)
+_SIZES = {"b": 1.0, "bytes": 1.0, "byte": 1.0}
+_SIZES |= {f"{p}ib": 2.0 ** (10 * n) for n, p in enumerate("kmgt", 1)}
+_SIZES |= {f"{p}b": 10.0 ** (3 * n) for n, p in enumerate("kmgt", 1)}
+_TIMES = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question; exactly one of `number`, `choices` and `accept` is given."""
+
+    id: str
+    source: str
+    ask: str
+    explain: str
+    number: float | None = None
+    tolerance: float = TOLERANCE
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    choice: str = ""
+    accept: tuple[str, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """The right answer, to be shown."""
+        if self.number is not None:
+            return f"{self.number:,} {self.unit}".rstrip().replace(" %", "%")
+        return self.choice or self.accept[0]
+
+    def check(self, given: str) -> bool:
+        """Whether `given` answers it."""
+        if self.number is not None:
+            return self._is_number(given)
+        if self.choices:
+            letters = dict(zip(string.ascii_lowercase, self.choices, strict=False))
+            known = {_plain(choice): choice for choice in self.choices}
+            return (known.get(_plain(given)) or letters.get(_plain(given))) == self.choice
+        return _plain(given) in map(_plain, self.accept)
+
+    def _is_number(self, given: str) -> bool:
+        match = _NUMBER.fullmatch(given.strip())
+        if not match or self.number is None:
+            return False
+        value = float(re.sub("[,_]", "", match[1])) / float(match[2] or 1)
+        own, theirs = self.unit.casefold().strip(), match[3].casefold().strip(" .")
+        if theirs == "%" and own != "%":
+            value /= 100
+        for table in (_SIZES, _TIMES):
+            if theirs in table and own in table:
+                value *= table[theirs] / table[own]
+            elif own and theirs in table and (len(theirs) > 1 or own in {*_SIZES, *_TIMES}):
+                return False  # a size where steps are asked for; "8 b" may still be eight blocks
+        return abs(value - self.number) <= self.tolerance * abs(self.number)
+
+
+def _plain(text: str) -> str:
+    """Without case, punctuation and article; an answer that is nothing else stays."""
+    words = re.sub(r"[\W_]+", " ", text.casefold()).split()
+    words = words[1:] if len(words) > 1 and words[0] in ("the", "a", "an") else words
+    return " ".join(words) or text.strip()
+
+
+# ------------------------------------------------------------------ reading
+
+
+def files(root: Path, paths: Sequence[Path] = ()) -> list[Path]:
+    """Every quiz of the phases, in course order; with `paths`, those in or at them."""
+    found = sorted(root.resolve().glob(f"phase-*/{FILE}"))
+    wanted = [path.resolve() for path in paths]
+    return [f for f in found if not wanted or any(f == w or w in f.parents for w in wanted)]
+
+
+def load(path: Path) -> tuple[list[Question], list[Finding]]:
+    """The questions of a file that are sound, and what is wrong with the others, by line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = yaml.safe_load(text)
+    except (UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+        return [], [Finding(path, 1, f"not valid YAML: {' '.join(str(error).split())}")]
+    if not isinstance(data, list):
+        return [], [Finding(path, 1, "must be a list of questions")]
+    lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"- ", line)]
+    questions: list[Question] = []
+    findings = []
+    for place, item in enumerate(data):
+        problems = list(_problems(item, path, {question.id for question in questions}))
+        line = lines[place] if len(lines) == len(data) else 1
+        name = item.get("id", place + 1) if isinstance(item, dict) else place + 1
+        findings += [Finding(path, line, f"question {name}: {problem}") for problem in problems]
+        if not problems:
+            questions.append(_question(item))
+    return questions, findings
+
+
+def _question(item: dict[str, Any]) -> Question:
+    lists: dict[str, Any] = {key: tuple(item[key]) for key in ("choices", "accept") if key in item}
+    return Question(**(item | lists))
+
+
+def _problems(item: Any, path: Path, taken: set[str]) -> Iterator[str]:
+    if not isinstance(item, dict):
+        yield f"must be a mapping of keys, not {item!r}"
+        return
+    for key in item.keys() - {field.name for field in fields(Question)}:
+        yield f"unknown key {key!r}"
+    texts = [key for key in ("id", "source", "ask", "explain", "unit", "choice") if key in item]
+    for key in dict.fromkeys(["id", "source", "ask", "explain", *texts]):
+        if not isinstance(item.get(key), str) or not item[key].strip():
+            yield f"{key} must be a text, not {item.get(key)!r}"
+    kinds = [kind for kind in KINDS if kind in item]
+    if len(kinds) != 1:
+        yield f"needs exactly one of {', '.join(KINDS)}, has {', '.join(kinds) or 'none'}"
+    number = item.get("number", 0)
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        yield f"number must be a number, not {number!r}"
+    tolerance = item.get("tolerance", 0)
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float):
+        yield f"tolerance must be a number, not {tolerance!r}"
+    elif not 0 <= tolerance < 1:
+        yield f"tolerance is {tolerance}: relative, from 0 to below 1"
+    for key in ("choices", "accept"):
+        yield from _list_problems(key, item.get(key, ["a", "b"]))
+    belongs = {"number": ("tolerance", "unit"), "choices": ("choice",)}
+    for kind, keys in belongs.items():
+        for key in keys:
+            if key in item and kind not in item:
+                yield f"{key} has no meaning without {kind}"
+    if isinstance(item.get("choices"), list) and item.get("choice") not in item["choices"]:
+        yield f"choice {item.get('choice')!r} is none of its choices"
+    if isinstance(item.get("id"), str):
+        if not re.fullmatch(r"\d\d-(ex|in|gu)-\d\d", item["id"]):
+            yield "the id must be phase, ex, in or gu, number, as in 03-ex-04"
+        elif item["id"][:2] != path.parent.name.partition("-")[2][:2]:
+            yield f"the id does not agree with the folder {path.parent.name}"
+        if item["id"] in taken:
+            yield "the id is used twice"
+    if isinstance(item.get("source"), str):
+        for source in item["source"].split(";"):
+            if problem := _source_problem(path.parent, source.strip()):
+                yield problem
+
+
+def _list_problems(key: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        yield f"{key} must be a list of texts (in quotes), not {value!r}"
+    elif len(value) < (2 if key == "choices" else 1):
+        yield f"{key} has too few entries"
+    elif key == "choices" and len({_plain(each) for each in value}) < len(value):
+        yield "two of its choices are the same text"
+
+
+def _source_problem(phase: Path, source: str) -> str:
+    """Why "PAGE, PLACE" is not on the page; the place is a number, a heading, words, or several."""
+    name, _, place = source.partition(",")
+    page = phase / name.strip()
+    if not page.is_file():
+        return f"source: there is no page {name.strip()}"
+    text = _flat(page.read_text(encoding="utf-8"))
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    place = _flat(place.strip())
+    if any(place and place in head for head in heads):
+        return ""
+    numbers = {match[1] for head in heads if (match := re.match(r"q?(\d+)[.:)]? ", head))}
+    numbers |= set(re.findall(r"^ *(\d+)[.)] ", text, re.MULTILINE))
+    for part in re.split(r"[,.:]\s+| in (?=section)", place):
+        number = re.search(r"(\d+)$", part)
+        words = re.sub(r"\b(?:section|exercise|question|q)?\s*\d+$", "", part).strip()
+        if number and number[1] not in numbers:
+            return f"source: {name} has no number {number[1]}"
+        if words and words not in text:
+            return f"source: {name} has no {words!r}"
+    return "" if place else f"source: say where on {name}"
+
+
+def _flat(text: str) -> str:
+    return text.replace("`", "").casefold()
+
+
+def document(questions: Sequence[Question]) -> str:
+    """The questions as JSON, for a script of the book: a list of objects with every key."""
+    return json.dumps([asdict(question) for question in questions], ensure_ascii=False)
+
+
+# ------------------------------------------------------------------ when each comes back
+
+DAYS = (0, 1, 3, 7, 21, 60)
+"""Days until a question comes back, by its box; a wrong answer puts it into the first."""
+
+
+class Boxes:
+    """Leitner's boxes, in `.course/quiz.json`: question id to (box, the day it is due)."""
+
+    def __init__(self, folder: Path, today: date | None = None) -> None:
+        self.path = folder / "quiz.json"
+        self.today = today or date.today()
+        self.cards = self._read()
+
+    def _read(self) -> dict[str, tuple[int, date]]:
+        """What is there; what cannot be read is begun anew, since it holds no work."""
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))["cards"]
+            cards = {key: (int(box), date.fromisoformat(due)) for key, (box, due) in data.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {}
+        return {key: (min(max(box, 0), len(DAYS) - 1), due) for key, (box, due) in cards.items()}
+
+    def put(self, name: str, right: bool) -> None:
+        """Keep an answer: a box further, or back into the first.
+
+        Raises:
+            OSError: it cannot be kept.
+        """
+        with locked(self.path.with_name("lock")):
+            self.cards = self._read()
+            box = min(self.cards.get(name, (0, self.today))[0] + 1, len(DAYS) - 1) if right else 0
+            self.cards[name] = box, self.today + timedelta(DAYS[box])
+            cards = {key: [box, due.isoformat()] for key, (box, due) in sorted(self.cards.items())}
+            write_atomically(self.path, json.dumps({"version": 1, "cards": cards}, indent=1) + "\n")
+
+    def due(self, questions: Sequence[Question]) -> list[Question]:
+        """Those to ask today: the due ones, the lowest box first, then those never asked."""
+        known = [q for q in questions if q.id in self.cards and self.cards[q.id][1] <= self.today]
+        known.sort(key=lambda question: self.cards[question.id])
+        return known + [question for question in questions if question.id not in self.cards]

@@ -1,0 +1,260 @@
+"""The quiz: what counts as an answer, what counts as a quiz, and when a question comes back."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from datetime import date, timedelta
+
+import pytest
+import yaml
+
+from course.learning import quiz
+from course.learning.quiz import Boxes, Question
+
+EXERCISES = (
+    "# Exercises\n\n### 1. Four `blocks`\n\nText.\n\n### 2. Room, and how it ends\n\nText.\n"
+)
+NUMBER = {"id": "90-ex-01", "source": "EXERCISES.md, 1", "ask": "How much?", "number": 0.25,
+          "tolerance": 0.02, "unit": "GiB", "explain": "4 x 64 MiB."}  # fmt: skip
+CHOICE = {"id": "90-ex-02", "source": "EXERCISES.md, 2", "ask": "Which?",
+          "choices": ["the first", "the last", "none"], "choice": "the last",
+          "explain": "So."}  # fmt: skip
+SHORT = {"id": "90-ex-03", "source": "EXERCISES.md, 1. Four blocks", "ask": "Block 0?",
+         "accept": ["null block", "BLOCK_0"], "explain": "It pads."}  # fmt: skip
+
+
+@pytest.fixture
+def write(little_course):
+    phase = little_course / "phase-90-little"
+    (phase / "EXERCISES.md").write_text(EXERCISES)
+
+    def put(*items):
+        path = phase / "quiz.yaml"
+        path.write_text(yaml.safe_dump(list(items), sort_keys=False))
+        return path
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("0.25", True),
+        ("0.25 GiB", True),
+        ("1/4", True),
+        ("256 MiB", True),
+        ("268.4 MB", True),
+        (".25gib", True),
+        ("~0.25 GiB.", True),
+        ("0.254", True),
+        ("0.256", False),
+        ("0.25 MiB", False),
+        ("25 %", True),
+        ("0,25", False),
+        ("a quarter", False),
+        ("", False),
+        ("0.25 s", False),
+    ],
+)
+def test_a_number_is_right_within_its_tolerance_in_any_unit_of_its_kind(given, right):
+    question = Question("i", "s", "a", "e", number=0.25, tolerance=0.02, unit="GiB")
+    assert question.check(given) is right
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("2048", True),
+        ("2,048", True),
+        ("2_048 tokens", True),
+        ("2.048e3", True),
+        ("2048 of them", True),
+        ("2047", False),
+        ("2048 MiB", False),
+        ("-2048", False),
+    ],
+)
+def test_a_number_of_things_may_be_written_in_many_ways(given, right):
+    question = Question("i", "s", "a", "e", number=2048, tolerance=0, unit="tokens")
+    assert question.check(given) is right
+
+
+@pytest.mark.parametrize("given", ["b", "B", "b)", "The last", "the LAST.", "last"])
+def test_a_choice_goes_by_its_letter_or_its_text(given):
+    question = Question("i", "s", "a", "e", choices=("the first", "the last"), choice="the last")
+    assert question.check(given) and not question.check("a") and not question.check("the")
+
+
+@pytest.mark.parametrize("given", ["null block", "The null-block!", "NULL_BLOCK", "`block 0`"])
+def test_a_short_answer_needs_neither_case_nor_punctuation(given):
+    question = Question("i", "s", "a", "e", accept=("null block", "BLOCK_0"))
+    assert question.check(given) and not question.check("null") and not question.check("")
+
+
+def test_a_sound_quiz_loads_and_is_the_same_for_the_book(write):
+    questions, findings = quiz.load(write(NUMBER, CHOICE, SHORT))
+    assert findings == [] and [q.answer for q in questions] == [
+        "0.25 GiB",
+        "the last",
+        "null block",
+    ]
+    told = json.loads(quiz.document(questions))
+    assert told[1]["choices"] == ["the first", "the last", "none"] and told[0]["number"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"ask": ""}, "ask must be a text, not ''"),
+        ({"explain": None}, "explain must be a text, not None"),
+        ({"colour": "red"}, "unknown key 'colour'"),
+        ({"accept": ["x"]}, "needs exactly one of number, choices, accept, has number, accept"),
+        ({"number": "4"}, "number must be a number, not '4'"),
+        ({"number": float("nan")}, "number must be a number"),
+        ({"tolerance": 2}, "tolerance is 2: relative, from 0 to below 1"),
+        ({"choice": "a"}, "choice has no meaning without choices"),
+        ({"id": "ex-1"}, "the id must be phase, ex, in or gu, number"),
+        ({"id": "91-ex-01"}, "the id does not agree with the folder phase-90-little"),
+        ({"id": "90-ex-02"}, "the id is used twice"),
+        ({"source": "GUIDE.md, 1"}, "source: there is no page GUIDE.md"),
+        ({"source": "EXERCISES.md, 7"}, "source: EXERCISES.md has no number 7"),
+        ({"source": "EXERCISES.md, Q2. Rooms"}, "source: EXERCISES.md has no 'rooms'"),
+        ({"source": "EXERCISES.md"}, "source: say where on EXERCISES.md"),
+    ],
+)
+def test_an_unsound_question_is_refused_by_file_line_and_id(write, changes, complaint):
+    path = write(CHOICE, NUMBER | changes)
+    questions, (finding, *_) = quiz.load(path)
+    assert len(questions) == 1 and (finding.page, finding.line > 1) == (path, True)
+    assert complaint in finding.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"choice": "the second"}, "choice 'the second' is none of its choices"),
+        ({"choices": ["the last"]}, "choices has too few entries"),
+        ({"choices": ["the last", "The last."]}, "two of its choices are the same text"),
+        ({"choices": ["the last", True]}, "choices must be a list of texts (in quotes)"),
+    ],
+)
+def test_unsound_choices_are_refused(write, changes, complaint):
+    assert complaint in " ".join(f.text for f in quiz.load(write(CHOICE | changes))[1])
+
+
+@pytest.mark.parametrize("text", ["a: 1\n", "[" * 100_000, "- x\n", "\xff"])
+def test_a_file_that_is_no_list_of_questions_is_refused(tmp_path, text):
+    path = tmp_path / "quiz.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    assert quiz.load(path)[0] == [] and len(quiz.load(path)[1]) == 1
+
+
+def test_docs_check_names_what_is_unsound(course, write):
+    write(NUMBER, CHOICE | {"choice": "no"})
+    ran = course("docs", "check", "--no-run")
+    assert ran.code == 1 and "quiz.yaml:8: question 90-ex-02: choice 'no' is none" in ran.out
+    write(NUMBER, CHOICE)
+    ran = course("docs", "check", "--no-run")
+    assert ran.code == 0 and "1 quizzes, 0 to mend" in ran.out
+
+
+def answer(monkeypatch, *lines: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+def test_the_quiz_asks_checks_and_explains(course, write, monkeypatch):
+    write(NUMBER, CHOICE, SHORT)
+    answer(monkeypatch, "256 MiB", "a", "the null block")
+    ran = course("quiz", "90")
+    assert ran.code == 1
+    lines = ran.out.splitlines()
+    assert "1 of 3, 90-ex-01" in lines and "  b) the last" in lines
+    assert (
+        "  No: the last." in lines and "  4 x 64 MiB." in lines and "  (EXERCISES.md, 2)" in lines
+    )
+    assert "2 of 3 right. 1 left for today: course quiz" in lines
+
+
+def test_what_was_wrong_comes_back_first_and_what_was_right_later(course, write, monkeypatch):
+    write(NUMBER, CHOICE, SHORT)
+    answer(monkeypatch, "7", "b")
+    course("quiz", "--count", "2")
+    answer(monkeypatch, "0.25", "null block")
+    ran = course("quiz", "phase-90-little")
+    assert [line for line in ran.out.splitlines() if " of 2, " in line] == [
+        "1 of 2, 90-ex-01", "2 of 2, 90-ex-03"
+    ]  # fmt: skip
+    ran = course("quiz")
+    assert ran.code == 0 and ran.out.startswith("Nothing is due today.")
+    answer(monkeypatch, "0.25", "b", "null block")
+    assert "3 of 3 right." in course("quiz", "--all").out
+
+
+def test_the_end_of_the_input_is_no_answer(course, write, monkeypatch, little_course):
+    write(NUMBER, CHOICE)
+    answer(monkeypatch, "0.25")
+    ran = course("quiz")
+    assert ran.code == 0 and "1 of 1 right. 1 left for today" in ran.out
+    assert list(Boxes(little_course / ".course").cards) == ["90-ex-01"]
+
+
+def test_an_answer_that_cannot_be_kept_is_explained_all_the_same(
+    course, write, monkeypatch, little_course
+):
+    write(NUMBER)
+    (little_course / ".course").write_text("in the way")
+    answer(monkeypatch, "0.25")
+    ran = course("quiz")
+    assert ran.code == 0 and "The answer cannot be kept (" in ran.out and "1 of 1 right." in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("17",), "There is no quiz for 17. Phases with one: 90."),
+        (("--count", "0"), "--count is 0: give 1 or more"),
+    ],
+)
+def test_a_wrong_question_about_the_quiz_is_answered_in_words(course, write, arguments, words):
+    write(NUMBER)
+    ran = course("quiz", *arguments)
+    assert (ran.code, ran.err) == (2, words + "\n")
+
+
+def test_an_unsound_quiz_is_not_asked(course, write):
+    write(NUMBER | {"number": "x"})
+    ran = course("quiz")
+    assert ran.code == 2 and "quiz.yaml:1: question 90-ex-01: number must be" in ran.err
+
+
+def test_a_right_answer_comes_back_after_longer_and_longer(tmp_path):
+    today, waits = date(2024, 1, 1), []
+    for _ in range(7):
+        boxes = Boxes(tmp_path, today)
+        boxes.put("a", right=True)
+        waits.append((boxes.cards["a"][1] - today).days)
+        today = boxes.cards["a"][1]
+    assert waits == [1, 3, 7, 21, 60, 60, 60]
+    boxes.put("a", right=False)
+    assert boxes.cards["a"] == (0, boxes.today)
+
+
+def test_due_are_the_wrong_ones_then_the_known_ones_then_the_new(tmp_path):
+    questions = [Question(name, "s", "a", "e", number=1) for name in "abcd"]
+    yesterday = Boxes(tmp_path, date(2024, 1, 1))
+    yesterday.put("c", right=True)
+    yesterday.put("d", right=False)
+    today = Boxes(tmp_path, date(2024, 1, 1) + timedelta(1))
+    assert [q.id for q in today.due(questions)] == ["d", "c", "a", "b"]
+    today.put("c", right=True)
+    assert [q.id for q in today.due(questions)] == ["d", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[" * 100_000, '{"cards": [1]}', '{"cards": {"a": ["x", 1]}}']
+)
+def test_boxes_that_cannot_be_read_begin_anew(tmp_path, text):
+    (tmp_path / "quiz.json").write_text(text)
+    assert Boxes(tmp_path).cards == {}

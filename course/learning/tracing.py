@@ -1,0 +1,112 @@
+"""`course trace`: every engine step as a table row and as JSON.
+
+The JSON holds the configuration, the prompts and one record per step
+(`mini_vllm.observe.trace.StepRecord`). Promises: the same command gives the same file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from course import terminal
+from course.files import write_atomically
+from course.learning.labs import CourseError
+from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm.observe.trace import StepRecord, traced_steps
+
+
+def collect(
+    prompts: list[str], max_tokens: int, ignore_eos: bool, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Run `prompts` together to the end: `{"config", "requests", "steps"}`, JSON types only.
+
+    Requests are called A, B, C ... in prompt order, whatever ran before in this process.
+
+    Raises:
+        CourseError: the engine refuses an option or a prompt.
+    """
+    try:
+        engine = LLMEngine(**options)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+        ids = [
+            engine.add_request(prompt, params, request_id=name_of(number))
+            for number, prompt in enumerate(prompts)
+        ]
+        requests = {request_id: engine.requests[request_id] for request_id in ids}
+        steps = [record.to_json() for record in traced_steps(engine)]
+    except ValueError as error:
+        raise CourseError(str(error)) from None
+    return {
+        "config": {**options, "max_tokens": max_tokens, "ignore_eos": ignore_eos},
+        "requests": [
+            {
+                "request_id": request_id,
+                "prompt": prompt,
+                "prompt_token_ids": list(requests[request_id].prompt_token_ids),
+                "output_token_ids": list(requests[request_id].output_token_ids),
+                "text": engine.tokenizer.decode(requests[request_id].text_token_ids),
+                "finish_reason": requests[request_id].finish_reason,
+            }
+            for request_id, prompt in zip(ids, prompts, strict=True)
+        ],
+        "steps": steps,
+    }
+
+
+def name_of(number: int) -> str:
+    """A, B, ..., Z, then R26, R27, ..."""
+    return chr(ord("A") + number) if number < 26 else f"R{number}"
+
+
+def scheduled_text(step: dict[str, Any] | StepRecord) -> str:
+    """`A:11+16c B:1`: tokens scheduled per request, and tokens taken from the prefix cache."""
+    data = step if isinstance(step, dict) else step.to_json()
+    parts = []
+    for request_id, count in data["num_scheduled_tokens"].items():
+        cached = data["num_cached_tokens"].get(request_id, 0)
+        parts.append(f"{request_id}:{count}" + (f"+{cached}c" if cached else ""))
+    return " ".join(parts) or "-"
+
+
+def run(
+    console: Console,
+    prompts: list[str],
+    max_tokens: int,
+    ignore_eos: bool,
+    options: dict[str, Any],
+    save: Path,
+) -> None:
+    """Collect, print and save a trace."""
+    data = collect(prompts, max_tokens, ignore_eos, options)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("step", "scheduled", "total", "running", "waiting", "free", "events"):
+        table.add_column(name, justify="right" if name in ("step", "total", "free") else "left")
+    for step in data["steps"]:
+        events = [f"{r} preempted" for r in step["preempted"]]
+        events += [f"{r} resumed" for r in step["resumed"]]
+        events += [f"{r} {reason}" for r, reason in step["finished"].items()]
+        table.add_row(
+            str(step["step"]),
+            scheduled_text(step),
+            str(sum(step["num_scheduled_tokens"].values())),
+            " ".join(step["running"]) or "-",
+            " ".join(step["waiting"]) or "-",
+            str(step["free_blocks"]),
+            ", ".join(events),
+        )
+    console.print(table)
+    for request in data["requests"]:
+        terminal.say(
+            console,
+            f"{request['request_id']} {request['prompt']!r} -> {request['text']!r} "
+            f"({request['finish_reason']})",
+        )
+    write_atomically(save, json.dumps(data, indent=1) + "\n")
+    terminal.say(
+        console, f"A:n is tokens scheduled, +nc tokens taken from the prefix cache. Saved: {save}"
+    )

@@ -1,0 +1,263 @@
+"""What the book's widgets show: one JSON document each, computed when the book is made.
+
+Promises: a widget draws no number that is not in its document or derived from it by a formula that
+a browser test holds against this module's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from course.site import film, gantt
+from mini_vllm.cudagraph import launches
+from mini_vllm.models.loader import (
+    expected_shapes,
+    load_checkpoint,
+    parse_config,
+    read_json,
+    resolve,
+)
+from mini_vllm.models.transformer import ModelConfig
+
+
+def _llama(
+    vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, context: int
+) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=False,
+    )
+
+
+def models() -> dict[str, ModelConfig]:
+    """Shapes to choose from: the shipped model, and three of the Llama family as published."""
+    path = resolve("byte-llama") / "config.json"
+    return {
+        "Llama 3 8B": _llama(128256, 4096, 14336, 32, 32, 8, 8192),
+        "Llama 3 70B": _llama(128256, 8192, 28672, 80, 64, 8, 8192),
+        "Llama 2 7B, no GQA": _llama(32000, 4096, 11008, 32, 32, 32, 4096),
+        "byte-llama, shipped here": parse_config(read_json(path), path),
+    }
+
+
+GPUS: dict[str, dict[str, float]] = {
+    "L4": {"gib": 24, "peak_flops": 121e12, "mem_bw": 300e9},
+    "A100 80 GB": {"gib": 80, "peak_flops": 312e12, "mem_bw": 2.0e12},
+    "H100 SXM": {"gib": 80, "peak_flops": 989e12, "mem_bw": 3.35e12},
+    "H200 SXM": {"gib": 141, "peak_flops": 989e12, "mem_bw": 4.8e12},
+}
+"""The vendor's data sheets, rounded: nominal memory, dense bf16 FLOP/s, bytes/s."""
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Weights of a checkpoint of this shape."""
+    return sum(math.prod(shape) for shape in expected_shapes(config).values())
+
+
+def capacity(
+    available_bytes: int, bytes_per_token: int, block_size: int, max_model_len: int
+) -> dict[str, float]:
+    """Blocks in `available_bytes`, the tokens in them, and full-length requests at once.
+
+    Mirrors `vllm/v1/core/kv_cache_utils.py:935` `get_num_blocks` for one full-attention group.
+    """
+    bytes_per_block = bytes_per_token * block_size
+    num_blocks = max(0, available_bytes // bytes_per_block)
+    concurrency = num_blocks / -(-max_model_len // block_size)
+    return {
+        "bytes_per_block": bytes_per_block,
+        "num_blocks": num_blocks,
+        "tokens": num_blocks * block_size,
+        "max_concurrency": concurrency,
+    }
+
+
+def decode_step(
+    shape: dict[str, Any], gpu: dict[str, float], batch: int, context: int
+) -> dict[str, float]:
+    """FLOP, bytes, intensity and the shortest possible time of one decode step.
+
+    Every weight is read once and used once per request; every request reads its own context.
+    Weights and cache take 2 bytes per number.
+    """
+    weights, kv = 2 * shape["parameters"], shape["kv_bytes_per_token"]
+    flops = batch * (2 * shape["parameters"] + shape["attention_flops"] * context)
+    kv_bytes = batch * context * kv
+    seconds = max(flops / gpu["peak_flops"], (weights + kv_bytes) / gpu["mem_bw"])
+    return {
+        "flops": flops,
+        "weight_bytes": weights,
+        "kv_bytes": kv_bytes,
+        "intensity": flops / (weights + kv_bytes),
+        "ridge": gpu["peak_flops"] / gpu["mem_bw"],
+        "seconds": seconds,
+        "tokens_per_s": batch / seconds,
+    }
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    heads = config.num_attention_heads
+    return {
+        "layers": config.num_hidden_layers,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "context": config.max_position_embeddings,
+        "parameters": num_parameters(config),
+        "kv_bytes_per_token": config.kv_bytes_per_token(2),
+        # 2 per multiplication and addition, for the score and for the weighted value
+        "attention_flops": 4 * config.num_hidden_layers * heads * config.head_dim,
+    }
+
+
+def kv_calculator() -> dict[str, Any]:
+    """Model shapes, GPUs, defaults of vLLM, and worked examples of `capacity`."""
+    shapes = {name: _shape(config) for name, config in models().items()}
+    examples = []
+    for name, shape in shapes.items():
+        for gib, utilization, block_size, length in ((24, 0.92, 16, 2048), (80, 0.9, 32, 8192)):
+            weights = 2 * shape["parameters"]
+            available = math.ceil(gib * 2**30 * utilization) - weights - 2**30
+            worked = capacity(available, shape["kv_bytes_per_token"], block_size, length)
+            settings = {"gib": gib, "utilization": utilization, "other_gib": 1}
+            settings |= {"block_size": block_size, "max_model_len": length, "kv_dtype_bytes": 2}
+            examples.append({"model": name, **settings, "available": available, **worked})
+    return {"models": shapes, "gpus": GPUS, "examples": examples}
+
+
+def roofline() -> dict[str, Any]:
+    """Model shapes, GPUs, and worked examples of `decode_step`."""
+    shapes = {name: _shape(config) for name, config in models().items()}
+    examples = [
+        {"model": name, "gpu": gpu, "batch": batch, "context": context}
+        | decode_step(shapes[name], GPUS[gpu], batch, context)
+        for name in shapes
+        for gpu in GPUS
+        for batch, context in ((1, 128), (64, 2048), (256, 1024))
+    ]
+    return {"models": shapes, "gpus": GPUS, "examples": examples}
+
+
+def cuda_graphs() -> dict[str, Any]:
+    """The kernels of a layer, defaults, and examples of `mini_vllm.cudagraph.launches.simulate`."""
+    examples = []
+    for layers, launch_us, kernel_us in ((1, 5, 2), (4, 5, 2), (4, 5, 10), (6, 2.5, 2.5)):
+        for mode in launches.MODES:
+            line = launches.simulate(launches.LAYER * layers, mode, launch_us, kernel_us)
+            settings = {"layers": layers, "launch_us": launch_us, "kernel_us": kernel_us}
+            result = {"launches": len(line.launches), "step_us": line.step_us}
+            examples.append({"mode": mode, **settings, **result, "gpu_busy": line.gpu_busy})
+    defaults = {"layers": 3, "launch_us": 5, "kernel_us": 2}
+    return {
+        "layer": list(launches.LAYER),
+        "modes": list(launches.MODES),
+        "defaults": defaults,
+        "examples": examples,
+    }
+
+
+def _floats(exponent_bits: int, mantissa_bits: int, count: int) -> list[float]:
+    """The first `count` values of a small float format, from 0 upwards."""
+    bias, steps = (1 << (exponent_bits - 1)) - 1, 1 << mantissa_bits
+    found = []
+    for code in range(count):
+        exponent, fraction = code // steps, code % steps / steps
+        normal = exponent > 0
+        found.append((normal + fraction) * 2.0 ** ((exponent if normal else 1) - bias))
+    return found
+
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "int8": {"points": [float(n) for n in range(128)], "bits": 8, "rule": "absmax"},
+    "int4": {"points": [float(n) for n in range(8)], "bits": 4, "rule": "absmax"},
+    "E4M3": {"points": _floats(4, 3, 127), "bits": 8, "rule": "absmax"},
+    "E5M2": {"points": _floats(5, 2, 124), "bits": 8, "rule": "absmax"},
+    "E2M1": {"points": _floats(2, 1, 8), "bits": 4, "rule": "absmax"},
+    "MXFP4": {"points": _floats(2, 1, 8), "bits": 4, "rule": "power of two", "size": 32},
+    "NVFP4": {"points": _floats(2, 1, 8), "bits": 4, "rule": "E4M3", "size": 16},
+}
+"""Non-negative values, bits of a code, what a scale may be, and the group where it is fixed."""
+
+SCALE_BITS = {"absmax": 16, "power of two": 8, "E4M3": 8}
+
+
+def round_to_points(sizes: np.ndarray, points: Sequence[float]) -> np.ndarray:
+    """Index of the nearest point of each size (float64, not negative); ties to the even index."""
+    values = np.asarray(points)
+    above = np.clip(np.searchsorted(values, sizes), 1, len(values) - 1)
+    middle = (values[above - 1] + values[above]) / 2
+    up = (sizes > middle) | ((sizes == middle) & (above % 2 == 0))
+    found: np.ndarray = np.where(up, above, above - 1)
+    return found
+
+
+def on_grid(row: np.ndarray, name: str, size: int, spike: float) -> dict[str, float]:
+    """Quantize `row` (float64) with one scale per `size` neighbours; float64 throughout.
+
+    Its largest weight is first made `spike` times as large. Returns `error`, the norm of the error
+    of all other weights over theirs; `zeros`, how many of them became 0; `bits` per weight.
+    NVFP4's float32 scale of the whole tensor is that of this row, and counts as no bits.
+    """
+    form = FORMATS[name]
+    size = form.get("size", size)
+    loud = int(np.abs(row).argmax())
+    weights = row.copy()
+    weights[loud] *= spike
+    blocks = weights.reshape(-1, size)
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    if form["rule"] == "absmax":
+        scale = largest / form["points"][-1]
+    elif form["rule"] == "power of two":
+        scale = 2.0 ** (np.floor(np.log2(largest)) - 2)
+    else:
+        e4m3 = FORMATS["E4M3"]["points"]
+        whole = 448 * 6 / largest.max()
+        scale = np.take(e4m3, round_to_points(np.minimum(whole * largest / 6, 448), e4m3)) / whole
+    back = np.take(form["points"], round_to_points(np.abs(blocks) / scale, form["points"])) * scale
+    sizes, got = np.delete(np.abs(weights), loud), np.delete(back.ravel(), loud)
+    error = float(np.linalg.norm(got - sizes) / np.linalg.norm(sizes))
+    bits = form["bits"] + SCALE_BITS[form["rule"]] / size
+    return {"error": error, "zeros": int((got == 0).sum()), "bits": bits}
+
+
+def code_points() -> dict[str, Any]:
+    """Rows of the shipped model's weights, the formats, and worked examples of `on_grid`."""
+    weights = load_checkpoint("byte-llama").weights
+    rows = {}
+    for layer, place, number in ((3, "mlp.gate_proj", 219), (0, "self_attn.o_proj", 114)):
+        name = f"{place.split('.')[1]} of layer {layer}, row {number}"
+        rows[name] = weights[f"model.layers.{layer}.{place}.weight"][number].astype(float)
+    examples = [
+        {"row": row, "format": name, "size": size, "spike": spike}
+        | on_grid(rows[row], name, size, spike)
+        for row in rows
+        for name in FORMATS
+        for size, spike in ((256, 1), (256, 20), (32, 8))
+    ]
+    return {
+        "rows": {name: row.tolist() for name, row in rows.items()},
+        "formats": FORMATS,
+        "scale_bits": SCALE_BITS,
+        "examples": examples,
+    }
+
+
+WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
+    "engine-timeline": gantt.engine_timeline,
+    "pool-film": lambda: dict(film.pool_film()),
+    "kv-calculator": kv_calculator,
+    "roofline": roofline,
+    "cuda-graphs": cuda_graphs,
+    "code-points": code_points,
+}
+"""By the name that a page writes in `<!-- widget: NAME -->`."""

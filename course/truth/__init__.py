@@ -1,0 +1,1 @@
+"""What keeps the course true: citations, pages, the pinned tree, figures, the labs themselves."""

@@ -1,0 +1,329 @@
+"""A small SVG writer for the course's figures: shapes, axes, and write-or-check.
+
+Promises: the same calls give the same bytes; text and lines follow the reader's light or dark
+theme through one media query; every figure carries a title and a description for screen readers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape, quoteattr
+
+from course.files import load_module
+
+# Mid-tones that read on white and on near-black; chosen apart in lightness as well as in hue.
+BLUE, ORANGE, GREEN, PURPLE, RED, GREY = (
+    "#3f86d8",
+    "#e0862e",
+    "#3fa162",
+    "#9a6fd8",
+    "#d9534f",
+    "#8b949e",
+)
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY)
+
+_STYLE = """
+text{font-family:ui-sans-serif,system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
+.mono{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+.ink{fill:#24292f}.soft{fill:#57606a}.ink-line{stroke:#24292f}.soft-line{stroke:#8b949e}
+.grid-line{stroke:#8b949e;stroke-opacity:.25}.paper{fill:#8b949e;fill-opacity:.08}
+@media (prefers-color-scheme:dark){
+.ink{fill:#e6edf3}.soft{fill:#9da7b1}.ink-line{stroke:#e6edf3}}
+"""
+
+
+def num(value: float) -> str:
+    """A coordinate as text: at most two decimals, no trailing zeros, never "-0"."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text in ("-0", "") else text
+
+
+class Svg:
+    """One figure under construction; coordinates are pixels from the top left."""
+
+    def __init__(self, width: float, height: float, title: str, description: str = "") -> None:
+        self.width, self.height = width, height
+        self.title, self.description = title, description
+        self._parts: list[str] = []
+
+    def raw(self, element: str) -> None:
+        """Append an element as it is."""
+        self._parts.append(element)
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: float = 13,
+        anchor: str = "start",
+        css: str = "ink",
+        fill: str | None = None,
+        bold: bool = False,
+        rotate: float | None = None,
+    ) -> None:
+        """`words` with their baseline at (x, y); `css` is "ink", "soft", with "mono" added."""
+        extra = f' style="fill:{fill}"' if fill else ""
+        extra += ' font-weight="600"' if bold else ""
+        if rotate is not None:
+            extra += f' transform="rotate({num(rotate)} {num(x)} {num(y)})"'
+        self.raw(
+            f'<text x="{num(x)}" y="{num(y)}" font-size="{num(size)}" text-anchor="{anchor}" '
+            f'class="{css}"{extra}>{escape(words)}</text>'
+        )
+
+    def line(
+        self,
+        x1: float,
+        y1: float,
+        x2: float,
+        y2: float,
+        *,
+        stroke: str | None = None,
+        css: str = "soft-line",
+        width: float = 1,
+        dash: str | None = None,
+        arrow: bool = False,
+    ) -> None:
+        """A straight line, with an arrow head at its end if asked."""
+        style = f' stroke="{stroke}"' if stroke else f' class="{css}"'
+        style += f' stroke-dasharray="{dash}"' if dash else ""
+        self.raw(
+            f'<line x1="{num(x1)}" y1="{num(y1)}" x2="{num(x2)}" y2="{num(y2)}"{style} '
+            f'stroke-width="{num(width)}"/>'
+        )
+        if arrow:
+            angle = math.atan2(y2 - y1, x2 - x1)
+            points = " ".join(
+                f"{num(x2 - 8 * math.cos(angle + turn))},{num(y2 - 8 * math.sin(angle + turn))}"
+                for turn in (-0.45, 0.45)
+            )
+            self.raw(
+                f'<polyline points="{points.split()[0]} {num(x2)},{num(y2)} {points.split()[1]}" '
+                f'fill="none"{style} stroke-width="{num(width)}"/>'
+            )
+
+    def rect(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        *,
+        fill: str | None = None,
+        opacity: float = 1.0,
+        stroke: str | None = None,
+        css: str | None = None,
+        radius: float = 0,
+        tip: str | None = None,
+    ) -> None:
+        """A rectangle; `tip` is shown when the pointer rests on it."""
+        style = f' fill="{fill}" fill-opacity="{num(opacity)}"' if fill else ""
+        style += f' class="{css}"' if css else ""
+        if not fill and not css:
+            style += ' fill="none"'
+        style += f' stroke="{stroke}"' if stroke else ""
+        body = f"><title>{escape(tip)}</title></rect>" if tip else "/>"
+        self.raw(
+            f'<rect x="{num(x)}" y="{num(y)}" width="{num(width)}" height="{num(height)}" '
+            f'rx="{num(radius)}"{style}{body}'
+        )
+
+    def circle(self, x: float, y: float, radius: float, fill: str, tip: str | None = None) -> None:
+        """A filled circle."""
+        body = f"><title>{escape(tip)}</title></circle>" if tip else "/>"
+        self.raw(f'<circle cx="{num(x)}" cy="{num(y)}" r="{num(radius)}" fill="{fill}"{body}')
+
+    def polyline(
+        self,
+        points: Sequence[tuple[float, float]],
+        stroke: str,
+        *,
+        width: float = 2,
+        dash: str | None = None,
+    ) -> None:
+        """A line through `points`."""
+        style = f' stroke-dasharray="{dash}"' if dash else ""
+        path = " ".join(f"{num(x)},{num(y)}" for x, y in points)
+        self.raw(
+            f'<polyline points="{path}" fill="none" stroke="{stroke}" '
+            f'stroke-width="{num(width)}" stroke-linejoin="round"{style}/>'
+        )
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        lines: Sequence[str],
+        *,
+        fill: str = GREY,
+        size: float = 13,
+    ) -> None:
+        """A rounded box with centred lines of text, the first in bold."""
+        self.rect(x, y, width, height, fill=fill, opacity=0.18, stroke=fill, radius=6)
+        top = y + height / 2 - (len(lines) - 1) * size * 0.65 + size * 0.36
+        for row, words in enumerate(lines):
+            self.text(
+                x + width / 2,
+                top + row * size * 1.3,
+                words,
+                size=size if row == 0 else size - 1.5,
+                anchor="middle",
+                css="ink" if row == 0 else "soft",
+                bold=row == 0,
+            )
+
+    def render(self) -> str:
+        """The SVG document."""
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {num(self.width)} '
+            f'{num(self.height)}" width="{num(self.width)}" height="{num(self.height)}" '
+            f'role="img" aria-label={quoteattr(self.title)}>'
+        )
+        described = f"<desc>{escape(self.description)}</desc>" if self.description else ""
+        parts = [head, f"<title>{escape(self.title)}</title>{described}"]
+        return "\n".join([*parts, f"<style>{_STYLE}</style>", *self._parts, "</svg>", ""])
+
+
+class Axes:
+    """A plot area inside an `Svg`; maps data to pixels, linearly or by log10."""
+
+    def __init__(
+        self,
+        svg: Svg,
+        box: tuple[float, float, float, float],
+        x_range: tuple[float, float],
+        y_range: tuple[float, float],
+        *,
+        log_x: bool = False,
+        log_y: bool = False,
+    ) -> None:
+        """Args: box is left, top, width, height in pixels; ranges are low, high in data units."""
+        self.svg, self.box = svg, box
+        self.x_range, self.y_range = x_range, y_range
+        self.log_x, self.log_y = log_x, log_y
+
+    def x(self, value: float) -> float:
+        """Pixel of a data x."""
+        return self.box[0] + self.box[2] * _share(value, self.x_range, self.log_x)
+
+    def y(self, value: float) -> float:
+        """Pixel of a data y."""
+        return self.box[1] + self.box[3] * (1 - _share(value, self.y_range, self.log_y))
+
+    def frame(
+        self,
+        x_label: str,
+        y_label: str,
+        x_ticks: Mapping[float, str],
+        y_ticks: Mapping[float, str],
+    ) -> None:
+        """Grid, ticks and axis names. Ticks map data values to the words beside them."""
+        left, top, width, height = self.box
+        for value, words in x_ticks.items():
+            self.svg.line(self.x(value), top, self.x(value), top + height, css="grid-line")
+            self.svg.text(
+                self.x(value), top + height + 17, words, size=11, anchor="middle", css="soft"
+            )
+        for value, words in y_ticks.items():
+            self.svg.line(left, self.y(value), left + width, self.y(value), css="grid-line")
+            self.svg.text(left - 7, self.y(value) + 4, words, size=11, anchor="end", css="soft")
+        self.svg.line(left, top + height, left + width, top + height)
+        self.svg.line(left, top, left, top + height)
+        self.svg.text(left + width / 2, top + height + 36, x_label, size=12, anchor="middle")
+        self.svg.text(left, top - 10, y_label, size=12)
+
+    def curve(
+        self,
+        points: Sequence[tuple[float, float]],
+        stroke: str,
+        *,
+        width: float = 2,
+        dash: str | None = None,
+    ) -> None:
+        """A line through data points."""
+        pixels = [(self.x(x), self.y(y)) for x, y in points]
+        self.svg.polyline(pixels, stroke, width=width, dash=dash)
+
+    def dots(self, points: Sequence[tuple[float, float]], fill: str, *, radius: float = 4) -> None:
+        """A circle at each data point; its value appears as a tooltip."""
+        for x, y in points:
+            self.svg.circle(self.x(x), self.y(y), radius, fill, tip=f"{x:.6g}, {y:.6g}")
+
+    def label(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        fill: str | None = None,
+        *,
+        dx: float = 6,
+        dy: float = 4,
+        anchor: str = "start",
+    ) -> None:
+        """Words beside a data point."""
+        self.svg.text(
+            self.x(x) + dx, self.y(y) + dy, words, size=12, anchor=anchor, fill=fill, css="ink"
+        )
+
+
+def _share(value: float, limits: tuple[float, float], log: bool) -> float:
+    low, high = limits
+    if log:
+        return (math.log10(value) - math.log10(low)) / (math.log10(high) - math.log10(low))
+    return (value - low) / (high - low)
+
+
+def collect(folder: Path) -> dict[str, Callable[[], str]]:
+    """The `FIGURES`, file name to drawing function, of every `figures_*.py` in a folder.
+
+    Raises:
+        ValueError: two of them name the same file.
+    """
+    figures: dict[str, Callable[[], str]] = {}
+    for path in sorted(folder.glob("figures_*.py")):
+        own = load_module(path).FIGURES
+        if twice := figures.keys() & own.keys():
+            raise ValueError(f"{path.name}: {', '.join(sorted(twice))} is drawn twice")
+        figures |= own
+    return figures
+
+
+def write_or_check(
+    figures: Mapping[str, Callable[[], str]], folder: Path, argv: Sequence[str] | None = None
+) -> int:
+    """Entry point of a phase's `figures/make.py`.
+
+    Writes each figure to `folder`; with `--check` writes nothing and reports those whose file is
+    missing or different.
+
+    Args:
+        figures: file name to a function that returns the SVG text.
+        folder: where the files lie.
+        argv: command line without the program name.
+
+    Returns:
+        Exit status: 1 when `--check` found a difference, else 0.
+    """
+    parser = argparse.ArgumentParser(description="Draw the figures of this phase.")
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("names", nargs="*", help="only these files")
+    args = parser.parse_args(argv)
+    status = 0
+    for name, draw in figures.items():
+        if args.names and name not in args.names:
+            continue
+        path, text = folder / name, draw()
+        if not args.check:
+            path.write_text(text, encoding="utf-8", newline="\n")
+            print(f"wrote {path.name}")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            print(f"{path}: not what make.py draws; run it without --check")
+            status = 1
+    return status

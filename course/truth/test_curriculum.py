@@ -1,0 +1,33 @@
+"""README's table of phases is the one the folders give."""
+
+from __future__ import annotations
+
+import pytest
+
+from course.conftest import REPOSITORY
+from course.truth import curriculum
+
+
+def test_the_readme_has_the_table_that_the_folders_give():
+    page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert curriculum.replaced(page) == page, "stale: run python -m course.truth.curriculum"
+
+
+def test_a_phase_is_linked_and_counted_once_its_guide_exists(tmp_path):
+    phase = tmp_path / "phase-02-paged-attention"
+    lab = phase / "labs" / "lab-01-a"
+    lab.mkdir(parents=True)
+    (lab / "lab.yaml").write_text(
+        'id: "02-01"\ntitle: A\ntag: GPU-OPT\nminutes: 5\nhints: {}\nmisconceptions: []\n',
+        encoding="utf-8",
+    )
+    assert "| 02 PagedAttention ★ |" in curriculum.table(tmp_path)
+    (phase / "00-guide.md").write_text("# The guide\n", encoding="utf-8")
+    row = curriculum.table(tmp_path).split("\n")[4]
+    assert row.startswith("| [02 PagedAttention](phase-02-paged-attention/00-guide.md) ★ |")
+    assert row.endswith("| 1 GPU-OPT |")
+
+
+def test_a_page_without_the_markers_is_refused():
+    with pytest.raises(ValueError, match="no <!-- curriculum -->"):
+        curriculum.replaced("# README\n")
