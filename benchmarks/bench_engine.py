@@ -77,12 +77,12 @@ class Ours:
     """One engine, used again for every run; no prefix is shared between runs by chance."""
 
     def __init__(self, folder: str) -> None:
-        self.engine = LLMEngine(num_blocks=1600, model=folder, enable_prefix_caching=False)
+        self.engine = LLMEngine(folder, num_blocks=1600, enable_prefix_caching=False)
 
     def run(self, prompts: list[list[int]], output_lens: list[int]) -> list[list[int]]:
         """All requests together, continuously batched."""
         params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in output_lens]
-        return [r.token_ids for r in self.engine.generate(prompts, params)]
+        return [r.outputs[0].token_ids for r in self.engine.generate(prompts, params)]
 
 
 def agreement(a: list[list[int]], b: list[list[int]]) -> float:

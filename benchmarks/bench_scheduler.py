@@ -77,7 +77,7 @@ def run_ours(config: Mapping[str, Any], adds: list[Any]) -> tuple[float, list[Pl
         seconds += clock() - began
         plans.append(list(output.num_scheduled_tokens.items()))
         sampled = {
-            request.request_id: TOKEN
+            request.request_id: [TOKEN]
             for request in output.scheduled_requests
             if scheduler.needs_sample(request, output.num_scheduled_tokens[request.request_id])
         }

@@ -13,7 +13,6 @@ adopts it: positions 16 to 19 are read from slots that nobody wrote.
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,8 +72,8 @@ def build(forget_withdrawn_blocks: bool) -> replay.Build:
     """The mini scheduler, as upstream or with the fix."""
 
     def make(config: Any) -> Scheduler:
-        scheduler = functools.partial(Scheduler, forget_withdrawn_blocks=forget_withdrawn_blocks)
-        return replay.mini_scheduler(config, scheduler)
+        chosen = {**config, "forget_withdrawn_blocks": forget_withdrawn_blocks}
+        return replay.mini_scheduler(chosen)
 
     return make
 

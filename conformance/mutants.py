@@ -41,22 +41,26 @@ class Mutant:
 _INDEX = "self.cached_block_hash_to_block"
 _EVICT_ANY = (
     "block_pool",
-    f"""        holders = {_INDEX}[block.block_hash]
+    f"""        holders = {_INDEX}[block_hash]
         del holders[block.block_id]
         if not holders:
-            del {_INDEX}[block.block_hash]
+            del {_INDEX}[block_hash]
 """,
-    f"""        holders = {_INDEX}.get(block.block_hash, {{}})
+    f"""        holders = {_INDEX}.get(block_hash, {{}})
         holders.pop(block.block_id, None)
         if not holders:
-            {_INDEX}.pop(block.block_hash, None)
+            {_INDEX}.pop(block_hash, None)
 """,
 )
 _INSERT = f"            {_INDEX}.setdefault(block_hash, {{}})[block.block_id] = block\n"
-_GATE = """        needed += _num_evictable(new_computed_blocks)
-        return needed <= self.block_pool.get_num_free_blocks()
+_NEEDED = """        needed = self.get_num_blocks_to_allocate(
+            request.request_id, request.num_tokens, new_computed_blocks
+        )
 """
-_ADOPT = "                self.block_pool.touch(adopted)\n"
+_FITS = "needed <= self.block_pool.get_num_free_blocks()"
+_GATE = f"{_NEEDED}        return {_FITS}\n"
+_TOUCH = "        self.block_pool.touch(new_computed_blocks)\n"
+_ADOPT = "            self.block_pool.touch(hits)\n"
 
 MUTANTS = (
     Mutant(
@@ -65,11 +69,9 @@ MUTANTS = (
             (
                 "kv_cache",
                 _GATE,
-                """        self.block_pool.touch(new_computed_blocks)
-        return needed <= self.block_pool.get_num_free_blocks()
-""",
+                f"{_TOUCH}{_GATE}",
             ),
-            ("kv_cache", _ADOPT, "                pass\n"),
+            ("kv_cache", _ADOPT, "            pass\n"),
         ),
         "prefix",
         "head blocked by memory",
@@ -80,11 +82,9 @@ MUTANTS = (
             (
                 "kv_cache",
                 _GATE,
-                """        self.block_pool.touch(new_computed_blocks)
-        fits = needed <= self.block_pool.get_num_free_blocks()
-        self.block_pool.free_blocks(reversed(new_computed_blocks))
-        return fits
-""",
+                f"{_TOUCH}{_NEEDED}        fits = {_FITS}\n"
+                "        self.block_pool.free_blocks(reversed(new_computed_blocks))\n"
+                "        return fits\n",
             ),
         ),
         "withdrawal",
@@ -96,7 +96,8 @@ MUTANTS = (
             (
                 "kv_cache",
                 _GATE,
-                "        return needed <= self.block_pool.get_num_free_blocks()\n",
+                f"{_NEEDED}        needed -= sum(b.ref_cnt == 0 for b in new_computed_blocks)\n"
+                f"        return {_FITS}\n",
             ),
         ),
         "prefix",
@@ -140,7 +141,7 @@ MUTANTS = (
             (
                 "block_pool",
                 "                self.free_queue.append(block)\n",
-                "                self._maybe_evict(block)\n"
+                "                self.evict(block)\n"
                 "                self.free_queue.append(block)\n",
             ),
         ),
@@ -158,8 +159,8 @@ MUTANTS = (
         (
             (
                 "kv_cache",
-                "num_full = min(num_slots, request.num_tokens) // self.block_size",
-                "num_full = request.num_computed_tokens // self.block_size",
+                "num_known = min(num_tokens, request.num_tokens)",
+                "num_known = request.num_computed_tokens",
             ),
         ),
         "prefix",
@@ -203,15 +204,15 @@ MUTANTS = (
     ),
     Mutant(
         "admits in a preempting step",
-        (("scheduler", "if not output.preempted_req_ids:", "if True:"),),
+        (("scheduler", "if not plan.preempted_req_ids:", "if True:"),),
         "withdrawal",
         "preempting step could admit",
     ),
     Mutant(
         "admits the newest first",
         (
-            ("scheduler", "request = self.waiting[0]", "request = self.waiting[-1]"),
-            ("scheduler", "self.waiting.popleft()", "self.waiting.pop()"),
+            ("scheduler", "request = queue[0]", "request = queue[-1]"),
+            ("scheduler", "            queue.popleft()\n", "            queue.pop()\n"),
         ),
         "basic",
         "several wait",
@@ -230,13 +231,19 @@ MUTANTS = (
     ),
     Mutant(
         "applies the threshold to admissions only",
-        (("scheduler", "num_new = clamp(num_new, budget)", "num_new = min(num_new, budget)"),),
+        (
+            (
+                "scheduler",
+                "num_new = self._clamp_new_tokens(num_new, budget)",
+                "num_new = min(num_new, budget)",
+            ),
+        ),
         "basic",
         "chunk cut by the threshold",
     ),
     Mutant(
         "chunks although chunked prefill is off",
-        (("scheduler", "and not self.enable_chunked_prefill", "and False"),),
+        (("scheduler", "and not self.config.enable_chunked_prefill", "and False"),),
         "whole-prompts",
         "whole prompt waits",
     ),
@@ -245,9 +252,9 @@ MUTANTS = (
         (
             (
                 "request",
-                "is_eos = last == self.eos_token_id and not params.ignore_eos\n",
-                "is_eos = last == self.eos_token_id and not params.ignore_eos\n"
-                "        is_eos = is_eos and num_output_tokens < params.max_tokens\n",
+                "if last == self.eos_token_id and not params.ignore_eos:",
+                "if last == self.eos_token_id and not params.ignore_eos"
+                " and num_output_tokens < params.max_tokens:",
             ),
         ),
         "limits",
@@ -264,7 +271,7 @@ MUTANTS = (
         (
             (
                 "scheduler",
-                "finished.append(request)\n                self._release(request)\n",
+                "finished.append(request)\n                    self._release(request)\n",
                 "finished.append(request)\n",
             ),
             (
@@ -282,8 +289,8 @@ MUTANTS = (
         (
             (
                 "scheduler",
-                "budget += self._withdraw(victim, output)",
-                "self._withdraw(victim, output)",
+                "budget += self._withdraw(victim, plan)",
+                "self._withdraw(victim, plan)",
             ),
         ),
         "withdrawal",

@@ -17,9 +17,9 @@ from typing import Any
 
 from conformance import recording
 from mini_vllm.block_pool import BlockPool, FreeKVCacheBlockQueue, KVCacheBlock
+from mini_vllm.config import SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm.config import SamplingParams
 
 FOLDER = Path(__file__).parent / "recordings" / "parts"
 

@@ -303,7 +303,7 @@ def generate_alone(entry: Mapping[str, Any]) -> dict[str, list[int]]:
     engine = LLMEngine(num_blocks=2048, max_num_batched_tokens=2048, dtype="float64")
     prompts = [add["prompt_token_ids"] for add in adds]
     results = engine.generate(prompts, [_params(add) for add in adds])
-    return {add["request_id"]: r.token_ids for add, r in zip(adds, results, strict=True)}
+    return {add["request_id"]: r.outputs[0].token_ids for add, r in zip(adds, results, strict=True)}
 
 
 def generate_on_arrivals(
@@ -316,12 +316,12 @@ def generate_on_arrivals(
     """
     config = entry["config"]
     engine = LLMEngine(
-        config["num_blocks"],
-        config["block_size"],
-        config["max_num_seqs"],
-        config["max_num_batched_tokens"],
-        config["long_prefill_token_threshold"],
-        config["enable_prefix_caching"],
+        num_blocks=config["num_blocks"],
+        block_size=config["block_size"],
+        max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+        long_prefill_token_threshold=config["long_prefill_token_threshold"],
+        enable_prefix_caching=config["enable_prefix_caching"],
         dtype="float64",
         max_model_len=config["max_model_len"],
         policy=config["policy"],

@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks.report import markdown_table, write_section
 from conformance import recording, replay
+from mini_vllm import Scheduler, SchedulerOutput
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm import Scheduler, SchedulerOutput
 
 README = Path(__file__).with_name("README.md")
 
@@ -161,8 +161,11 @@ class _WatchedManager(KVCacheManager):
         request: Request,
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] | None = None,
+        num_lookahead_tokens: int = 0,
     ) -> list[KVCacheBlock] | None:
-        new_blocks = super().allocate_slots(request, num_new_tokens, new_computed_blocks)
+        new_blocks = super().allocate_slots(
+            request, num_new_tokens, new_computed_blocks, num_lookahead_tokens
+        )
         if new_blocks is None:
             self.watch.refused = request.request_id
         return new_blocks
@@ -176,7 +179,8 @@ class _WatchedScheduler(Scheduler):
     def schedule(self) -> SchedulerOutput:
         self.watch.refunded = 0
         output = super().schedule()
-        watch, left = self.watch, self.max_num_batched_tokens - output.total_num_scheduled_tokens
+        watch, budget = self.watch, self.config.max_num_batched_tokens
+        left = budget - output.total_num_scheduled_tokens
         slots = self.max_num_seqs - len(self.running)
         scheduled = output.num_scheduled_tokens
         watch.note("idle step", not scheduled)
@@ -210,7 +214,7 @@ class _WatchedScheduler(Scheduler):
 
     def _note_scheduled(self, request: Request, num_scheduled: int, left: int) -> None:
         more = request.num_computed_tokens + num_scheduled < request.num_tokens
-        at_threshold = num_scheduled == self.long_prefill_token_threshold
+        at_threshold = num_scheduled == self.config.long_prefill_token_threshold
         self.watch.note("chunk cut by the threshold", more and at_threshold)
         self.watch.note("chunk cut by the budget", more and not at_threshold and left == 0)
 
@@ -220,7 +224,9 @@ class _WatchedScheduler(Scheduler):
         hits, num_cached = self.kv.get_computed_blocks(head)
         wanted = head.num_tokens - num_cached
         chunk = self._clamp_new_tokens(wanted, left)
-        if not self.enable_chunked_prefill and chunk < self._clamp_new_tokens(wanted, wanted):
+        if not self.config.enable_chunked_prefill and chunk < self._clamp_new_tokens(
+            wanted, wanted
+        ):
             self.watch.note("whole prompt waits")
             return
         self.watch.note("head blocked by memory")
@@ -244,7 +250,7 @@ class _WatchedScheduler(Scheduler):
         watch.note("preemption")
         watch.note("preempted mid-prefill", victim.num_output_tokens == 0)
         watch.note("preempted twice", victim.num_preemptions > 0)
-        if self.policy == "priority":
+        if self.config.policy == "priority":
             watch.note("victim is not the last", victim is not running[-1])
             key = (victim.priority, victim.arrival_time)
             tied = sum((other.priority, other.arrival_time) == key for other in running)
@@ -261,7 +267,7 @@ class _WatchedScheduler(Scheduler):
         before = list(self.waiting)
         super()._enqueue(request)
         self.watch.note("several wait", len(before) > 0)
-        if self.policy == "priority":
+        if self.config.policy == "priority":
             behind = list(self.waiting)[self.waiting.index(request) + 1 :]
             overtaken = [r for r in before if r in behind and r.status == RequestStatus.WAITING]
             watch = self.watch

@@ -140,6 +140,6 @@ def test_one_block_more_ends_it() -> None:
 def test_mini_vllm_counts_the_blocks_that_are_handed_out() -> None:
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     assert KVCacheManager(NUM_BLOCKS, BLOCK_SIZE).block_pool.get_num_free_blocks() == 3
-    engine = LLMEngine(NUM_BLOCKS, BLOCK_SIZE, model="toy", max_model_len=LENGTH)
+    engine = LLMEngine("toy", num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=LENGTH)
     with pytest.raises(ValueError, match=r"needs 4 blocks of 16: the pool has 3"):
         engine.add_request([1] * (LENGTH - 1), params)

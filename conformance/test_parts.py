@@ -18,8 +18,9 @@ import pytest
 from conformance import parts, record_attention, recording
 from mini_vllm.attention import paged_attention, paged_attention_reference
 from mini_vllm.block_pool import ROOT_HASH, BlockPool, KVCacheBlock, hash_block_tokens
+from mini_vllm.config import SamplingParams
 from mini_vllm.request import Request
-from mini_vllm.config import SamplingParams, _apply_min_p, _apply_top_k, _apply_top_p
+from mini_vllm.sampler import _apply_min_p, _apply_top_k, _apply_top_p
 
 Case = dict[str, Any]
 

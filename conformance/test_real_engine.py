@@ -88,7 +88,10 @@ def tokens(work) -> dict[str, list[int]]:
     results = engine.generate(
         [add["prompt_token_ids"] for add in adds], SamplingParams(max_tokens=8)
     )
-    return {add["request_id"]: result.token_ids for add, result in zip(adds, results, strict=True)}
+    return {
+        add["request_id"]: result.outputs[0].token_ids
+        for add, result in zip(adds, results, strict=True)
+    }
 
 
 @pytest.fixture

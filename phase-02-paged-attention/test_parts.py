@@ -49,8 +49,8 @@ class Watch:
         watch = self
 
         class Watched(pool_class):
-            def _maybe_evict(self, block: Any) -> bool:
-                evicted = super()._maybe_evict(block)
+            def evict(self, block: Any) -> bool:
+                evicted = super().evict(block)
                 watch.evicted += evicted
                 return evicted
 
@@ -75,7 +75,7 @@ def run(supplied: dict[str, Any], watch: Watch, **engine_kwargs: Any) -> tuple[l
         steps.append([kv.get_block_ids(r.request_id) for r in plan.scheduled_requests])
         steps.append([b.block_id for b in kv.block_pool.free_queue.get_all_free_blocks()])
 
-    engine.on_schedule = note
+    engine.observers.append(note)
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     tokens = []
     for start in range(0, len(PROMPTS), 2):
@@ -87,7 +87,7 @@ def run(supplied: dict[str, Any], watch: Watch, **engine_kwargs: Any) -> tuple[l
 @pytest.mark.parametrize("supplied", SUPPLIED)
 @pytest.mark.parametrize("caching", [True, False], ids=["caching", "no caching"])
 def test_the_engine_decides_and_says_the_same_with_the_labs_parts(supplied, caching):
-    settings = {"num_blocks": 10, "block_size": 8, "enable_caching": caching}
+    settings = {"num_blocks": 10, "block_size": 8, "enable_prefix_caching": caching}
     expected, watched = run({}, Watch(), **settings), Watch()
     got = run(parts_from(*SUPPLIED[supplied]), watched, **settings)
     assert got[0] == expected[0], "block tables or free queue of a step"

@@ -5,6 +5,7 @@ Parts are found as `course run --mine` finds them, from the solutions.
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import sys
 from functools import cache
@@ -54,7 +55,7 @@ def run(parts: EngineParts, policy: str, **settings: Any) -> tuple[list[str], li
         tables = [engine.scheduler.kv.get_block_ids(r.request_id) for r in plan.scheduled_requests]
         plans.append((dict(plan.num_scheduled_tokens), dict(plan.num_cached_tokens), tables))
 
-    engine.on_schedule = note
+    engine.observers.append(note)
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     requests = []
     for number, text in enumerate(TEXTS):
@@ -77,7 +78,7 @@ CRAMPED = {"num_blocks": 12, "block_size": 4, "max_num_batched_tokens": 16, "max
         ({}, False),
         (CRAMPED, True),
         (CRAMPED | {"long_prefill_token_threshold": 5, "forget_withdrawn_blocks": True}, True),
-        (CRAMPED | {"enable_caching": False}, True),
+        (CRAMPED | {"enable_prefix_caching": False}, True),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 40}, False),
     ],
     ids=["roomy", "cramped", "chunked", "uncached", "whole-prompts"],
@@ -88,6 +89,15 @@ def test_the_scheduler_of_lab_03_01_plans_and_speaks_as_the_engines_own(policy, 
     own_texts, own_plans, _ = run(EngineParts(**own_parts()), policy, **settings)
     assert own_plans == plans
     assert own_texts == texts
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_solution_with_flat_arguments_and_one_token_each_still_serves_the_model(policy):
+    earlier = runpy.run_path(str(PHASE / "testdata" / "flat_scheduler.py"))["Scheduler"]
+    settings = CRAMPED | {"long_prefill_token_threshold": 5, "forget_withdrawn_blocks": True}
+    texts, plans, preemptions = run(EngineParts(), policy, **settings)
+    assert preemptions > 0
+    assert run(EngineParts(scheduler=earlier), policy, **settings) == (texts, plans, preemptions)
 
 
 def test_it_refuses_what_the_engines_own_refuses():

@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "num_blocks": 22,
         "block_size": 4,
         "max_num_batched_tokens": 20,
-        "enable_caching": False,
+        "enable_prefix_caching": False,
     },
 }
 
@@ -83,7 +83,7 @@ def run(
         logits.append(np.array(execute(plan, kv)))
         return logits[-1]
 
-    engine.on_schedule = note
+    engine.observers.append(note)
     engine.runner.execute = watch  # type: ignore[method-assign]
     requests = []
     for number, prompt in enumerate(PROMPTS):

@@ -65,7 +65,7 @@ def test_scheduling_does_not_change_what_quantized_layers_say(lab_id):
         def note(plan: Any, name: str = name) -> None:
             preempted[name] += len(plan.preempted_req_ids)
 
-        engine.on_schedule = note
+        engine.observers.append(note)
         results = engine.generate(PROMPTS, sampling)
         said[name] = [list(result.token_ids) for result in results]
     assert said["chunked"] == said["cramped"] == said["roomy"]

@@ -432,7 +432,7 @@ def steps() -> str:
                 }
             )
 
-        engine.on_schedule = note
+        engine.observers.append(note)
         engine.step()
         step += 1
     svg = Svg(

@@ -27,8 +27,8 @@ from course.truth.figures import (  # noqa: E402
     Svg,
     write_or_check,
 )
-from mini_vllm.engine import LLMEngine  # noqa: E402
 from mini_vllm.config import SamplingParams  # noqa: E402
+from mini_vllm.engine import LLMEngine  # noqa: E402
 from mini_vllm.observe.trace import StepRecord, traced_steps  # noqa: E402
 
 
@@ -233,7 +233,12 @@ def racing() -> str:
     """The two counters of a request that is preempted and comes back."""
     prompts = ["request A", "request B!"]
     ids, steps = traced(
-        prompts, [8, 8], num_blocks=7, block_size=4, max_num_batched_tokens=8, enable_caching=False
+        prompts,
+        [8, 8],
+        num_blocks=7,
+        block_size=4,
+        max_num_batched_tokens=8,
+        enable_prefix_caching=False,
     )
     name, num_tokens, computed = ids[1], len(prompts[1]), 0
     rows: list[tuple[int, int, str]] = []

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mini_vllm import KVCacheManager, Scheduler, SchedulerOutput
+from mini_vllm import KVCacheManager, Scheduler, SchedulerConfig, SchedulerOutput
 
 
 class StaticBatching(Scheduler):
@@ -31,9 +31,9 @@ class PrefillFirst(Scheduler):
     def schedule(self) -> SchedulerOutput:
         output = SchedulerOutput(finished_req_ids=self._finished_req_ids)
         self._finished_req_ids = set()
-        self._schedule_waiting(output, self.max_num_batched_tokens)
+        self._schedule_waiting(output, self.config.max_num_batched_tokens)
         if not output.scheduled_requests:
-            self._schedule_running(output, self.max_num_batched_tokens)
+            self._schedule_running(output, self.config.max_num_batched_tokens)
         return output
 
 
@@ -77,4 +77,9 @@ class Policy:
     def build(self, num_blocks: int, max_num_seqs: int, block_size: int = 16) -> Scheduler:
         """An idle scheduler over an empty pool."""
         kv = self.kv(num_blocks, block_size, self.caching)
-        return self.scheduler(kv, min(max_num_seqs, self.budget), self.budget, **self.settings)
+        config = SchedulerConfig(
+            max_num_seqs=min(max_num_seqs, self.budget),
+            max_num_batched_tokens=self.budget,
+            **self.settings,
+        )
+        return self.scheduler(kv, config)

@@ -78,7 +78,7 @@ def simulate(scheduler: Scheduler, jobs: Sequence[Job], cost: StepCost) -> dict[
             counts["recomputed"] += max(0, min(start + n, known) - start)
             most_computed[name] = max(known, start + n)
             if scheduler.needs_sample(request, n):
-                sampled[name] = 1
+                sampled[name] = [1]
                 times[name].append(now)
         scheduler.update_from_output(plan, sampled)
     return {"times": times, "end": now, **counts}

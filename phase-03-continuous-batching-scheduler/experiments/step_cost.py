@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from course.machine import processor  # noqa: E402
-from mini_vllm import LLMEngine, SamplingParams, SchedulerOutput  # noqa: E402
-from mini_vllm.model_runner import Model  # noqa: E402
+from mini_vllm import LLMEngine, SamplingParams, Scheduler, SchedulerOutput  # noqa: E402
+from mini_vllm.batch import Model  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,11 @@ half a millisecond per step for everything else is assumed.
 """
 
 
+def bound_chunks(scheduler: Scheduler, threshold: int) -> None:
+    """Let the next step compute at most `threshold` tokens of one request; 0 is no bound."""
+    scheduler.config = replace(scheduler.config, long_prefill_token_threshold=threshold)
+
+
 def measure(
     num_steps: int, seed: int = 0, model: str | Path | Model = "byte-llama"
 ) -> list[dict[str, float]]:
@@ -106,7 +111,14 @@ def measure(
     Returns:
         One `{"tokens", "context", "pairs", "seconds"}` per shape.
     """
-    engine = LLMEngine(num_blocks=2048, block_size=16, max_num_seqs=256, max_num_batched_tokens=100_000, enable_prefix_caching=False, model=model)
+    engine = LLMEngine(
+        num_blocks=2048,
+        block_size=16,
+        max_num_seqs=256,
+        max_num_batched_tokens=100_000,
+        enable_prefix_caching=False,
+        model=model,
+    )
     scheduler, rng, rows = engine.scheduler, random.Random(seed), []
     longest = (engine.max_model_len or 1024) - 8
     while len(rows) < num_steps:
@@ -118,7 +130,7 @@ def measure(
         for _ in range(5):
             for name in list(scheduler.requests):
                 engine.abort_request(name)
-            scheduler.long_prefill_token_threshold = 0
+            bound_chunks(scheduler, 0)
             params = SamplingParams(max_tokens=6, ignore_eos=True)
             for stream in range(streams):
                 engine.add_request([5 + (7 * stream + i) % 90 for i in range(length)], params)
@@ -127,15 +139,15 @@ def measure(
             if chunk:
                 engine.add_request([5 + 3 * i % 90 for i in range(before + chunk + 1)], params)
                 if before:
-                    scheduler.long_prefill_token_threshold = before
+                    bound_chunks(scheduler, before)
                     engine.step()
-                scheduler.long_prefill_token_threshold = chunk
+                bound_chunks(scheduler, chunk)
             shapes: list[Shape] = []
-            engine.on_schedule = lambda plan, to=shapes: to.append(shape_of(plan))
+            engine.observers.append(lambda plan, to=shapes: to.append(shape_of(plan)))
             start = time.perf_counter()
             engine.step()
             seconds = time.perf_counter() - start
-            engine.on_schedule = None
+            engine.observers.clear()
             if not best or seconds < best["seconds"]:
                 best = {**asdict(shapes[0]), "seconds": round(seconds, 7)}
         rows.append(best)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from course.site import gantt
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
 from course.site.gantt import Arrival
-from mini_vllm import EngineParts, LLMEngine
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
+from mini_vllm import EngineParts, LLMEngine, Scheduler, SchedulerOutput
 from mini_vllm.config import SamplingParams
-from mini_vllm import Scheduler, SchedulerOutput
 from mini_vllm.observe.trace import StepRecord, traced_steps
 
 
@@ -567,7 +566,9 @@ def victims() -> str:
 
 def priority_stall() -> str:
     """An urgent request gets nothing in step 8, because a less urgent one evicted itself."""
-    engine = LLMEngine(num_blocks=10, block_size=4, model="toy", enable_prefix_caching=False, policy="priority")
+    engine = LLMEngine(
+        num_blocks=10, block_size=4, model="toy", enable_prefix_caching=False, policy="priority"
+    )
     arrivals = [
         Arrival("X", "x" * 4, 12, priority=0),
         Arrival("A", "a" * 5, 10, priority=5),

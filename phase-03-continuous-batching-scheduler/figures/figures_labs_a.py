@@ -12,12 +12,11 @@ from typing import Any
 
 from conformance import hazard, replay
 from course.site import gantt
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.site.gantt import Arrival
-from mini_vllm import EngineParts, LLMEngine
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from mini_vllm import EngineParts, LLMEngine, Scheduler, SchedulerOutput
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm import Scheduler, SchedulerOutput
 
 EXPERIMENTS = str(Path(__file__).resolve().parents[1] / "experiments")
 if EXPERIMENTS not in sys.path:
@@ -76,7 +75,9 @@ def two_phases() -> str:
 
 def three_prompts() -> str:
     """The worked example of lab 03-01."""
-    engine = LLMEngine(model="toy", block_size=4, max_num_batched_tokens=10, enable_prefix_caching=False)
+    engine = LLMEngine(
+        model="toy", block_size=4, max_num_batched_tokens=10, enable_prefix_caching=False
+    )
     arrivals = [Arrival(name, name * 8, 2) for name in "abc"]
     return gantt.draw(gantt.record(engine, arrivals, "Three prompts of 8 tokens, budget 10"))
 
@@ -104,7 +105,13 @@ def pool_sweep() -> str:
     curves: dict[str, list[tuple[int, int, int]]] = {}
     for name, (parts, _, _) in ways.items():
         for num_blocks in sizes:
-            engine = LLMEngine(num_blocks=num_blocks, block_size=4, model="toy", enable_prefix_caching=False, parts=parts)
+            engine = LLMEngine(
+                num_blocks=num_blocks,
+                block_size=4,
+                model="toy",
+                enable_prefix_caching=False,
+                parts=parts,
+            )
             arrivals = [Arrival(prompt[0], prompt, 20) for prompt in prompts]
             data = gantt.record(engine, arrivals)
             scheduled = sum(total["scheduled"] for total in data["totals"])
@@ -231,9 +238,7 @@ def hazard_steps(fixed: bool) -> list[dict[str, Any]]:
             return plan
 
     def build(config: Any) -> Scheduler:
-        scheduler = replay.mini_scheduler(config, Watched)
-        scheduler.forget_withdrawn_blocks = fixed
-        return scheduler
+        return replay.mini_scheduler({**config, "forget_withdrawn_blocks": fixed}, Watched)
 
     steps: list[dict[str, Any]] = []
     written: set[int] = set()

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from course.site import gantt
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from course.site.gantt import Arrival
-from mini_vllm.engine import LLMEngine
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
 
 PHASE = Path(__file__).resolve().parents[1]
 
@@ -37,13 +37,14 @@ def _stall(threshold: int, prompt_len: int, budget: int) -> tuple[int, int]:
         model="toy",
         max_num_batched_tokens=budget,
         long_prefill_token_threshold=threshold,
-        enable_prefix_caching=False)
+        enable_prefix_caching=False,
+    )
     engine.add_request("A", SamplingParams(max_tokens=600, ignore_eos=True))
     engine.step()
     name = engine.add_request([5] * prompt_len, SamplingParams(max_tokens=1, ignore_eos=True))
     request = engine.requests[name]
     sizes: list[int] = []
-    engine.on_schedule = lambda plan: sizes.append(plan.total_num_scheduled_tokens)
+    engine.observers.append(lambda plan: sizes.append(plan.total_num_scheduled_tokens))
     while not request.is_finished:
         engine.step()
     return len(sizes), max(sizes)
@@ -163,7 +164,9 @@ def rates() -> str:
 
 
 def _spiked(threshold: int) -> LLMEngine:
-    return LLMEngine(model="toy", long_prefill_token_threshold=threshold, enable_prefix_caching=False)
+    return LLMEngine(
+        model="toy", long_prefill_token_threshold=threshold, enable_prefix_caching=False
+    )
 
 
 def seat() -> str:

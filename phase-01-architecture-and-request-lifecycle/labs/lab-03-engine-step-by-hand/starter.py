@@ -22,14 +22,15 @@ def engine_step(scheduler: Scheduler, runner: ModelRunner, sampler: Sampler) -> 
     """Run one step and return the requests that finished in it.
 
     1. `scheduler.schedule()` makes the plan.
-    2. `runner.execute(plan, scheduler.kv)` returns logits [num_scheduled_requests, vocab_size]:
+    2. `plan.bind(scheduler.kv)` notes positions and block tables in the plan, which is then all
+       that `runner.execute(plan)` needs. It returns logits [num_scheduled_requests, vocab_size]:
        one row per entry of `plan.scheduled_requests`, in that order, whether or not the request
        has caught up.
     3. Sample a token with `sampler.sample(row, request.sampling_params)` for each request that
        catches up in this step (`scheduler.needs_sample(request, num_scheduled)`, asked before
        the update moves the counter). Rows of the others are dropped, not sampled.
-    4. `scheduler.update_from_output(plan, sampled)` with a token per sampled request, in every
-       step that computed something, also when `sampled` is empty.
+    4. `scheduler.update_from_output(plan, sampled)` with a list of tokens, here of one, per
+       sampled request, in every step that computed something, also when `sampled` is empty.
 
     A plan without requests ends the step at once: the runner is not called.
 
@@ -55,8 +56,8 @@ class InFlight(NamedTuple):
     """A step that was launched and whose tokens the scheduler has not taken in."""
 
     plan: SchedulerOutput
-    sampled: dict[str, int]
-    """What the device will report: a token per request that caught up."""
+    sampled: dict[str, list[int]]
+    """What the device will report: a list of one token per request that caught up."""
 
 
 class Device:
@@ -71,17 +72,18 @@ class Device:
         self.sampler = sampler
         self._newest: dict[str, int] = {}
 
-    def launch(self, plan: SchedulerOutput, scheduler: Scheduler) -> dict[str, int]:
-        """Compute a plan; a token per request that catches up.
+    def launch(self, plan: SchedulerOutput, scheduler: Scheduler) -> dict[str, list[int]]:
+        """Compute a plan; a list of one token per request that catches up.
 
         Call it before the counters move: it reads `num_computed_tokens` as the position of the
         first scheduled token.
         """
         if scheduler.kv.enable_caching:
             raise ValueError(
-                "enable_caching=True: blocks would be hashed with placeholders in them"
+                "enable_prefix_caching=True: blocks would be hashed with placeholders in them"
             )
-        batch = self.runner.prepare_batch(plan, scheduler.kv)
+        plan.bind(scheduler.kv)
+        batch = self.runner.prepare_batch(plan)
         for request, last in zip(plan.scheduled_requests, batch.logits_indices, strict=True):
             if batch.token_ids[last] == PLACEHOLDER:
                 batch.token_ids[last] = self._newest[request.request_id]
@@ -89,8 +91,9 @@ class Device:
         sampled = {}
         for request, row in zip(plan.scheduled_requests, logits, strict=True):
             if scheduler.needs_sample(request, plan.num_scheduled_tokens[request.request_id]):
-                sampled[request.request_id] = self.sampler.sample(row, request.sampling_params)
-        self._newest.update(sampled)
+                token = self.sampler.sample(row, request.sampling_params)
+                self._newest[request.request_id] = token
+                sampled[request.request_id] = [token]
         return sampled
 
 
@@ -128,7 +131,9 @@ def plan_ahead(scheduler: Scheduler, plan: SchedulerOutput) -> None:
     raise NotImplementedError
 
 
-def take_in(scheduler: Scheduler, plan: SchedulerOutput, sampled: dict[str, int]) -> list[Request]:
+def take_in(
+    scheduler: Scheduler, plan: SchedulerOutput, sampled: dict[str, list[int]]
+) -> list[Request]:
     """Give the scheduler the tokens of an earlier plan; returns what finished by them.
 
     `scheduler.update_from_output(plan, sampled)` does the work, but it expects a request without

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from conformance import parts
-from mini_vllm import KVCacheManager, LLMEngine, Request, Sampler, SamplingParams, Scheduler
+from mini_vllm import (
+    KVCacheManager,
+    LLMEngine,
+    Request,
+    Sampler,
+    SamplingParams,
+    Scheduler,
+    SchedulerConfig,
+)
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Transformer
 
@@ -77,7 +85,7 @@ class RowNumberRunner:
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def execute(self, plan, kv):
+    def execute(self, plan):
         self.calls.append(len(plan.scheduled_requests))
         rows = np.zeros((len(plan.scheduled_requests), 257))
         rows[np.arange(len(rows)), 10 + np.arange(len(rows))] = 1.0
@@ -197,7 +205,7 @@ def test_matches_under_chunked_prefill(lab):
 def test_matches_under_preemption(lab):
     prompts = ["0123456789abcde", "the other prompt", "and a third one"]
     settings = {
-        "num_blocks": 10, "block_size": 4, "enable_caching": False,
+        "num_blocks": 10, "block_size": 4, "enable_prefix_caching": False,
         "max_num_batched_tokens": 4, "max_num_seqs": 3,
     }  # fmt: skip
     expected = compare(lab, prompts, greedy(9), "a pool of 9 blocks", **settings)
@@ -219,7 +227,7 @@ def test_matches_with_prefix_hits_on_the_real_model(lab):
     }  # fmt: skip
     hits = []
     reference, requests = engine_with(prompts, greedy(3), **settings)
-    reference.on_schedule = lambda plan: hits.append(sum(plan.num_cached_tokens.values()))
+    reference.observers.append(lambda plan: hits.append(sum(plan.num_cached_tokens.values())))
     plans_of(reference, requests, reference.step)
     assert sum(hits) > 0, "this case is here for its prefix hits, and there were none"
     compare(lab, prompts, greedy(3), "prefix hits on the shipped model", **settings)
@@ -256,7 +264,8 @@ class ScriptedDevice:
             name = request.request_id
             if scheduler.needs_sample(request, plan.num_scheduled_tokens[name]):
                 tokens = self.script[name]
-                sampled[name] = tokens[self.said[name]] if self.said[name] < len(tokens) else 7
+                said = self.said[name]
+                sampled[name] = [tokens[said] if said < len(tokens) else 7]
                 self.said[name] += 1
         return sampled
 
@@ -289,7 +298,7 @@ def run_ahead(lab, scheduler, device) -> list[dict]:
 
 def lone(max_tokens: int, says: list[int], num_prompt: int = 6, **config):
     """A scheduler with one request "r" of `num_prompt` tokens whose model says `says`."""
-    scheduler = Scheduler(KVCacheManager(64, 4, False), **config)
+    scheduler = Scheduler(KVCacheManager(64, 4, False), SchedulerConfig(**config))
     request = Request("r", [7] * num_prompt, SamplingParams(max_tokens=max_tokens), eos_token_id=2)
     scheduler.add_request(request)
     return scheduler, request, ScriptedDevice({"r": says})
@@ -355,10 +364,12 @@ def test_plans_equal_the_real_async_scheduler(lab):
         config = case["config"]
         scheduler = Scheduler(
             KVCacheManager(config["num_blocks"], config["block_size"], False),
-            config["max_num_seqs"],
-            config["max_num_batched_tokens"],
-            config["long_prefill_token_threshold"],
-            max_model_len=config["max_model_len"],
+            SchedulerConfig(
+                max_num_seqs=config["max_num_seqs"],
+                max_num_batched_tokens=config["max_num_batched_tokens"],
+                long_prefill_token_threshold=config["long_prefill_token_threshold"],
+                max_model_len=config["max_model_len"],
+            ),
         )
         requests = {}
         for add in case["requests"]:
@@ -395,7 +406,11 @@ def test_plans_equal_the_real_async_scheduler(lab):
 
 def test_planning_ahead_changes_no_token(lab):
     prompts = ["The engine", "A request", "x" * 11]
-    settings = {"model": shipped_model(), "enable_caching": False, "max_num_batched_tokens": 16}
+    settings = {
+        "model": shipped_model(),
+        "enable_prefix_caching": False,
+        "max_num_batched_tokens": 16,
+    }
     params = SamplingParams(max_tokens=4)
     reference, expected = engine_with(prompts, params, **settings)
     while reference.has_unfinished_requests():

@@ -149,8 +149,8 @@ def test_ids_are_those_of_the_engine_in_prompt_order(lab):
 class ReusingScheduler(Scheduler):
     """Hands out the same dict at every step, as a scheduler is free to do."""
 
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, kv, config=None) -> None:
+        super().__init__(kv, config)
         self.shared: dict[str, int] = {}
 
     def schedule(self):
@@ -183,8 +183,8 @@ class RecordingScheduler(Scheduler):
 
     last: RecordingScheduler
 
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, kv, config=None) -> None:
+        super().__init__(kv, config)
         RecordingScheduler.last = self
         self.plans, self.changed, self.ended = [], [], []
 
@@ -205,7 +205,7 @@ class RecordingScheduler(Scheduler):
 def test_the_probe_is_invisible(lab):
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     plain = LLMEngine(model="toy", max_num_batched_tokens=8)
-    expected = [result.token_ids for result in plain.generate([A, B], params)]
+    expected = [result.outputs[0].token_ids for result in plain.generate([A, B], params)]
     ids, rows = lab.trace_batches(
         [A, B],
         4,

@@ -16,7 +16,7 @@ PROMPT = (7, 7)
 
 
 def finish_reason(request: Request) -> str | None:
-    """What the API reports for a request: "stop", "length", "abort", or None while it lives.
+    """What the API reports: "stop", "length", "abort", "error", or None while the request lives.
 
     Decide by `request.status` alone. Source: `vllm/v1/request.py:349` `_FINISHED_REASON_MAP`.
 
@@ -32,6 +32,8 @@ def finish_reason(request: Request) -> str | None:
             return "length"
         case RequestStatus.FINISHED_ABORTED:
             return "abort"
+        case RequestStatus.FINISHED_ERROR:
+            return "error"
         case status:
             raise ValueError(f"status={status!r}: need a member of RequestStatus")
 

@@ -16,7 +16,7 @@ PROMPT = (7, 7)
 
 
 def finish_reason(request: Request) -> str | None:
-    """What the API reports for a request: "stop", "length", "abort", or None while it lives.
+    """What the API reports: "stop", "length", "abort", "error", or None while the request lives.
 
     Decide by `request.status` alone. Source: `vllm/v1/request.py:349` `_FINISHED_REASON_MAP`.
 

@@ -150,7 +150,7 @@ class BlockPool:
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take `num_blocks` from the front of the queue, in queue order; 0 gives `[]`.
 
-        Each block taken loses the content it may still have had (`_maybe_evict`), since its new
+        Each block taken loses the content it may still have had (`evict`), since its new
         owner will overwrite it, and then has `ref_cnt` 1.
 
         Raises:
@@ -162,11 +162,11 @@ class BlockPool:
             )
         blocks = [self.free_queue.popleft() for _ in range(num_blocks)]
         for block in blocks:
-            self._maybe_evict(block)
+            self.evict(block)
             block.ref_cnt = 1
         return blocks
 
-    def _maybe_evict(self, block: KVCacheBlock) -> bool:
+    def evict(self, block: KVCacheBlock) -> bool:
         """Take `block` out of the index and forget its hash.
 
         Other blocks with the same hash stay in the index; a hash that no block holds any more

@@ -130,7 +130,7 @@ class BlockPool:
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take `num_blocks` from the front of the queue, in queue order; 0 gives `[]`.
 
-        Each block taken loses the content it may still have had (`_maybe_evict`), since its new
+        Each block taken loses the content it may still have had (`evict`), since its new
         owner will overwrite it, and then has `ref_cnt` 1.
 
         Raises:
@@ -138,7 +138,7 @@ class BlockPool:
         """
         raise NotImplementedError
 
-    def _maybe_evict(self, block: KVCacheBlock) -> bool:
+    def evict(self, block: KVCacheBlock) -> bool:
         """Take `block` out of the index and forget its hash.
 
         Other blocks with the same hash stay in the index; a hash that no block holds any more

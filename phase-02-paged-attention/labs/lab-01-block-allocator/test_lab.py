@@ -328,9 +328,9 @@ def test_eviction_drops_index_and_hash(lab):
         "the index holds {hash: {block id: block}} and no empty entries",
     )
     same(
-        (pool._maybe_evict(blocks[1]), pool._maybe_evict(blocks[1])),
+        (pool.evict(blocks[1]), pool.evict(blocks[1])),
         (True, False),
-        "_maybe_evict says whether there was a hash to forget, the first and the second time",
+        "evict says whether there was a hash to forget, the first and the second time",
     )
 
 
@@ -568,9 +568,9 @@ def test_the_engine_serves_the_shipped_model_with_your_pool(lab):
             "The free queue is",
         ]
         tables = []
-        engine.on_schedule = lambda plan, kv=engine.scheduler.kv, tables=tables: tables.append(
+        engine.observers.append(lambda plan, kv=engine.scheduler.kv, tables=tables: tables.append(
             [kv.get_block_ids(request.request_id) for request in plan.scheduled_requests]
-        )
+        ))
         results = [engine.generate([prompt], params)[0] for prompt in starts * 3]
         said[whose] = [result.token_ids for result in results], tables
     same(

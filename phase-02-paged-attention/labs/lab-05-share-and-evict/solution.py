@@ -259,7 +259,7 @@ class KVCacheManager:
         """
         num_computed_blocks = request.num_computed_tokens // self.block_size
         for block in self.get_blocks(request.request_id)[num_computed_blocks:]:
-            self.block_pool._maybe_evict(block)
+            self.block_pool.evict(block)
 
     def _extend_hashes(self, request: Request) -> None:
         """Bring `request.block_hashes` up to the full blocks of its tokens (given)."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mini_vllm import KVCacheManager, Request, RequestStatus, SchedulerOutput
+from mini_vllm import KVCacheManager, Request, RequestStatus, SchedulerConfig, SchedulerOutput
 
 # --- Part A: two phases, three limits ------------------------------------------------------------
 
@@ -113,46 +113,12 @@ def schedule_step(
 class Scheduler:
     """Two queues, one budget, real block tables; `course run --mine` puts it into the engine."""
 
-    def __init__(
-        self,
-        kv: KVCacheManager,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int = 2048,
-        long_prefill_token_threshold: int = 0,
-        *,
-        max_model_len: int | None = None,
-        policy: str = "fcfs",
-        enable_chunked_prefill: bool = True,
-        forget_withdrawn_blocks: bool = False,
-    ) -> None:
-        """Given. An idle scheduler; the arguments are those of `mini_vllm.Scheduler`.
-
-        Raises:
-            ValueError: a bound out of range, or an unknown policy.
-        """
-        if max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens}: need at least 1")
-        if max_num_seqs is None:
-            max_num_seqs = min(128, max_num_batched_tokens)
-        if not 1 <= max_num_seqs <= max_num_batched_tokens:
-            raise ValueError(
-                f"max_num_seqs={max_num_seqs}: need 1 to max_num_batched_tokens="
-                f"{max_num_batched_tokens}"
-            )
-        if long_prefill_token_threshold < 0:
-            raise ValueError(
-                f"long_prefill_token_threshold={long_prefill_token_threshold}: need 0 or more"
-            )
-        if policy not in ("fcfs", "priority"):
-            raise ValueError(f"policy={policy!r}: need fcfs or priority")
+    def __init__(self, kv: KVCacheManager, config: SchedulerConfig | None = None) -> None:
+        """Given. An idle scheduler; the limits and the policy stand in `self.config`."""
         self.kv = kv
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.long_prefill_token_threshold = long_prefill_token_threshold
-        self.max_model_len = max_model_len
-        self.policy = policy
-        self.enable_chunked_prefill = enable_chunked_prefill
-        self.forget_withdrawn_blocks = forget_withdrawn_blocks
+        self.config = config or SchedulerConfig()
+        self.max_num_seqs = self.config.max_num_seqs or 0
+        self.max_model_len = self.config.max_model_len
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -165,7 +131,7 @@ class Scheduler:
         if request.request_id in self.requests:
             raise ValueError(f"request_id={request.request_id!r}: a live request has this id")
         self.requests[request.request_id] = request
-        if self.policy == "priority":
+        if self.config.policy == "priority":
             self._insert_by_priority(request)
         else:
             self.waiting.append(request)
@@ -213,12 +179,14 @@ class Scheduler:
         admitted = output.scheduled_resumed_req_ids if resumed else output.scheduled_new_req_ids
         admitted.append(request.request_id)
         output.num_cached_tokens[request.request_id] = num_cached
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_cached
         request.status = RequestStatus.RUNNING
 
     def _withdraw(self, victim: Request, output: SchedulerOutput) -> int:
         """Given. Take a victim out of the plan of this step; returns the tokens it had there."""
         output.scheduled_requests.remove(victim)
-        if self.forget_withdrawn_blocks:
+        if self.config.forget_withdrawn_blocks:
             self.kv.forget_uncomputed(victim)
         return output.num_scheduled_tokens.pop(victim.request_id)
 
@@ -240,7 +208,7 @@ class Scheduler:
         Start from `self._new_output()`. A step that preempted somebody admits nobody.
         """
         output = self._new_output()
-        budget = self._schedule_running(output, self.max_num_batched_tokens)
+        budget = self._schedule_running(output, self.config.max_num_batched_tokens)
         if not output.preempted_req_ids:
             self._schedule_waiting(output, budget)
         return output
@@ -264,7 +232,7 @@ class Scheduler:
         while index < len(self.running) and budget > 0:
             request = self.running[index]
             lacks = request.num_tokens - request.num_computed_tokens
-            num_new = clamp(lacks, budget, self.long_prefill_token_threshold)
+            num_new = clamp(lacks, budget, self.config.long_prefill_token_threshold)
             if num_new == 0:
                 index += 1
                 continue
@@ -287,7 +255,7 @@ class Scheduler:
         Policy "fcfs": the last one. Policy "priority": the largest (priority, arrival time), the
         first of several that tie.
         """
-        if self.policy == "fcfs":
+        if self.config.policy == "fcfs":
             return self.running.pop()
         victim = max(self.running, key=lambda r: (r.priority, r.arrival_time))
         self.running.remove(victim)
@@ -305,7 +273,7 @@ class Scheduler:
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         output.preempted_req_ids.append(victim.request_id)
-        if self.policy == "priority":
+        if self.config.policy == "priority":
             self._insert_by_priority(victim)
         else:
             self.waiting.appendleft(victim)
@@ -325,13 +293,13 @@ class Scheduler:
 
         Whoever is stopped stays in front, and nobody behind it is looked at.
         """
-        threshold = self.long_prefill_token_threshold
+        threshold = self.config.long_prefill_token_threshold
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
             hits, num_cached = self.kv.get_computed_blocks(request)
             lacks = request.num_tokens - num_cached
             num_new = clamp(lacks, budget, threshold)
-            if not self.enable_chunked_prefill and num_new < clamp(lacks, lacks, threshold):
+            if not self.config.enable_chunked_prefill and num_new < clamp(lacks, lacks, threshold):
                 return
             if not self.kv.full_sequence_fits(request, hits):
                 return
@@ -345,18 +313,19 @@ class Scheduler:
             budget -= num_new
 
     def update_from_output(
-        self, output: SchedulerOutput, sampled: Mapping[str, int]
+        self, output: SchedulerOutput, sampled: Mapping[str, Sequence[int]]
     ) -> list[Request]:
         """Take in what the step computed.
 
         For each request of the plan, in its order: pass over one that is not RUNNING any more (it
-        was aborted meanwhile). Advance its counter by its scheduled tokens. If it has a sampled
-        token, append it (`append_output_token`) and ask `maybe_finish(self.max_model_len)`; one
-        that is finished is released (`_release`) and leaves `running`.
+        was aborted meanwhile). Advance its counter by its scheduled tokens. Append its sampled
+        tokens (`append_output_token`) up to the first that ends it: after each, ask
+        `maybe_finish(self.max_model_len)`; one that is finished is released (`_release`) and leaves
+        `running`.
 
         Args:
             output: the plan that was executed.
-            sampled: token per request id that caught up; others are absent.
+            sampled: tokens per request id that caught up, usually one; others are absent.
 
         Returns:
             The requests that finished in this step, in scheduled order.
@@ -366,12 +335,11 @@ class Scheduler:
             if request.status != RequestStatus.RUNNING:
                 continue
             request.num_computed_tokens += output.num_scheduled_tokens[request.request_id]
-            token = sampled.get(request.request_id)
-            if token is None:
-                continue
-            request.append_output_token(token)
-            if request.maybe_finish(self.max_model_len):
-                self._release(request)
-                self.running.remove(request)
-                finished.append(request)
+            for token in sampled.get(request.request_id, ()):
+                request.append_output_token(token)
+                if request.maybe_finish(self.max_model_len):
+                    self._release(request)
+                    self.running.remove(request)
+                    finished.append(request)
+                    break
         return finished

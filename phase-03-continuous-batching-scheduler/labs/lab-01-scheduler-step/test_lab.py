@@ -16,7 +16,14 @@ import pytest
 
 import mini_vllm
 from conformance import recording, replay
-from mini_vllm import EngineParts, KVCacheManager, LLMEngine, Request, SamplingParams
+from mini_vllm import (
+    EngineParts,
+    KVCacheManager,
+    LLMEngine,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+)
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Transformer
 
@@ -284,7 +291,7 @@ class Narrator(mini_vllm.Scheduler):
         self.stories[-1].append(("" if request is None else request.request_id, words))
 
     def schedule(self):
-        self.left = self.max_num_batched_tokens
+        self.left = self.config.max_num_batched_tokens
         self.stories.append([])
         bounds = f"budget {self.left}, {len(self.running)} of {self.max_num_seqs} slots taken"
         self.tell(None, f"{bounds}, {self.kv.block_pool.get_num_free_blocks()} free blocks")
@@ -314,7 +321,7 @@ class Narrator(mini_vllm.Scheduler):
     def _pop_victim(self):
         victim = super()._pop_victim()
         by = "the last of running"
-        if self.policy == "priority":
+        if self.config.policy == "priority":
             by = f"the largest (priority, arrival): ({victim.priority}, {victim.arrival_time:g})"
         self.tell(victim, f"{victim.request_id} makes room, as {by}: its counter goes to 0")
         return victim
@@ -418,7 +425,7 @@ def preempts(entry: dict[str, Any]) -> bool:
 
 def scheduler_with(lab, *lengths: int, num_blocks=64, caching=False, max_tokens=4, **config):
     """The learner's scheduler over blocks of 4, with requests "a", "b", ... of these lengths."""
-    scheduler = lab.Scheduler(KVCacheManager(num_blocks, 4, caching), **config)
+    scheduler = lab.Scheduler(KVCacheManager(num_blocks, 4, caching), SchedulerConfig(**config))
     requests = [
         Request(name, [ord(name)] * n, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         for name, n in prompts(*lengths)
@@ -433,7 +440,7 @@ def run_step(scheduler) -> dict[str, int]:
     output = scheduler.schedule()
     assert output is not None, "schedule() returns the plan; it returned None"
     sampled = {
-        r.request_id: 7
+        r.request_id: [7]
         for r in output.scheduled_requests
         if scheduler.needs_sample(r, output.num_scheduled_tokens[r.request_id])
     }
@@ -459,7 +466,7 @@ def test_three_prompts_under_a_budget(lab):
 def test_update_returns_what_finished(lab):
     scheduler, (a, b, c) = scheduler_with(lab, 4, 4, 8, max_num_batched_tokens=12, max_tokens=1)
     output = scheduler.schedule()
-    finished = scheduler.update_from_output(output, {"a": 7, "b": 7})
+    finished = scheduler.update_from_output(output, {"a": [7], "b": [7]})
     assert finished == [a, b], (
         "a and b have their only output token: finished, in scheduled order.\n"
         f"expected [a, b]\ncame     {finished}"
@@ -479,7 +486,7 @@ def test_update_returns_what_finished(lab):
 def test_token_0_is_a_token(lab):
     scheduler, (a, b) = scheduler_with(lab, 4, 8, max_num_batched_tokens=8)
     output = scheduler.schedule()
-    scheduler.update_from_output(output, {"a": 0})
+    scheduler.update_from_output(output, {"a": [0]})
     assert (a.output_token_ids, b.output_token_ids) == ([0], []), (
         "the model said token 0 for a, and nothing for b, which is in the middle of its prompt. "
         "An id of 0 is false to Python, and still a token: ask whether there is an entry.\n"
@@ -487,11 +494,26 @@ def test_token_0_is_a_token(lab):
     )
 
 
+def test_a_step_may_bring_several_tokens(lab):
+    scheduler, (a, b) = scheduler_with(lab, 4, 4, max_tokens=3)
+    output = scheduler.schedule()
+    finished = scheduler.update_from_output(output, {"a": [7, 8], "b": [7, 8, 9, 6]})
+    assert a.output_token_ids == [7, 8] and a.num_computed_tokens == 4, (
+        "a was given two tokens, as a step with accepted drafts gives them: both are its output, "
+        "and the counter moves by what was scheduled, 4.\n"
+        f"expected [7, 8] and 4\ncame     {a.output_token_ids} and {a.num_computed_tokens}"
+    )
+    assert (b.output_token_ids, finished) == ([7, 8, 9], [b]), (
+        "b has max_tokens=3: its third token ends it, the fourth is dropped, and it is finished "
+        f"once.\nexpected [7, 8, 9] and [b]\ncame     {b.output_token_ids} and {finished}"
+    )
+
+
 def test_an_aborted_request_is_passed_over(lab):
     scheduler, (a, b) = scheduler_with(lab, 4, 4)
     output = scheduler.schedule()
     scheduler.abort_request("a")
-    scheduler.update_from_output(output, {"a": 7, "b": 7})
+    scheduler.update_from_output(output, {"a": [7], "b": [7]})
     assert a.output_token_ids == [] and a.num_computed_tokens == 0, (
         "a was aborted while its step ran: its token is dropped and its counter left alone; came "
         f"{a!r} with outputs {a.output_token_ids}"
@@ -567,7 +589,7 @@ def test_recorded_ends_and_aborts(lab):
 
 
 def test_a_preempting_step_admits_nobody(lab):
-    scheduler = lab.Scheduler(KVCacheManager(5, 4, False), policy="priority")
+    scheduler = lab.Scheduler(KVCacheManager(5, 4, False), SchedulerConfig(policy="priority"))
     urgent, patient, late = (
         Request(name, [5] * n, SamplingParams(max_tokens=8), arrival_time=at, priority=priority)
         for name, n, at, priority in (
@@ -626,7 +648,8 @@ def test_it_serves_the_shipped_model(lab):
         "max_num_batched_tokens": 16, "long_prefill_token_threshold": 7,
     }  # fmt: skip
     params = SamplingParams(max_tokens=12, ignore_eos=True)
-    expected = [result.text for result in LLMEngine(model=shipped_model()).generate(texts, params)]
+    roomy = LLMEngine(shipped_model())
+    expected = [result.outputs[0].text for result in roomy.generate(texts, params)]
     engine = LLMEngine(parts=EngineParts(scheduler=lab.Scheduler), **settings)
     events = {"preempted": 0, "cached": 0, "chunks": 0}
     steps = itertools.count(1)
@@ -645,8 +668,8 @@ def test_it_serves_the_shipped_model(lab):
             n = output.num_scheduled_tokens[r.request_id]
             events["chunks"] += not engine.scheduler.needs_sample(r, n)
 
-    engine.on_schedule = count
-    came = [result.text for result in engine.generate(texts, params)]
+    engine.observers.append(count)
+    came = [result.outputs[0].text for result in engine.generate(texts, params)]
     assert came == expected, (
         "your scheduler on the shipped model, 13 blocks of 4, chunks of 7, against a roomy engine: "
         "when it computes what may change, what is said may not.\n"

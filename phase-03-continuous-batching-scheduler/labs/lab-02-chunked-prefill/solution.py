@@ -68,9 +68,16 @@ def needs_sample(request: Request, num_scheduled: int) -> bool:
 
 
 class Scheduler(mini_vllm.Scheduler):
-    """Given. The engine's scheduler with your guard."""
+    """Given. The engine's scheduler; whose row of logits speaks is your guard's decision."""
 
-    needs_sample = staticmethod(needs_sample)
+    def schedule(self) -> mini_vllm.SchedulerOutput:
+        plan = super().schedule()
+        for request in plan.scheduled_requests:
+            request_id = request.request_id
+            plan.num_computed_tokens[request_id] = request.num_computed_tokens
+            if needs_sample(request, plan.num_scheduled_tokens[request_id]):
+                plan.sampling_req_ids.add(request_id)
+        return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ def serve(
     """Serve all prompts together, greedy, exactly `max_tokens` outputs each, and watch.
 
     Add every prompt before the first step (`engine.add_request` returns the id,
-    `engine.requests[id]` is the request, which you can keep). Set `engine.on_schedule` to
+    `engine.requests[id]` is the request, which you can keep). Append to `engine.observers`
     a function that takes each `mini_vllm.SchedulerOutput` before the step runs. Step until nothing
     is unfinished.
 
@@ -118,7 +125,7 @@ def serve(
             if request.num_output_tokens == 0:
                 chunks[request.request_id].append(plan.num_scheduled_tokens[request.request_id])
 
-    engine.on_schedule = watch
+    engine.observers.append(watch)
     step = 0
     while engine.has_unfinished_requests():
         step += 1

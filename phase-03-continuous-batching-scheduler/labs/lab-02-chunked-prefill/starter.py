@@ -53,9 +53,16 @@ def needs_sample(request: Request, num_scheduled: int) -> bool:
 
 
 class Scheduler(mini_vllm.Scheduler):
-    """Given. The engine's scheduler with your guard."""
+    """Given. The engine's scheduler; whose row of logits speaks is your guard's decision."""
 
-    needs_sample = staticmethod(needs_sample)
+    def schedule(self) -> mini_vllm.SchedulerOutput:
+        plan = super().schedule()
+        for request in plan.scheduled_requests:
+            request_id = request.request_id
+            plan.num_computed_tokens[request_id] = request.num_computed_tokens
+            if needs_sample(request, plan.num_scheduled_tokens[request_id]):
+                plan.sampling_req_ids.add(request_id)
+        return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ def serve(
     """Serve all prompts together, greedy, exactly `max_tokens` outputs each, and watch.
 
     Add every prompt before the first step (`engine.add_request` returns the id,
-    `engine.requests[id]` is the request, which you can keep). Set `engine.on_schedule` to
+    `engine.requests[id]` is the request, which you can keep). Append to `engine.observers`
     a function that takes each `mini_vllm.SchedulerOutput` before the step runs. Step until nothing
     is unfinished.
 

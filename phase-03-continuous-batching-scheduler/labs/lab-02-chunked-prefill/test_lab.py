@@ -29,9 +29,11 @@ def shipped_model() -> Transformer:
 @cache
 def whole(max_tokens: int) -> list[list[int]]:
     """What the engine's own scheduler says with every prompt in one piece: the reference."""
-    engine = LLMEngine(num_blocks=256, block_size=4, model=shipped_model(), enable_prefix_caching=False)
+    engine = LLMEngine(
+        num_blocks=256, block_size=4, model=shipped_model(), enable_prefix_caching=False
+    )
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    return [result.token_ids for result in engine.generate(TEXTS, params)]
+    return [result.outputs[0].token_ids for result in engine.generate(TEXTS, params)]
 
 
 # --- a formula -----------------------------------------------------------------------------------
@@ -165,13 +167,13 @@ def test_serve_notes_chunks_and_the_first_token(lab):
 
 
 def test_your_guard_is_in_the_engine(lab, monkeypatch):
-    asked = []
+    asked, needs_sample = [], lab.needs_sample
 
     def guard(request, num_scheduled):
         asked.append((request.num_computed_tokens, num_scheduled))
-        return lab.needs_sample(request, num_scheduled)
+        return needs_sample(request, num_scheduled)
 
-    monkeypatch.setattr(lab.Scheduler, "needs_sample", staticmethod(guard))
+    monkeypatch.setattr(lab, "needs_sample", guard)
     lab.serve(["x" * 40], 2, model="toy", long_prefill_token_threshold=16)
     expected = [(0, 16), (16, 16), (32, 8), (40, 1)]
     assert asked == expected, (
@@ -200,7 +202,7 @@ def test_the_formula_is_what_the_engine_does(lab, prompt_len, threshold, budget)
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     request = engine.requests[engine.add_request([5] * prompt_len, params)]
     sizes: list[int] = []
-    engine.on_schedule = lambda plan: sizes.append(plan.total_num_scheduled_tokens)
+    engine.observers.append(lambda plan: sizes.append(plan.total_num_scheduled_tokens))
     while request.num_output_tokens == 0:
         engine.step()
     steps = lab.num_prefill_steps(prompt_len, threshold, budget)
@@ -229,13 +231,13 @@ CHUNKED = {
     "threshold 10": {"long_prefill_token_threshold": 10},
     "threshold below a block": {"long_prefill_token_threshold": 3},
     "small budget": {"max_num_batched_tokens": 50},
-    "with prefix cache": {"long_prefill_token_threshold": 31, "enable_caching": True},
+    "with prefix cache": {"long_prefill_token_threshold": 31, "enable_prefix_caching": True},
 }
 
 
 @pytest.mark.parametrize("name", CHUNKED)
 def test_chunking_does_not_change_output(lab, name):
-    settings = {"num_blocks": 256, "block_size": 4, "enable_caching": False, **CHUNKED[name]}
+    settings = {"num_blocks": 256, "block_size": 4, "enable_prefix_caching": False, **CHUNKED[name]}
     come = lab.serve(TEXTS, 8, model=shipped_model(), **settings)
     for text, expected, came in zip(TEXTS, whole(8), come.token_ids, strict=True):
         assert came == expected, (
@@ -264,13 +266,13 @@ def test_a_chunked_way_back_does_not_change_output(lab):
     texts, settings = ["aaaabbbb", "ccccdddd"], {"model": shipped_model(), "block_size": 4}
     engine = LLMEngine(num_blocks=256, **settings)
     params = SamplingParams(max_tokens=9, ignore_eos=True)
-    expected = [result.token_ids for result in engine.generate(texts, params)]
+    expected = [result.outputs[0].token_ids for result in engine.generate(texts, params)]
     came = lab.serve(
         texts,
         9,
         parts=EngineParts(scheduler=Counting),
         num_blocks=6,
-        enable_caching=False,
+        enable_prefix_caching=False,
         long_prefill_token_threshold=4,
         **settings,
     )
@@ -289,6 +291,9 @@ class ForgetfulKV(KVCacheManager):
     are lost with the old one.
     """
 
+    def get_block_ids(self, request_id):
+        return [block.block_id for block in self.get_blocks(request_id)]
+
     def allocate_slots(self, request, num_new_tokens, new_computed_blocks=None):
         blocks = super().allocate_slots(request, num_new_tokens, new_computed_blocks)
         if num_new_tokens > 1 and request.num_computed_tokens % self.block_size:
@@ -300,7 +305,7 @@ class ForgetfulKV(KVCacheManager):
 
 def test_a_stale_block_would_be_seen(lab):
     parts = EngineParts(scheduler=lab.Scheduler, kv_cache_manager=ForgetfulKV)
-    settings = {"num_blocks": 256, "block_size": 4, "enable_caching": False, "parts": parts}
+    settings = {"num_blocks": 256, "block_size": 4, "enable_prefix_caching": False, "parts": parts}
     come = lab.serve(TEXTS, 8, model=shipped_model(), **settings)
     assert come.token_ids == whole(8), (
         "prompts in one piece never begin inside a block, so the planted bug does not show.\n"

@@ -201,7 +201,7 @@ def predict_waiting(
         num_blocks=num_blocks, block_size=size, max_num_batched_tokens=budget, model="toy",
         parts=EngineParts(kv_cache_manager=Watched))  # fmt: skip
     evicted: list[str] = []
-    engine.on_schedule = lambda plan: evicted.extend(plan.preempted_req_ids)
+    engine.observers.append(lambda plan: evicted.extend(plan.preempted_req_ids))
     for prompt in prompts:
         engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     while engine.has_unfinished_requests():

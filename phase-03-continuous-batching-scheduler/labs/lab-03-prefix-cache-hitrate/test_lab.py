@@ -79,7 +79,7 @@ def measured(prompts: list[list[int]], block_size: int, **settings: Any) -> list
     """Hits of each prompt by the mini engine's own counter."""
     engine = LLMEngine(num_blocks=4000, block_size=block_size, model="toy", **settings)
     cached: dict[str, int] = {}
-    engine.on_schedule = lambda plan: cached.update(plan.num_cached_tokens)
+    engine.observers.append(lambda plan: cached.update(plan.num_cached_tokens))
     params = SamplingParams(max_tokens=1, ignore_eos=True)
     ids = [engine.add_request(prompt, params) for prompt in prompts]
     while engine.has_unfinished_requests():

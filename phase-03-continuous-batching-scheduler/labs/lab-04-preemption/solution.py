@@ -113,9 +113,10 @@ def run(
         num_blocks=num_blocks,
         block_size=block_size,
         parts=parts or EngineParts(scheduler=Scheduler),
-        **engine_kwargs)
+        **engine_kwargs,
+    )
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    return [result.token_ids for result in engine.generate(prompts, params)]
+    return [result.outputs[0].token_ids for result in engine.generate(prompts, params)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def measure(
 ) -> Cost:
     """The cost of the same run, from the plans alone: `model="toy"`, prefix caching off.
 
-    Watch the plans with `engine.on_schedule`, a function called with each
+    Watch the plans: each function in `engine.observers` is called with each
     `mini_vllm.SchedulerOutput` before the step runs. A request that is never preempted computes
     its prompt and all outputs but the last.
 
@@ -145,10 +146,16 @@ def measure(
         engine_kwargs: further arguments of `LLMEngine`; `parts` defaults to your `Scheduler`.
     """
     settings: dict[str, Any] = {"parts": EngineParts(scheduler=Scheduler), **engine_kwargs}
-    engine = LLMEngine(num_blocks=num_blocks, block_size=block_size, model="toy", enable_prefix_caching=False, **settings)
+    engine = LLMEngine(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        model="toy",
+        enable_prefix_caching=False,
+        **settings,
+    )
     plans: list[tuple[int, int]] = []
-    engine.on_schedule = lambda plan: plans.append(
-        (plan.total_num_scheduled_tokens, len(plan.preempted_req_ids))
+    engine.observers.append(
+        lambda plan: plans.append((plan.total_num_scheduled_tokens, len(plan.preempted_req_ids)))
     )
     engine.generate(prompts, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     scheduled = sum(tokens for tokens, _ in plans)

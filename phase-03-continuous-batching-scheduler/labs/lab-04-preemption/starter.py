@@ -119,7 +119,7 @@ def measure(
 ) -> Cost:
     """The cost of the same run, from the plans alone: `model="toy"`, prefix caching off.
 
-    Watch the plans with `engine.on_schedule`, a function called with each
+    Watch the plans: each function in `engine.observers` is called with each
     `mini_vllm.SchedulerOutput` before the step runs. A request that is never preempted computes
     its prompt and all outputs but the last.
 

@@ -16,6 +16,7 @@ from mini_vllm import (
     LLMEngine,
     Request,
     SamplingParams,
+    SchedulerConfig,
 )
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Transformer
@@ -36,12 +37,12 @@ def roomy(max_tokens: int) -> list[list[int]]:
     """What the engine's own scheduler says with 255 blocks: the reference, no preemption."""
     engine = LLMEngine(num_blocks=256, block_size=4, model=shipped_model())
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    return [result.token_ids for result in engine.generate(TWO, params)]
+    return [result.outputs[0].token_ids for result in engine.generate(TWO, params)]
 
 
 def scheduler_with(lab, num_blocks: int, *lengths: int, caching=False, max_tokens=8, **config):
     """The given scheduler over blocks of 4, with requests a, b, ... of these prompt lengths."""
-    scheduler = lab.Scheduler(KVCacheManager(num_blocks, 4, caching), **config)
+    scheduler = lab.Scheduler(KVCacheManager(num_blocks, 4, caching), SchedulerConfig(**config))
     requests = [
         Request(name, [ord(name)] * n, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         for name, n in zip("abcdef", lengths, strict=False)
@@ -55,7 +56,7 @@ def run_step(scheduler):
     """One step with token 7 for whoever catches up; the plan."""
     plan = scheduler.schedule()
     sampled = {
-        r.request_id: 7
+        r.request_id: [7]
         for r in plan.scheduled_requests
         if scheduler.needs_sample(r, plan.num_scheduled_tokens[r.request_id])
     }
@@ -260,7 +261,7 @@ def test_other_victims_cost_more(lab):
 @pytest.mark.parametrize("caching", [True, False])
 def test_cramped_pool_matches_roomy_pool(lab, caching):
     expected = roomy(8)
-    came = lab.run(TWO, 5, 4, 8, model=shipped_model(), enable_caching=caching)
+    came = lab.run(TWO, 5, 4, 8, model=shipped_model(), enable_prefix_caching=caching)
     assert came == expected, (
         "the shipped model in 4 usable blocks, with an eviction, against 255: a victim computes "
         "its tokens again and comes to the same state, so it says the same.\n"
@@ -273,7 +274,7 @@ def test_a_stale_block_would_be_seen(lab):
     class NeverForgets(BlockPool):
         """The planted bug: a reused block keeps the hash of what it held."""
 
-        def _maybe_evict(self, block):
+        def evict(self, block):
             return False
 
     parts = EngineParts(scheduler=lab.Scheduler, block_pool=NeverForgets)
@@ -299,18 +300,20 @@ def test_plans_equal_the_engines_own(lab):
             "model": "toy",
             "max_num_batched_tokens": rng.choice((8, 64)),
             "long_prefill_token_threshold": rng.choice((0, 5)),
-            "enable_caching": rng.random() < 0.5,
+            "enable_prefix_caching": rng.random() < 0.5,
         }
         both = []
         for scheduler in (mini_vllm.Scheduler, lab.Scheduler):
             engine = LLMEngine(parts=EngineParts(scheduler=scheduler), **settings)
             plans: list[Any] = []
-            engine.on_schedule = lambda plan, to=plans: to.append(
-                (list(plan.num_scheduled_tokens.values()), len(plan.preempted_req_ids))
+            engine.observers.append(
+                lambda plan, to=plans: to.append(
+                    (list(plan.num_scheduled_tokens.values()), len(plan.preempted_req_ids))
+                )
             )
             results = engine.generate(prompts, SamplingParams(max_tokens=10, ignore_eos=True))
             free = engine.scheduler.kv.block_pool.get_num_free_blocks()
-            both.append((plans, [result.token_ids for result in results], free))
+            both.append((plans, [result.outputs[0].token_ids for result in results], free))
         for index, (want, have) in enumerate(zip(both[0][0], both[1][0], strict=False)):
             assert have == want, (
                 f"case {case}, {settings}: step {index} as (tokens per request, victims)\n"

@@ -106,7 +106,7 @@ def storm_costs(
         if any(request_id in plan.num_scheduled_tokens for request_id in ids):
             costs.append(plan.total_num_scheduled_tokens)
 
-    engine.on_schedule = note
+    engine.observers.append(note)
     arrived = 0
     while not all(victim.is_finished for victim in victims):
         if arrived < num_prompts:

@@ -151,7 +151,8 @@ def test_decode_stream_is_never_starved(lab):
 def undisturbed() -> list[int]:
     """What the victim says when it is alone."""
     engine = LLMEngine(model=shipped_model())
-    return engine.generate(["Why?"], SamplingParams(max_tokens=16, ignore_eos=True))[0].token_ids
+    (result,) = engine.generate(["Why?"], SamplingParams(max_tokens=16, ignore_eos=True))
+    return result.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 40}, {"block_size": 4}])
@@ -168,6 +169,9 @@ def test_chunking_does_not_change_the_decode_streams_output(lab, settings):
 class CrossedKV(KVCacheManager):
     """The planted bug: another request is given the first request's first block as its own."""
 
+    def get_block_ids(self, request_id):
+        return [block.block_id for block in self.get_blocks(request_id)]
+
     def allocate_slots(self, request, num_new_tokens, new_computed_blocks=None):
         blocks = super().allocate_slots(request, num_new_tokens, new_computed_blocks)
         first, *others = self.req_to_blocks.values()
@@ -178,15 +182,17 @@ class CrossedKV(KVCacheManager):
 
 def test_a_crossed_block_would_be_seen(lab):
     parts = EngineParts(kv_cache_manager=CrossedKV)
-    _, came = lab.decode_step_costs(32, model=shipped_model(), enable_caching=False, parts=parts)
+    _, came = lab.decode_step_costs(
+        32, model=shipped_model(), enable_prefix_caching=False, parts=parts
+    )
     assert came[0] == undisturbed()[0] and came != undisturbed(), (
         "this cache lets the long prompt write over the victim's first block, K and V of its own "
         "prompt. From then on the victim must say something else: else the comparison proves "
         "nothing about the sound cache. Are the victim's ids returned, and parts and model handed "
         f"to the engine?\nalone {undisturbed()}\ncame  {came}"
     )
-    _, crossed = lab.decode_step_costs(32, model="toy", enable_caching=False, parts=parts)
-    _, sound = lab.decode_step_costs(32, model="toy", enable_caching=False)
+    _, crossed = lab.decode_step_costs(32, model="toy", enable_prefix_caching=False, parts=parts)
+    _, sound = lab.decode_step_costs(32, model="toy", enable_prefix_caching=False)
     assert crossed == sound, "the toy model reads no K and V and cannot see it; came other tokens"
 
 

@@ -46,7 +46,7 @@ def run_and_count(
 
     engine.scheduler.schedule = counted  # type: ignore[method-assign]
     results = engine.generate(prompts, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
-    return total, [result.token_ids for result in results]
+    return total, [result.outputs[0].token_ids for result in results]
 
 
 def full_price(num_prompts: int, prompt_len: int, max_tokens: int) -> int:
@@ -97,7 +97,7 @@ def chat(
     """
     engine = LLMEngine(block_size=block_size, enable_prefix_caching=enable_caching, **engine_kwargs)
     plans: list[int] = []
-    engine.on_schedule = lambda plan: plans.append(plan.total_num_scheduled_tokens)
+    engine.observers.append(lambda plan: plans.append(plan.total_num_scheduled_tokens))
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     history: list[int] = []
     costs, answers = [], []
@@ -105,7 +105,7 @@ def chat(
         plans.clear()
         history += engine.tokenizer.encode(turn)
         (result,) = engine.generate([history], params)
-        history += result.token_ids
+        history += result.outputs[0].token_ids
         costs.append(sum(plans))
-        answers.append(result.token_ids)
+        answers.append(result.outputs[0].token_ids)
     return costs, answers

@@ -127,14 +127,11 @@ def test_blocks_are_registered_before_they_are_computed(lab):
     class AtTheEnd(KVCacheManager):
         """Registers a request's blocks only when it has finished."""
 
-        def _cache_full_blocks(self, request: Request, table, num_full) -> None:
+        def cache_blocks(self, request: Request, num_tokens: int) -> None:
             pass
 
         def free(self, request: Request) -> None:
-            table = self.req_to_blocks.get(request.request_id)
-            if table:
-                num_full = request.num_computed_tokens // self.block_size
-                super()._cache_full_blocks(request, table, num_full)
+            super().cache_blocks(request, request.num_computed_tokens)
             super().free(request)
 
     parts = EngineParts(kv_cache_manager=AtTheEnd)

@@ -150,9 +150,9 @@ class FixedScheduler(mini_vllm.Scheduler):
 
         What the step would have computed will not be computed. Blocks that entered the index for
         it must leave it; blocks that are computed must stay. `self.kv.get_blocks(request_id)` is
-        the table, `self.kv.block_pool._maybe_evict(block)` un-indexes a block if it is indexed.
+        the table, `self.kv.block_pool.evict(block)` un-indexes a block if it is indexed.
         """
         num_sound = victim.num_computed_tokens // self.kv.block_size
         for block in self.kv.get_blocks(victim.request_id)[num_sound:]:
-            self.kv.block_pool._maybe_evict(block)
+            self.kv.block_pool.evict(block)
         return super()._withdraw(victim, output)

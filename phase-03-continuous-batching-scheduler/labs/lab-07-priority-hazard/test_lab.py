@@ -225,7 +225,8 @@ def shipped_model() -> Transformer:
 def serve(scheduler) -> list[str]:
     """A patient and an urgent request on the shipped model, in 10 usable blocks of 4."""
     engine = LLMEngine(
-        num_blocks=11, block_size=4, max_num_seqs=2, max_num_batched_tokens=16, long_prefill_token_threshold=8, model=shipped_model(), policy="priority",
+        shipped_model(), num_blocks=11, block_size=4, max_num_seqs=2, max_num_batched_tokens=16,
+        long_prefill_token_threshold=8, policy="priority",
         parts=EngineParts(scheduler=scheduler))  # fmt: skip
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     requests = []
@@ -254,7 +255,8 @@ def test_the_shipped_model_speaks_as_if_alone(lab):
     alone = LLMEngine(model=shipped_model()).generate(
         ["The KV cache is divided into blocks "], SamplingParams(max_tokens=4, ignore_eos=True)
     )
-    assert alone[0].text == came[0], f"alone it is {alone[0].text!r}"
+    (answer,) = alone[0].outputs
+    assert answer.text == came[0], f"alone it is {answer.text!r}"
 
 
 def test_the_fix_would_have_saved_the_real_engines_answers(lab):

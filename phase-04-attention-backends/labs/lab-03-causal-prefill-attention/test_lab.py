@@ -500,7 +500,7 @@ class Recorded:
         self._attention, self._seen = attention, None
         parts = EngineParts(attention=self._record)
         engine = LLMEngine(parts=parts, **SETTINGS)
-        engine.on_schedule = self._note
+        engine.observers.append(self._note)
         execute = engine.runner.execute
 
         def watch(plan, kv):
