@@ -1,7 +1,7 @@
 """Fixtures of the whole repository: `lab` and `gpu_device`, and what skips where.
 
 `LAB_IMPL=solution` (the default) or `LAB_IMPL=starter` chooses which file beside a lab's
-`test_lab.py` is graded. A test marked `gpu`, `torch` or `upstream` skips itself, with the
+`test_lab.py` is graded. A test marked `gpu`, `torch`, `upstream` or `engine` skips itself, with the
 reason, where the thing it needs is missing; `--require=NAME` turns that skip into an error.
 """
 
@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("engine") and "engine" not in item.config.getoption("markexpr"):
+        pytest.skip("starts the real engine for minutes: runs when asked for by -m engine")
     for name, missing in CAPABILITIES.items():
         if item.get_closest_marker(name) and (reason := missing()):
             pytest.skip(reason)
@@ -88,7 +90,21 @@ def _no_upstream() -> str:
     return ""
 
 
-CAPABILITIES = {"gpu": _no_gpu, "torch": _no_torch, "upstream": _no_upstream}
+@functools.cache
+def _no_engine() -> str:
+    from labkit import environment
+
+    if environment.look(environment.folder(Path(__file__).parent)) is None:
+        return "the real engine is not installed (course engine install)"
+    return ""
+
+
+CAPABILITIES = {
+    "gpu": _no_gpu,
+    "torch": _no_torch,
+    "upstream": _no_upstream,
+    "engine": _no_engine,
+}
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ import numpy as np
 
 from conformance import recording, replay, shadow
 from conformance.record import MAX_STEPS, observe
+from labkit import versions
 from mini_vllm import EngineParts, LLMEngine, Sampler, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -178,10 +179,18 @@ def _two_likeliest(row: Mapping[int, Any]) -> list[list[float]]:
     return [[int(token), float(entry.logprob)] for token, entry in ranked[:2]]
 
 
-def record(work: Mapping[str, Any], dtype: str, eager: bool = False) -> dict[str, Any]:
-    """Run a workload on vLLM with the engine core in this process; on its GPU or CPU build."""
+def record(
+    work: Mapping[str, Any], dtype: str, eager: bool = False, synchronous: bool = True
+) -> dict[str, Any]:
+    """Run a workload on vLLM with the engine core in this process; on its GPU or CPU build.
+
+    Args:
+        synchronous: else scheduling is left to the platform: a processor's is synchronous anyway.
+    """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
+    if not eager:  # what is compiled is part of what is recorded
+        os.environ.pop("TORCH_COMPILE_DISABLE", None)
     import vllm
 
     config = work["config"]
@@ -189,7 +198,7 @@ def record(work: Mapping[str, Any], dtype: str, eager: bool = False) -> dict[str
         model=str(MODEL),
         dtype=dtype,
         seed=0,
-        async_scheduling=False,
+        async_scheduling=False if synchronous else None,
         max_model_len=config["max_model_len"],
         max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"],
@@ -240,7 +249,7 @@ def provenance(program: str, dtype: str) -> dict[str, str]:
     return {
         **device,
         "torch": torch.__version__,
-        "vllm": vllm.__version__,
+        "vllm": versions.vllm() or vllm.__version__,
         "dtype": dtype,
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join([program, *sys.argv[1:]]),
@@ -439,12 +448,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     recorder.add_argument("--dtype", default="float16", choices=("float16", "bfloat16", "float32"))
     recorder.add_argument("--workload", default="arrivals", choices=tuple(WORKLOADS))
     recorder.add_argument("--eager", action="store_true", help="neither compile nor capture graphs")
+    recorder.add_argument(
+        "--default-scheduling", action="store_true", help="the platform's, not the synchronous one"
+    )
     comparer = commands.add_parser("compare", help="the mini engine against a recorded run")
     comparer.add_argument("file", type=Path)
     arguments = parser.parse_args(argv)
     if arguments.command == "record":
         check_can_record(arguments.out)
-        found = record(WORKLOADS[arguments.workload](), arguments.dtype, arguments.eager)
+        found = record(
+            WORKLOADS[arguments.workload](),
+            arguments.dtype,
+            arguments.eager,
+            not arguments.default_scheduling,
+        )
         arguments.out.write_bytes(gzip.compress(json.dumps(found).encode(), 9, mtime=0))
         print(f"{len(found['recording']['steps'])} steps written to {arguments.out}")
         return 0

@@ -30,11 +30,15 @@ cite_app = typer.Typer(help="Check that every citation is true at the pin.", ric
 docs_app = typer.Typer(help="Check that every page runs and links.", rich_markup_mode=None)
 book_app = typer.Typer(help="The pages as a site.", rich_markup_mode=None)
 gpu_app = typer.Typer(help="Run a lab on a GPU and keep what came out.", rich_markup_mode=None)
+engine_app = typer.Typer(
+    help="The real engine, vLLM, in an environment of its own.", rich_markup_mode=None
+)
 upstream_app = typer.Typer(help="The pinned vLLM tree in upstream/.", rich_markup_mode=None)
 app.add_typer(cite_app, name="cite")
 app.add_typer(docs_app, name="docs")
 app.add_typer(book_app, name="book")
 app.add_typer(gpu_app, name="gpu")
+app.add_typer(engine_app, name="engine")
 app.add_typer(upstream_app, name="upstream")
 
 LabName = Annotated[str, typer.Argument(metavar="LAB", help="02-01, 2-1, a path, part of a name")]
@@ -256,6 +260,12 @@ def gpu_run(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARG...]", help="passed on to run.py")
     ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="every lab, what gives most for its time first; default")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="leave what this device has captured already")
+    ] = False,
     cpu: Annotated[bool, typer.Option("--cpu", help="on vLLM's CPU build, no GPU")] = False,
     name: Annotated[
         str | None, typer.Option(help="of the capture, captured/NAME.json; default run, or cpu")
@@ -266,12 +276,53 @@ def gpu_run(
     """Run a lab's run.py and keep its output, with its provenance, in captured/."""
     from course.learning import gpu
 
+    if lab and all_:
+        raise CourseError(f"--all and {lab}: give one of them.")
     root, labs, _ = _open()
     chosen = pick(labs, lab) if lab else None
-    console = terminal.make_console()
     raise typer.Exit(
-        gpu.run(console, root, labs, chosen, name, arguments or [], force, time_limit, cpu)
-    )
+        gpu.run(
+            terminal.make_console(), root, labs, chosen, name, arguments or [], force, time_limit,
+            cpu, resume,
+        )
+    )  # fmt: skip
+
+
+@engine_app.command("install")
+def engine_install(
+    into: Annotated[Path | None, typer.Option(help="a folder; default .venv-engine")] = None,
+    python: Annotated[
+        str | None, typer.Option(help="an interpreter, 3.10 to 3.14; default: this one")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+) -> None:
+    """Install the real engine for this machine, or go on installing; says first what it costs."""
+    from course import engine
+
+    raise typer.Exit(engine.install(terminal.make_console(), _root(), into, python, yes))
+
+
+@engine_app.command(
+    "run",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def engine_run(
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="SCRIPT [ARG]...", help="as after python; -m works too")
+    ],
+) -> None:
+    """Run a script where the real engine is installed."""
+    from course import engine
+
+    raise typer.Exit(engine.run(_root(), arguments))
+
+
+@engine_app.command("status")
+def engine_status() -> None:
+    """What is installed, and whether it was seen working."""
+    from course import engine
+
+    raise typer.Exit(engine.status(terminal.make_console(), _root()))
 
 
 # ------------------------------------------------------------------ maintainer

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from course import machine, terminal
 from course.truth import upstream
+from labkit import environment
 
 PYTHON = (3, 11)
 
@@ -106,7 +107,7 @@ def examine(root: Path) -> Iterator[Finding]:
     yield _package("torch", "labs and tests marked torch", "pip install -e '.[torch]'")
     yield _package("transformers", "comparing the engine with it", "pip install -e '.[torch]'")
     yield _package("huggingface_hub", "models by hub id", "pip install -e '.[hf]'")
-    yield _package("vllm", "the real engine: course gpu run", "SETUP.md: with and without a GPU")
+    yield _engine(root)
     yield _gpu()
     yield Finding(
         "uv",
@@ -122,6 +123,16 @@ def _package(name: str, enables: str, get: str, needed: bool = False) -> Finding
         return Finding(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, False, "not installed", enables, get, needed)
+
+
+def _engine(root: Path) -> Finding:
+    """vLLM, in this environment or in its own."""
+    found = environment.find(root)
+    enables = "course gpu run, with and without a GPU; pytest -m engine"
+    if found is None:
+        return Finding("real engine", False, "no vLLM", enables, "course engine install")
+    at = terminal.relative(found.python, root)
+    return Finding("real engine", True, f"vLLM {found.vllm}, Python {found.python_version}, {at}")
 
 
 def _writable(root: Path) -> bool:

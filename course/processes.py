@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KEEPER = Path(__file__).with_name("keeper.py")
+from labkit.processes import KEEPER
+
 OUTPUT_LIMIT = 16 * 2**20
 """Bytes a program may print, all held in memory; one that prints more is ended."""
 
@@ -51,6 +53,7 @@ class _Reader:
 
     process: subprocess.Popen[bytes]
     limit: int
+    echo: Callable[[bytes], object] | None
     chunks: list[bytes] = field(default_factory=list)
     size: int = 0
     over: bool = False
@@ -60,6 +63,8 @@ class _Reader:
         with contextlib.suppress(OSError, ValueError):  # closed under us
             while chunk := os.read(self.process.stdout.fileno(), 65536):
                 if not self.over:
+                    if self.echo:
+                        self.echo(chunk)
                     self.chunks.append(chunk[: self.limit - self.size])
                     self.size += len(chunk)
                 if self.size > self.limit and not self.over:
@@ -73,6 +78,7 @@ def run(
     env: dict[str, str],
     time_limit: float,
     output_limit: int = OUTPUT_LIMIT,
+    echo: Callable[[bytes], object] | None = None,
 ) -> Ran:
     """Run `command` and collect its output, standard error included.
 
@@ -82,6 +88,7 @@ def run(
     Args:
         time_limit: seconds.
         output_limit: bytes.
+        echo: gets what is printed while it is printed, in a thread of its own.
     """
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(KEEPER), *command],
@@ -92,7 +99,7 @@ def run(
         stderr=subprocess.PIPE,
         start_new_session=os.name == "posix",
     )
-    reader = _Reader(process, output_limit)
+    reader = _Reader(process, output_limit, echo)
     thread = threading.Thread(target=reader.read, daemon=True)
     thread.start()
     late = False

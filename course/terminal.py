@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 _COMMAND = re.compile(
-    r"\b(course (?:check|watch|hint|reset|solution|predict|quiz|run|gpu run|selfcheck|upstream"
-    r"|cite)\b"
+    r"\b(course (?:check|watch|hint|reset|solution|predict|quiz|run|gpu run|engine|selfcheck"
+    r"|upstream|cite)\b"
     r"|(?<=: )course$)"
 )
 

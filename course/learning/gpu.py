@@ -5,32 +5,36 @@ lines, another model runner and other kernels.
 
 A capture is `captured/<name>.json` in the lab's folder. Promises: a capture is written only after
 a run that succeeded; it names the hardware and every version; one of other hardware is never
-replaced unasked.
+replaced unasked; a run is heard while it runs, and whatever it started ends with it.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
 import shlex
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from course import machine, processes, terminal
 from course.files import write_atomically
 from course.learning.labs import CourseError, Lab
+from labkit import environment
+from labkit.environment import Environment
 
 FORMAT = 1
-PACKAGES = ("torch", "triton", "vllm", "transformers", "flashinfer-python", "numpy")
+ORDER = ("02-04", "05-07", "04-04", "04-02", "05-04", "02-03", "03-03", "01-02", "06-02")
+"""Runs by what they give for their time: kernels in seconds, then one engine, then several, then
+what needs a download. Borrowed machines go away, so what is cheap comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,6 @@ class Hardware:
     gpus: tuple[str, ...]
     driver: str
     memory: tuple[str, ...]
-    cuda: str
     processor: str
     cores: int
 
@@ -51,7 +54,7 @@ class Hardware:
 
 
 def hardware() -> Hardware | None:
-    """What nvidia-smi and torch say; None without a GPU that answers."""
+    """What nvidia-smi says; None without a GPU that answers."""
     cards = machine.gpus()
     if not cards:
         return None
@@ -59,35 +62,45 @@ def hardware() -> Hardware | None:
         gpus=tuple(name for name, _, _ in cards),
         driver=cards[0][1],
         memory=tuple(memory for _, _, memory in cards),
-        cuda=_cuda(),
         processor=machine.processor(),
         cores=machine.cores(),
     )
 
 
 def cpu() -> Hardware:
-    """This machine without its GPUs.
+    """This machine without its GPUs."""
+    return Hardware((), "none", (), machine.processor(), machine.cores())
+
+
+def choose(root: Path, on_cpu: bool) -> Environment:
+    """The environment a run is for: this one, else the real engine's own if that fits better.
 
     Raises:
-        CourseError: what is installed is not vLLM's CPU build.
+        CourseError: neither has vLLM's build for processors, and `on_cpu` asks for it.
     """
-    version = _versions().get("vllm", "none")
-    if "cpu" not in version:
+    own = environment.here()
+    if own.on_cpu if on_cpu else own.vllm:
+        return own
+    other = environment.look(environment.folder(root))
+    if other is not None and other.on_cpu == on_cpu:
+        return other
+    if on_cpu:
         raise CourseError(
-            f"--cpu needs vLLM's CPU build, a version that ends in +cpu; installed: {version}. "
-            "SETUP.md says how to get it."
+            "--cpu needs vLLM's build for processors, a version that ends in +cpu; installed: "
+            f"{own.vllm or (other.vllm if other else 'none')}. To get it: course engine install"
         )
-    return Hardware((), "none", (), "none", machine.processor(), machine.cores())
+    return own  # kernels need no vLLM
 
 
-def _cuda() -> str:
-    """The CUDA version torch was built for, else the one the driver offers, else "unknown"."""
-    try:
-        import torch
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for on the command line."""
 
-        return str(torch.version.cuda or "none")
-    except ImportError:
-        return "unknown"
+    name: str
+    arguments: tuple[str, ...]
+    force: bool
+    resume: bool
+    time_limit: float
 
 
 def run(
@@ -100,8 +113,13 @@ def run(
     force: bool,
     time_limit: float,
     on_cpu: bool = False,
+    resume: bool = False,
 ) -> int:
-    """Run the chosen lab, or every lab whose run.py works on the device; the exit status."""
+    """Run the chosen lab, or every lab whose run.py works on the device; the exit status.
+
+    Args:
+        resume: leave the labs alone that this device has captured with this run.py and command.
+    """
     device = "cpu" if on_cpu else "gpu"
     with_run = [lab for lab in labs if (lab.folder / "run.py").is_file()]
     able = [lab for lab in with_run if device in lab.manifest.run_on]
@@ -114,31 +132,48 @@ def run(
         raise CourseError(f"No lab has a run.py for a {device.upper()}: there is nothing to run.")
     able = [chosen] if chosen else able
     name = name or ("cpu" if on_cpu else "run")
+    wish = Wish(name, tuple(arguments), force, resume, time_limit)
     found = cpu() if on_cpu else hardware()
     if found is None:
-        _say_plan(console, root, able, name, arguments)
+        _say_plan(console, root, able, wish)
         also = ", ".join(lab.id for lab in able if "cpu" in lab.manifest.run_on)
         if also:
-            terminal.say(console, f"With --cpu, on vLLM's CPU build (SETUP.md): {also}")
+            terminal.say(
+                console, f"With --cpu, on vLLM's CPU build (course engine install): {also}"
+            )
         return 0
-    more = f", driver {found.driver}, CUDA {found.cuda}" if found.gpus else ""
-    terminal.say(console, found.name + more, "bold")
-    failed = 0
-    for lab in able:
-        failed += _run_one(console, root, lab, found, name, arguments, force, time_limit)
+    within = choose(root, on_cpu)
+    cuda = f", driver {found.driver}, CUDA {within.cuda}" if found.gpus else ""
+    terminal.say(console, f"{found.name}{cuda}, vLLM {within.vllm or 'not installed'}", "bold")
+    failed = [
+        lab.id
+        for lab in sorted(able, key=lambda lab: _rank(lab, wish))
+        if not _run_one(console, root, lab, found, within, wish)
+    ]
+    if failed and len(able) > 1:
+        again = "course gpu run --resume" + " --cpu" * on_cpu
+        terminal.say(console, f"Not captured: {', '.join(failed)}. To go on: {again}", "red")
     return 1 if failed else 0
 
 
-def _say_plan(
-    console: Console, root: Path, labs: Sequence[Lab], name: str, arguments: Sequence[str]
-) -> None:
+def _rank(lab: Lab, wish: Wish) -> tuple[bool, int, str]:
+    """What is not captured yet comes first, then `ORDER`, then the rest by number."""
+    place = ORDER.index(lab.id) if lab.id in ORDER else len(ORDER)
+    return (_target(lab, wish).is_file(), place, lab.id)
+
+
+def _target(lab: Lab, wish: Wish) -> Path:
+    return lab.folder / "captured" / f"{wish.name}.json"
+
+
+def _say_plan(console: Console, root: Path, labs: Sequence[Lab], wish: Wish) -> None:
     """Without a GPU: what would run, and which captures are there already."""
     terminal.say(console, "No NVIDIA GPU answers here. With one, this would run:", "yellow")
     for lab in labs:
-        target = lab.folder / "captured" / f"{name}.json"
+        target = _target(lab, wish)
         terminal.say(console, f"  {lab.id} {lab.manifest.title}")
-        terminal.say(console, f"    {shlex.join(_command(root, lab, arguments))}")
-        state = f"captured on {_device_of(target)}" if target.is_file() else "not captured yet"
+        terminal.say(console, f"    {shlex.join(_command(root, lab, wish.arguments))}")
+        state = f"captured on {_device(_read(target))}" if target.is_file() else "not captured yet"
         terminal.say(console, f"    -> {terminal.relative(target, root)} ({state})")
 
 
@@ -147,42 +182,42 @@ def _command(root: Path, lab: Lab, arguments: Sequence[str]) -> list[str]:
 
 
 def _run_one(
-    console: Console,
-    root: Path,
-    lab: Lab,
-    found: Hardware,
-    name: str,
-    arguments: Sequence[str],
-    force: bool,
-    time_limit: float,
+    console: Console, root: Path, lab: Lab, found: Hardware, within: Environment, wish: Wish
 ) -> bool:
-    """Run one lab and keep its output; whether it failed."""
-    target = lab.folder / "captured" / f"{name}.json"
-    if target.is_file() and not force:
-        before = _device_of(target)
-        if before != found.name:
+    """Run one lab and keep its output; whether there is a capture of it now."""
+    target = _target(lab, wish)
+    command = _command(root, lab, wish.arguments)
+    run_py = hashlib.sha256((lab.folder / "run.py").read_bytes()).hexdigest()
+    if target.is_file() and not wish.force:
+        before = _read(target)
+        if wish.resume and _same(before, found, shlex.join(command), run_py):
+            terminal.say(console, f"{lab.id}: captured already", "green")
+            return True
+        if _device(before) != found.name:
             terminal.say(
                 console,
-                f"{lab.id}: {terminal.relative(target, root)} was captured on {before}. "
+                f"{lab.id}: {terminal.relative(target, root)} was captured on {_device(before)}. "
                 "Keep both with --name, or replace it with --force.",
                 "red",
             )
-            return True
-    command = _command(root, lab, arguments)
+            return False
     terminal.say(console, f"{lab.id}: {shlex.join(command)}")
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
     began, date = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    ran = processes.run([sys.executable, *command[1:]], root, env, time_limit)
+    ran = processes.run(
+        [str(within.python), *command[1:]],
+        root,
+        environment.variables(within, root),
+        wish.time_limit,
+        echo=heard(console),
+    )
     seconds = time.perf_counter() - began
-    terminal.raw(console, ran.output.rstrip())
     if ran.code != 0:
         what = {
-            "time": f"out of time after {time_limit:g} s",
+            "time": f"out of time after {wish.time_limit:g} s",
             "output": f"it printed more than {processes.OUTPUT_LIMIT // 2**20} MiB",
         }.get(ran.ended, f"exit status {ran.code}")
         terminal.say(console, f"{lab.id}: {what}; nothing was captured.", "red")
-        return True
+        return False
     capture = {
         "format": FORMAT,
         "lab": lab.id,
@@ -190,32 +225,46 @@ def _run_one(
         "date": date,
         "seconds": round(seconds, 2),
         **asdict(found),
-        "packages": _versions(),
-        "python": platform.python_version(),
+        "cuda": within.cuda if found.gpus else "none",
+        "packages": within.packages,
+        "python": within.python_version,
         "platform": f"{platform.system()} {platform.machine()}",
-        "run_py_sha256": hashlib.sha256((lab.folder / "run.py").read_bytes()).hexdigest(),
+        "run_py_sha256": run_py,
         # The folder the repository lies in is nobody's business: paths are given from its root.
         "output": ran.output.replace(f"{root}{os.sep}", ""),
     }
     write_atomically(target, json.dumps(capture, indent=1, ensure_ascii=False) + "\n")
     terminal.say(console, f"{lab.id}: kept in {terminal.relative(target, root)}", "green")
-    return False
+    return True
 
 
-def _device_of(capture: Path) -> str:
+def heard(console: Console) -> Callable[[bytes], None]:
+    """What another program prints, passed on as it comes, in its own lines."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def echo(chunk: bytes) -> None:
+        console.file.write(decoder.decode(chunk))
+        console.file.flush()
+
+    return echo
+
+
+def _read(capture: Path) -> dict[str, Any]:
     try:
         kept = json.loads(capture.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _device(kept: dict[str, Any]) -> str:
+    try:
         return ", ".join(kept["gpus"]) or f"{kept['processor']}, {kept['cores']} cores"
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return "unknown hardware (the file is not a capture)"
 
 
-def _versions() -> dict[str, str]:
-    """Versions of the packages a GPU lab may use; absent ones are left out."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+def _same(kept: dict[str, Any], found: Hardware, command: str, run_py: str) -> bool:
+    """Whether a capture is what this run would make."""
+    told = (_device(kept), kept.get("command"), kept.get("run_py_sha256"))
+    return told == (found.name, command, run_py)

@@ -13,9 +13,10 @@ import pytest
 from course.conftest import HOLDER, REPOSITORY, held, read_until_gone
 from course.learning import gpu
 from course.learning.labs import find_labs
+from labkit import versions
 
-ONE = gpu.Hardware(("NVIDIA T4",), "550.1", ("15360 MiB",), "12.9", "a CPU", 8)
-OTHER = gpu.Hardware(("NVIDIA H200",), "570.2", ("143771 MiB",), "12.9", "a CPU", 8)
+ONE = gpu.Hardware(("NVIDIA T4",), "550.1", ("15360 MiB",), "a CPU", 8)
+OTHER = gpu.Hardware(("NVIDIA H200",), "570.2", ("143771 MiB",), "a CPU", 8)
 
 
 @pytest.fixture
@@ -54,7 +55,8 @@ def test_a_capture_holds_the_raw_output_and_where_it_came_from(course, lab, monk
         "phase-90-little/labs/lab-00-blocks-0/run.py",
     ]
     assert capture["command"] == "python phase-90-little/labs/lab-00-blocks-0/run.py --batch 8"
-    assert (capture["gpus"], capture["driver"], capture["cuda"]) == (["NVIDIA T4"], "550.1", "12.9")
+    assert (capture["gpus"], capture["driver"]) == (["NVIDIA T4"], "550.1")
+    assert capture["cuda"] == versions.cuda()
     assert {"date", "seconds", "packages", "python", "run_py_sha256", "memory"} <= set(capture)
 
 
@@ -96,7 +98,7 @@ def allow_cpu(lab) -> None:
 
 
 def install_vllm(monkeypatch, version: str) -> None:
-    monkeypatch.setattr(gpu, "_versions", lambda: {"vllm": version})
+    monkeypatch.setattr(versions, "vllm", lambda: version)
 
 
 def test_a_run_on_the_cpu_is_kept_beside_the_gpus_and_names_the_processor(course, lab, monkeypatch):
@@ -129,7 +131,73 @@ def test_without_a_gpu_it_names_the_labs_that_run_without_one(course, lab, monke
     on(monkeypatch, None)
     assert "With --cpu" not in course("gpu", "run").out, "no lab of this course can"
     allow_cpu(lab)
-    assert "With --cpu, on vLLM's CPU build (SETUP.md): 90-00" in course("gpu", "run").out
+    assert (
+        "With --cpu, on vLLM's CPU build (course engine install): 90-00" in course("gpu", "run").out
+    )
+
+
+def second_lab(little_course):
+    lab = find_labs(little_course)[1]
+    (lab.folder / "run.py").write_text("print('the second')\n")
+    return lab
+
+
+def test_all_runs_go_by_what_they_give_for_their_time(course, lab, little_course, monkeypatch):
+    second = second_lab(little_course)
+    on(monkeypatch, ONE)
+    monkeypatch.setattr(gpu, "ORDER", ("90-01", "90-00"))
+    assert course("gpu", "run", "--all").out.index("the second") >= 0
+    order = sorted(
+        [lab, second], key=lambda each: os.stat(each.folder / "captured" / "run.json").st_mtime_ns
+    )
+    assert [each.id for each in order] == ["90-01", "90-00"]
+    (second.folder / "captured" / "run.json").rename(second.folder / "captured" / "kept.json")
+    monkeypatch.setattr(gpu, "ORDER", ("90-00", "90-01"))
+    out = course("gpu", "run", "--all").out
+    assert out.index("90-01: kept") < out.index("90-00: kept"), "what is not captured yet is first"
+    assert course("gpu", "run", "90-00", "--all").code == 2
+
+
+def test_one_run_that_fails_keeps_the_others_and_resuming_runs_it_alone(
+    course, lab, little_course, monkeypatch
+):
+    second = second_lab(little_course)
+    (lab.folder / "run.py").write_text("raise SystemExit('FlashInfer is not installed')\n")
+    on(monkeypatch, ONE)
+    ran = course("gpu", "run", "--all")
+    assert ran.code == 1 and "Not captured: 90-00. To go on: course gpu run --resume" in ran.out
+    assert captured(second)["output"] == "the second\n"
+    (lab.folder / "run.py").write_text("print('mended')\n")
+    ran = course("gpu", "run", "--resume")
+    assert ran.code == 0 and "90-01: captured already" in ran.out
+    assert captured(lab)["output"] == "mended\n"
+    (second.folder / "run.py").write_text("print('another program')\n")
+    course("gpu", "run", "--resume")
+    assert captured(second)["output"] == "another program\n"
+
+
+def test_a_run_is_heard_while_it_runs(course, lab, monkeypatch, tmp_path):
+    heard, go_on = tmp_path / "heard", tmp_path / "go on"
+    (lab.folder / "run.py").write_text(
+        "import pathlib, time\nprint('batch 1')\n"
+        f"while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)\n"
+    )
+    on(monkeypatch, ONE)
+    real = gpu.heard
+
+    def listening(console):
+        echo = real(console)
+
+        def listen(chunk):
+            echo(chunk)
+            heard.write_bytes(chunk)
+            go_on.touch()  # the run ends only when its first line has been heard
+
+        return listen
+
+    monkeypatch.setattr(gpu, "heard", listening)
+    ran = course("gpu", "run", "90-00", "--time-limit", "60")
+    assert ran.code == 0 and "batch 1" in ran.out and heard.read_bytes() == b"batch 1\n"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")

@@ -14,20 +14,18 @@ caching off. Needs vllm==0.22.1.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from labkit import processes, versions
+
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parents[2] / "models" / "byte-llama"
 NUM_PROMPTS = 8
-MARK = "RESULT "
 SHOWN = (
     "KV cache",  # on a GPU and on a CPU, at start-up and later
     "Maximum concurrency",
@@ -105,7 +103,7 @@ def one_run(arguments: argparse.Namespace) -> None:
         "usage": usage,
         "usage_at_the_end": end["vllm:kv_cache_usage_perc"],
     }
-    print(MARK + json.dumps(result), flush=True)
+    processes.answer(result)
 
 
 def gauges(llm: Any) -> dict[str, float]:
@@ -129,18 +127,11 @@ class Started(NamedTuple):
 
 def start(arguments: argparse.Namespace, *more: str) -> Started:
     """Run `one_run` in a process of its own; shows its lines about the KV cache."""
-    command = [sys.executable, __file__, "--one", "--model", arguments.model]
+    command = [__file__, "--one", "--model", arguments.model]
     command += ["--max-model-len", str(arguments.max_model_len)]
     command += ["--max-tokens", str(arguments.max_tokens), *more]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines = done.stdout.splitlines()
-    results = [line for line in lines if line.startswith(MARK)]
-    if done.returncode or not results:
-        raise SystemExit("\n".join([*lines[-30:], f"the run failed: {' '.join(command)}"]))
-    for line in lines:
-        if any(words in line for words in SHOWN) and not line.startswith(MARK):
-            print("  |", line)
-    return Started(json.loads(results[-1].removeprefix(MARK)), lines)
+    ran = processes.start(command, show=SHOWN)
+    return Started(ran.needed(), ran.lines)
 
 
 def load_lab(file: str) -> ModuleType:
@@ -205,12 +196,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         return one_run(arguments)
-    on_cpu = "cpu" in importlib.metadata.version("vllm")
+    versions.need_vllm("the tests")
+    on_cpu = versions.on_cpu()
     low, high = arguments.utils or ((0.1, 0.2) if on_cpu else (0.5, 0.9))
     lab = load_lab(arguments.file)
 
     def begin(title: str, util: float, length: int, *more: str) -> Started:
-        print(f"=== {title}")
+        print(f"=== {title}", flush=True)
         run = start(arguments, "--util", str(util), "--prompt-tokens", str(length), *more)
         show_capacity(lab, run)
         show_hits(lab, run, length, caching="--no-caching" not in more)

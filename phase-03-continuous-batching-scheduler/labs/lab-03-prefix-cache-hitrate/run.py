@@ -15,11 +15,8 @@ The `/metrics` page is read around each, the cache usage between steps. Needs vl
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -27,9 +24,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from labkit import processes, versions
+
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parents[2] / "models" / "byte-llama"
-MARK = "RESULT "
 METERS = (
     "vllm:prefix_cache_queries",
     "vllm:prefix_cache_hits",
@@ -133,7 +131,7 @@ def one_run(arguments: argparse.Namespace) -> None:
         "peak_blocks": round(peak * (cache.num_gpu_blocks - 1)),  # the null block does not count
         "token_ids": [tokens[name] for name in sorted(tokens, key=lambda n: int(n.split("-")[1]))],
     }
-    print(MARK + json.dumps(result), flush=True)
+    processes.answer(result)
 
 
 # --- all arms ------------------------------------------------------------------------------------
@@ -141,21 +139,13 @@ def one_run(arguments: argparse.Namespace) -> None:
 
 def start(arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
     """Run `one_run` in a process of its own; its result. Shows the periodic log line."""
-    command = [sys.executable, __file__, "--one", "--model", arguments.model]
+    command = [__file__, "--one", "--model", arguments.model]
     names = ("max_model_len", "prompts", "shared", "unique", "max_tokens", "repeats")
     for name in (*names, "budget", "util"):
         command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
     command += ["--dummy"] if arguments.dummy else []
     command += more  # the last one given of an option counts
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines = done.stdout.splitlines()
-    results = [line for line in lines if line.startswith(MARK)]
-    if done.returncode or not results:
-        raise SystemExit("\n".join([*lines[-30:], f"the run failed: {' '.join(command)}"]))
-    for line in lines:
-        if "Prefix cache hit rate" in line and not line.startswith(MARK):
-            print("  log    |", line)
-    return json.loads(results[-1].removeprefix(MARK))
+    return processes.start(command, show=("Prefix cache hit rate",)).needed()
 
 
 def load_lab(file: str) -> ModuleType:
@@ -227,7 +217,7 @@ def arm(
     computed = computed if caching else sum(map(len, prompts))
     cached = lab.predict_each(prompts, size) if caching else [0] * len(prompts)
     peak = peak_blocks([len(p) for p in prompts], cached, size, arguments.max_tokens)
-    print(f"=== {title}")
+    print(f"=== {title}", flush=True)
     print(f"predicted: queries {queries}, hits {hits}, computed {computed}; peak {peak} blocks")
     run = start(arguments, *(["--no-caching"] * (not caching)), "--block-size", str(size))
     spent = show_counters(lab, run["pages"][:2])
@@ -293,8 +283,9 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, help="with --one; default: the engine's own")
     parser.add_argument("--blocks", type=int, help="with --one: a pool of so many blocks")
     arguments = parser.parse_args()
+    versions.need_vllm("the tests")
     if arguments.util is None:
-        arguments.util = 0.1 if "cpu" in importlib.metadata.version("vllm") else 0.5
+        arguments.util = 0.1 if versions.on_cpu() else 0.5
     if arguments.one:
         return one_run(arguments)
     lab = load_lab(arguments.file)

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,9 +24,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from labkit import processes, versions
+
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parents[2] / "models" / "byte-llama"
-MARK = "RESULT "
 READ_BYTES = {"facebook/opt-125m": 2 * 123_664_896}
 """Weights that a decode step reads, in float16: layers, final norm, output head. See the README."""
 
@@ -53,6 +52,7 @@ def one_arm(lab: ModuleType, arguments: argparse.Namespace) -> None:
     if arguments.count:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the counter is read in this process
         more |= {"cudagraph_metrics": True, "disable_log_stats": False}
+    begun = time.perf_counter()
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
@@ -64,6 +64,7 @@ def one_arm(lab: ModuleType, arguments: argparse.Namespace) -> None:
         enable_prefix_caching=False,
         **more,
     )
+    processes.tell(f"started in {time.perf_counter() - begun:.0f} s")
 
     def seconds(batch: int, tokens: int) -> float:
         prompts = [{"prompt_token_ids": [5 + n % 90, *range(5, 20)]} for n in range(batch)]
@@ -83,6 +84,7 @@ def one_arm(lab: ModuleType, arguments: argparse.Namespace) -> None:
                 [seconds(batch, arguments.short), seconds(batch, arguments.long)]
                 for _ in range(arguments.repeats)
             ]
+            processes.tell(f"batch {batch} timed")
     config = llm.llm_engine.vllm_config
     result = {
         "device": current_platform.get_device_name(),
@@ -97,12 +99,12 @@ def one_arm(lab: ModuleType, arguments: argparse.Namespace) -> None:
 
         llm.llm_engine.do_log_stats()  # the padding table, now
         result["graphs"] = compilation_counter.num_cudagraph_captured
-    print(MARK + json.dumps(result), flush=True)
+    processes.answer(result)
 
 
 def start(arguments: argparse.Namespace, arm: str, *more: str) -> tuple[dict[str, Any], str]:
     """Run `one_arm` in a process of its own; its result and everything it said."""
-    command = [sys.executable, __file__, "--one", arm, "--model", arguments.model, *more]
+    command = [__file__, "--one", arm, "--model", arguments.model, *more]
     for name in ("max_model_len", "max_num_seqs", "short", "long", "repeats", "util", "file"):
         command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
     command += ["--batches", *map(str, arguments.batches)]
@@ -111,14 +113,8 @@ def start(arguments: argparse.Namespace, arm: str, *more: str) -> tuple[dict[str
         env["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(HERE / "pretend"), env.get("PYTHONPATH")])
         )
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, check=False
-    )
-    said = done.stdout.decode(errors="replace")  # carriage returns of progress bars stay
-    results = [line for line in said.splitlines() if line.startswith(MARK)]
-    if done.returncode or not results:
-        raise SystemExit("\n".join([*said.splitlines()[-30:], f"arm {arm} failed: {command}"]))
-    return json.loads(results[-1].removeprefix(MARK)), said
+    ran = processes.start(command, env=env)
+    return ran.needed(), ran.text  # with the carriage returns of progress bars
 
 
 # --- all arms -------------------------------------------------------------------------------------
@@ -144,7 +140,7 @@ def time_arms(lab: ModuleType, arguments: argparse.Namespace) -> dict[str, dict[
     """Run every arm; arm to batch to median milliseconds of a step."""
     steps: dict[str, dict[int, float]] = {}
     for arm in arguments.arms:
-        print(f"=== arm {arm}: {lab.ARMS[arm] or 'the default'}")
+        print(f"=== arm {arm}: {lab.ARMS[arm] or 'the default'}", flush=True)
         result, said = start(arguments, arm)
         if not steps:
             print(f"  {result['device']}, {result['layers']} layers, {arguments.model}")
@@ -197,7 +193,7 @@ def conclude(
 
 def count(lab: ModuleType, arguments: argparse.Namespace) -> None:
     """Graphs and padding of arm B, in a process that reports both."""
-    print("=== arm B again: graphs and padding")
+    print("=== arm B again: graphs and padding", flush=True)
     result, said = start(arguments, "B", "--count")
     expected = lab.num_graphs(lab.parse_progress(said), result["layers"])
     print(f"  {result['graphs']} graphs captured, {expected} behind the bars")
@@ -211,10 +207,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Graphs against eager on a real vLLM.")
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument("--arms", nargs="+", choices="ABCDE", default=list("ABCDE"))
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 33, 64])
-    parser.add_argument("--short", type=int, default=128, help="tokens of the shorter runs")
-    parser.add_argument("--long", type=int, default=384, help="tokens of the longer runs")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 33])
+    parser.add_argument("--short", type=int, default=64, help="tokens of the shorter runs")
+    parser.add_argument("--long", type=int, default=192, help="tokens of the longer runs")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-model-len", type=int, default=512)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--util", type=float, default=0.5, help="gpu_memory_utilization")
@@ -228,8 +224,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     lab = load(Path(arguments.file).resolve())
     if arguments.one:
         return one_arm(lab, arguments)
-    if not arguments.pretend and importlib.util.find_spec("vllm") is None:
-        raise SystemExit("needs vllm==0.22.1 and a CUDA GPU; --pretend works without")
+    if not arguments.pretend:
+        versions.need_vllm("--pretend")
     steps = time_arms(lab, arguments)
     conclude(lab, arguments, steps)
     count(lab, arguments)

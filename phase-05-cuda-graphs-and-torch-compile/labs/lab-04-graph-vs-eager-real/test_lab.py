@@ -435,7 +435,8 @@ def test_run_on_a_pretended_engine(lab):
 def real_arm(lab, arm: str, *arguments: str) -> tuple[dict, str]:
     """One real engine; its result and its log."""
     pytest.importorskip("vllm")
-    said = started(lab, "--one", arm, "--repeats", "5", "--batches", "1", *arguments)
+    sizes = ("--repeats", "5", "--batches", "1", "--short", "128", "--long", "384")
+    said = started(lab, "--one", arm, *sizes, *arguments)
     line = [line for line in said.splitlines() if line.startswith("RESULT ")][-1]
     return json.loads(line.removeprefix("RESULT ")), said
 

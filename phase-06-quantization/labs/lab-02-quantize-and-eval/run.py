@@ -16,22 +16,21 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from labkit import processes, versions
+
 HERE = Path(__file__).resolve().parent
 TEXT = HERE.parents[1] / "studies" / "texts" / "prose.txt"
 BASE = "Qwen/Qwen2.5-0.5B-Instruct"
 AWQ = "Qwen/Qwen2.5-0.5B-Instruct-AWQ"
-MARK = "RESULT "
 QUALITY_BATCH = 16
 DEVICES = {  # data sheets: HBM bytes/s, dense 16-bit FLOP/s
     "L4": (0.30e12, 121e12),
@@ -97,6 +96,7 @@ def one_configuration(arguments: argparse.Namespace) -> None:
             took = time.perf_counter() - begun
             made = sum(len(output.outputs[0].token_ids) for output in outputs)
             rates[str(batch)].append(made / took)
+        processes.tell(f"batch {batch}: {statistics.median(rates[str(batch)]):,.0f} tokens/s")
     outputs = llm.generate(prompts(QUALITY_BATCH, arguments.prompt_tokens), greedy, use_tqdm=False)
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
     ids = llm.get_tokenizer().encode(TEXT.read_text(encoding="utf-8"))[:1000]
@@ -116,25 +116,18 @@ def one_configuration(arguments: argparse.Namespace) -> None:
         "block_size": config.cache_config.block_size,
         "shape": shape_of(config.model_config.hf_config),
     }
-    print(MARK + json.dumps(result), flush=True)
+    processes.answer(result)
 
 
 def start(arguments: argparse.Namespace, model: str, quantization: str | None) -> dict[str, Any]:
     """Run `one_configuration` in a process of its own; its result, with the log's lines."""
-    command = [sys.executable, __file__, "--one", "--model", model, "--util", str(arguments.util)]
+    command = [__file__, "--one", "--model", model, "--util", str(arguments.util)]
     command += ["--max-tokens", str(arguments.max_tokens), "--repeats", str(arguments.repeats)]
     command += ["--prompt-tokens", str(arguments.prompt_tokens), "--batches"]
     command += [str(batch) for batch in arguments.batches]
     command += ["--quantization", quantization] if quantization else []
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines = done.stdout.splitlines()
-    results = [line for line in lines if line.startswith(MARK)]
-    if done.returncode or not results:
-        raise SystemExit("\n".join([*lines[-30:], f"the run failed: {' '.join(command)}"]))
-    for line in lines:
-        if not line.startswith(MARK) and any(words in line for words in WANTED):
-            print("  |", line)
-    return {**json.loads(results[-1].removeprefix(MARK)), "lines": lines}
+    ran = processes.start(command, show=WANTED)
+    return {**ran.needed(), "lines": ran.lines}
 
 
 def load_lab(file: str) -> ModuleType:
@@ -203,7 +196,7 @@ def report(
         fmt: {key: run[key] for key in ("rates", "nll", "blocks", "block_size", "shape")}
         for fmt, run in found.items()
     }
-    print(MARK + json.dumps(kept))
+    processes.answer(kept)
 
 
 def main() -> None:
@@ -232,13 +225,9 @@ def main() -> None:
         return predict(
             lab, shape, arguments.batches, arguments.hbm or hbm, arguments.flops16 or flops
         )
-    try:
-        import torch
-        import vllm  # noqa: F401
-    except ImportError as error:
-        raise SystemExit(
-            f"needs vllm==0.22.1: {error}. Without it: --predict, or the tests"
-        ) from None
+    versions.need_vllm("--predict, or the tests")
+    import torch
+
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA GPU here. Without one: --predict, or the tests")
     name = torch.cuda.get_device_name(0)
@@ -254,7 +243,7 @@ def main() -> None:
         configurations["w4_asym"] = (arguments.awq, None)
     found: dict[str, dict[str, Any]] = {}
     for fmt, (model, quantization) in configurations.items():
-        print(f"=== starting {model}, quantization={quantization}, on {name}")
+        print(f"=== starting {model}, quantization={quantization}, on {name}", flush=True)
         found[fmt] = start(arguments, model, quantization)
         if len(found) == 1 and hbm and flops:
             predict(lab, lab.ModelShape(**found[fmt]["shape"]), arguments.batches, hbm, flops)

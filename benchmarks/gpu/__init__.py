@@ -1,0 +1,1 @@
+"""Measurements that need a GPU, the results kept beside the programs that make them."""

@@ -1,0 +1,183 @@
+"""The real engine, run now, beside the mini one: the same steps, the same texts, the same stream.
+
+Each engine is started once, in the environment of `course engine install`, and serves many checks.
+The recordings in `recordings/engine` were made by another build; what this build does is compared
+with the mini engine directly, and with them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import public_api, real_engine, replay, serve_stream, shadow
+from labkit import environment, processes
+from mini_vllm import LLM, SamplingParams
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parents[1]
+KEPT = Path(__file__).parent / "recordings" / "engine"
+LIMIT = 600.0
+"""Seconds one start of the engine may take, with all its steps, on a busy machine."""
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def found() -> environment.Environment:
+    made = environment.look(environment.folder(ROOT))
+    assert made is not None
+    return made
+
+
+@pytest.fixture(scope="session")
+def run(found: environment.Environment) -> Run:
+    """Run a module in the real engine's environment; what it printed."""
+
+    def module(name: str, *arguments: str) -> str:
+        command = [str(found.python), "-m", name, *arguments]
+        began = time.perf_counter()
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment.variables(found, ROOT), timeout=LIMIT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        print(f"{name} {' '.join(arguments)}: {time.perf_counter() - began:.0f} s")
+        assert done.returncode == 0, "\n".join(done.stdout.splitlines()[-30:])
+        return done.stdout
+
+    return module
+
+
+def load(path: Path) -> dict[str, Any]:
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+# ------------------------------------------------------------------ 128 requests, step by step
+
+
+@pytest.fixture(scope="session", params=["synchronous", "default"])
+def recorded(run, found, tmp_path_factory, request) -> dict[str, Any]:
+    """The workload of `real_engine`, recorded now: synchronous, and as the platform has it."""
+    if request.param == "default" and not found.on_cpu:
+        pytest.skip("a GPU schedules asynchronously by default, which this probe does not follow")
+    out = tmp_path_factory.mktemp("engine") / f"{request.param}.json.gz"
+    how = ["--default-scheduling"] if request.param == "default" else []
+    run(
+        "conformance.real_engine",
+        "record",
+        "--dtype",
+        "float32",
+        "--eager",
+        *how,
+        "--out",
+        str(out),
+    )
+    return load(out)
+
+
+def test_every_step_is_the_mini_schedulers(recorded):
+    entry = recorded["recording"]
+    steps, difference = replay.replay(entry)
+    assert difference is None
+    assert (steps, len(entry["steps"])) == (442, 442)
+    assert sum(len(step["preempted"]) for step in entry["steps"]) == 46
+    assert shadow.stale_reads(entry) == []
+
+
+def test_every_text_is_the_mini_models(recorded, mini_texts):
+    outputs = recorded["recording"]["outputs"]
+    assert len(outputs) == 128
+    assert [name for name in outputs if outputs[name] != mini_texts[name]] == []
+
+
+@pytest.fixture(scope="session")
+def mini_texts() -> dict[str, list[int]]:
+    """What the mini engine says in float64 on the same arrivals."""
+    return real_engine.generate_on_arrivals(real_engine.workload())
+
+
+def test_it_is_what_another_build_recorded(recorded):
+    assert recorded["recording"] == load(KEPT / "arrivals-float32.json.gz")["recording"]
+
+
+# ------------------------------------------------------------------ the public interface
+
+
+@pytest.fixture(scope="session")
+def script(run, tmp_path_factory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("engine") / "api.json"
+    run("conformance.public_api", "--out", str(out))
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def test_the_script_answers_and_refuses_as_recorded(script):
+    kept = json.loads(public_api.RECORDED.read_text(encoding="utf-8"))
+    assert script["answers"] == kept["answers"]
+    assert script["refusals"] == kept["refusals"]
+
+
+def test_the_script_answers_as_on_mini_but_for_the_known_prompt(script):
+    mini = public_api.run_script(LLM, SamplingParams)["answers"]
+    differ = [name for name in mini if mini[name] != script["answers"][name]]
+    assert differ == ["ends inside a character"]
+
+
+# ------------------------------------------------------------------ served
+
+
+@pytest.fixture(scope="session")
+def served(run) -> dict[str, Any]:
+    said = run("conformance.serve_stream")
+    result = processes.Ran((), 0, said).result
+    assert result is not None, said[-2000:]
+    return result
+
+
+@pytest.mark.parametrize("prompt", serve_stream.PROMPTS)
+def test_the_streamed_pieces_are_the_mini_engines_text(served, prompt):
+    heard = served["answers"][prompt]
+    params = SamplingParams(max_tokens=serve_stream.MAX_TOKENS, ignore_eos=True)
+    (mini,) = LLM(dtype="float64").generate([prompt], params)
+    assert "".join(heard["pieces"]) == mini.outputs[0].text
+    assert len(heard["pieces"]) > 1, "a stream, not one answer"
+    assert heard["finish_reason"] == "length" and heard["done"]
+    assert heard["usage"]["prompt_tokens"] == len(prompt.encode())
+    assert heard["usage"]["completion_tokens"] == serve_stream.MAX_TOKENS
+
+
+def test_the_servers_counters_count_the_same_tokens(served):
+    prompts = serve_stream.PROMPTS
+    assert served["counters"] == {
+        "vllm:prompt_tokens_total": sum(len(prompt.encode()) for prompt in prompts),
+        "vllm:generation_tokens_total": len(prompts) * serve_stream.MAX_TOKENS,
+        "vllm:request_success_total": len(prompts),
+    }
+
+
+# ------------------------------------------------------------------ the build
+
+
+def test_the_builds_python_is_the_pinned_trees_but_for_two_files(found):
+    """The build for processors is not upstream's own: what it says it is, it is."""
+    tree = ROOT / "upstream" / "vllm"
+    if not found.on_cpu:
+        pytest.skip("on a GPU it is upstream's own wheel")
+    if not tree.is_dir():
+        pytest.skip("no pinned tree to compare with: course upstream fetch")
+    packages = sorted(found.python.parents[1].glob("lib/python3*/site-packages/vllm"))
+    (package,) = packages
+    ours = {path.relative_to(package) for path in package.rglob("*.py")}
+    differ = [
+        path.as_posix()
+        for path in sorted(ours)
+        if not (tree / path).is_file()
+        or (tree / path).read_bytes() != (package / path).read_bytes()
+    ]
+    assert len(ours) > 1500
+    assert set(differ) <= {"_version.py", "platforms/__init__.py"}
