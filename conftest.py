@@ -1,7 +1,8 @@
 """Fixtures of the whole repository: `lab` and `gpu_device`, and what skips where.
 
 `LAB_IMPL=solution` (the default) or `LAB_IMPL=starter` chooses which file beside a lab's
-`test_lab.py` is graded. A test marked `gpu`, `torch`, `upstream` or `engine` skips itself, with the
+`test_lab.py` is graded. The whole suite runs on all processors where pytest-xdist is installed, and
+without what is `slow` (studies, experiments, long searches): `-m slow` runs that. A test marked `gpu`, `torch`, `upstream` or `engine` skips itself, with the
 reason, where the thing it needs is missing; `--require=NAME` turns that skip into an error.
 """
 
@@ -49,6 +50,36 @@ def pytest_configure(config: pytest.Config) -> None:
         reason = CAPABILITIES[name]()
         if reason:
             raise pytest.UsageError(f"--require={name}: {reason}")
+
+
+def _is_whole_suite(config: pytest.Config) -> bool:
+    """Whether no file, folder or test was named: then it is worth starting more processes."""
+    named = [str(argument).partition("::")[0] for argument in config.invocation_params.args]
+    return not any(Path(name).exists() for name in named if not name.startswith("-"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    options = config.option
+    if (
+        config.pluginmanager.hasplugin("xdist")
+        and "PYTEST_XDIST_WORKER" not in os.environ  # a worker, or a run that a test has started
+        and _is_whole_suite(config)
+        and options.numprocesses is None
+        and not (options.collectonly or options.usepdb)
+    ):
+        options.numprocesses = min(8, os.cpu_count() or 1)  # xdist itself does the rest
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if {"experiments", "studies"} & set(item.path.parts):
+            item.add_marker(pytest.mark.slow)
+    if "slow" not in config.getoption("markexpr") and _is_whole_suite(config):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        if slow:
+            config.hook.pytest_deselected(items=slow)
+            items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

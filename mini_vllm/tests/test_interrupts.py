@@ -93,6 +93,7 @@ class Interrupted:
         return self.line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("way", ["generate", "stream"])
 @pytest.mark.parametrize("caching", [True, False])
