@@ -32,6 +32,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from labkit import versions
+
 MODEL = Path(__file__).resolve().parents[3] / "models" / "byte-llama"
 MAX_MODEL_LEN = 256
 START_UP = 300.0
@@ -272,6 +274,7 @@ def main() -> None:
             quieten(LEVELS[arguments.part], Path(folder))
             run_part(arguments.part, arguments.prompt, arguments.max_tokens)
         return
+    versions.need_vllm("the tests")
     for part in LEVELS:
         print(f"=== {part}", flush=True)
         command = [sys.executable, __file__, "--part", part, "--prompt", arguments.prompt]

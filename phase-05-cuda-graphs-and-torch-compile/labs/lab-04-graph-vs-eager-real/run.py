@@ -52,7 +52,7 @@ def one_arm(lab: ModuleType, arguments: argparse.Namespace) -> None:
     if arguments.count:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the counter is read in this process
         more |= {"cudagraph_metrics": True, "disable_log_stats": False}
-    begun = time.perf_counter()
+    begun = time.monotonic()
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
@@ -64,7 +64,7 @@ def one_arm(lab: ModuleType, arguments: argparse.Namespace) -> None:
         enable_prefix_caching=False,
         **more,
     )
-    processes.tell(f"started in {time.perf_counter() - begun:.0f} s")
+    processes.tell(f"started in {time.monotonic() - begun:.0f} s")
 
     def seconds(batch: int, tokens: int) -> float:
         prompts = [{"prompt_token_ids": [5 + n % 90, *range(5, 20)]} for n in range(batch)]

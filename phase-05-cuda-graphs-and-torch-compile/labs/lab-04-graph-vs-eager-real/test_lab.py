@@ -420,7 +420,7 @@ def test_run_on_a_pretended_engine(lab):
         "graphs, C to B       1: 3.23  33: 1.43",
         "IMPOSSIBLE from memory: arm B, batch 1",
         "290 graphs captured, 290 behind the bars",
-        "33 tokens ran as 40, FULL, 127 steps",
+        "33 tokens ran as 40, FULL, 63 steps",
     ):
         assert words in said, (
             f"run.py --pretend, three arms of an engine whose numbers are invented, must print "
