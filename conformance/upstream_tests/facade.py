@@ -3,7 +3,7 @@
 Promises: nothing is decided here. Every class keeps a part of `mini_vllm` (`.mini`) and translates
 names, argument lists and the moment at which counters move; what it returns is what mini did.
 Mirrors `vllm/v1/core/block_pool.py:130` `BlockPool`, `vllm/v1/core/kv_cache_manager.py:110`
-`KVCacheManager`, `vllm/v1/core/sched/scheduler.py:66` `Scheduler` and `vllm/v1/request.py:59`
+`KVCacheManager`, `vllm/v1/core/sched/scheduler.py:64` `Scheduler` and `vllm/v1/request.py:59`
 `Request` as far as the tests in scope look.
 """
 
@@ -185,7 +185,7 @@ class FreeKVCacheBlockQueue(block_pool.FreeKVCacheBlockQueue):
 
 
 class BlockHashToBlockMap:
-    """The index of a mini pool: `vllm/v1/core/block_pool.py:33` `BlockHashToBlockMap`."""
+    """The index of a mini pool: `vllm/v1/core/block_pool.py:34` `BlockHashToBlockMap`."""
 
     def __init__(self, pool: block_pool.BlockPool | None = None) -> None:
         self.mini = pool or block_pool.BlockPool(2)
