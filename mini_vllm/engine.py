@@ -149,7 +149,7 @@ class LLMEngine:
         if request.request_id in self.requests:
             raise ValueError(f"request_id={request.request_id!r}: a live request has this id")
         params = request.sampling_params
-        with self._all_or_nothing():
+        with self._all_or_nothing(without=request):
             if params.temperature > 0.0:
                 # Without a seed of its own a request gets a stream of its own, by order of adding.
                 own = (
@@ -189,7 +189,7 @@ class LLMEngine:
             RuntimeError: work is left but nothing can be scheduled (S13), or a part returned
                 what it must not; the part is named.
         """
-        with self._all_or_nothing():
+        with self._all_or_nothing(before=self._live()):
             finished = self._step()
             for request in finished:
                 self._forget(request.request_id)
@@ -278,19 +278,22 @@ class LLMEngine:
         return [(request, request.num_tokens) for request in self.requests.values()]
 
     @contextmanager
-    def _all_or_nothing(self, without: Request | None = None) -> Iterator[None]:
+    def _all_or_nothing(
+        self, without: Request | None = None, before: list[tuple[Request, int]] | None = None
+    ) -> Iterator[None]:
         """Run a change of the engine; if it raises, or is interrupted, it did not happen.
 
         Args:
-            without: a request that is gone also when the change fails: it is being aborted.
+            without: a request that is gone when the change fails: it is being added or aborted.
+            before: the live requests of before, where the change gives them tokens.
         """
-        live = [entry for entry in self._live() if entry[0] is not without]
         try:
             yield
         except BaseException:
             if without is not None:
                 without.status = RequestStatus.FINISHED_ABORTED
-            self._restart(live)
+            live = self._live() if before is None else before
+            self._restart([entry for entry in live if entry[0] is not without])
             raise
 
     @contextmanager
