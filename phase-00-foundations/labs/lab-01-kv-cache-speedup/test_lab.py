@@ -43,7 +43,8 @@ def test_both_produce_identical_tokens(lab):
         tokens, _ = getattr(lab, name)([1, 2, 3, 4, 5], 10)
         assert tokens == expected, (
             f"{name}([1, 2, 3, 4, 5], 10) must return the prompt and these ten tokens, because "
-            f"each is what next_token makes of the K and V before it.\nexpected {expected}\ncame     {tokens}"
+            f"each is what next_token makes of the K and V before it.\n"
+            f"expected {expected}\ncame     {tokens}"
         )
     for prompt in ([7], [256, 0], list(range(40)), [n % 257 for n in range(300)]):
         for n_new in (1, 2, 17):
