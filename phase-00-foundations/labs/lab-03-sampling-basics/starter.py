@@ -15,12 +15,12 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Turn scores into probabilities.
 
     Args:
-        logits: shape [vocab_size], any float dtype. An entry of -inf gets probability 0. Values of
-            1000 and more are legal: subtract the maximum before `np.exp`. At least one entry is
-            finite.
+        logits: shape [vocab_size], any float dtype. An entry of -inf gets probability 0. Any finite
+            value is legal, 1000 and -3000 in one row too. At least one entry is finite.
 
     Returns:
-        float64, shape [vocab_size], each entry in [0, 1], summing to 1.
+        float64, shape [vocab_size], each entry in [0, 1], summing to 1. Only differences between
+        logits count: [1000, 1001, 1002] gives what [0, 1, 2] gives.
     """
     raise NotImplementedError
 
@@ -43,10 +43,11 @@ def apply_top_k(logits: np.ndarray, k: int) -> np.ndarray:
 def apply_top_p(logits: np.ndarray, p: float) -> np.ndarray:
     """Keep the smallest set of likeliest tokens whose probabilities reach p; the others get -inf.
 
-    Sort by probability, descending (stable). A token stays while the probability mass before it
-    is less than p. The token that crosses p is therefore kept, and so is always the first one.
-    `p >= 1` keeps everything. Probabilities are the softmax of the logits given: entries that are
-    already -inf take no part, so after top-k the mass is shared among its survivors.
+    A token stays while the mass of the likelier ones is less than p; of two equally likely tokens
+    the lower index counts as the likelier. So the token that crosses p is kept, and the likeliest
+    always. Probabilities 0.5, 0.3, 0.15, 0.05 have 0, 0.5, 0.8, 0.95 before them: p=0.75 keeps
+    two. `p >= 1` keeps everything. Entries that are -inf already take no part: the mass is shared
+    among the others.
 
     Returns:
         A new float64 array, shape [vocab_size]; survivors keep their value and position.
@@ -66,9 +67,10 @@ def sample(
     """Choose one token id.
 
     `temperature == 0` is greedy: the index of the largest logit, the lowest index on ties; no
-    other knob matters and no random generator is made. Otherwise divide by the temperature, then
-    top-k, then top-p, then softmax, then exactly one draw:
-    `np.random.default_rng(seed).choice(vocab_size, p=probabilities)`.
+    other knob matters and no random generator is made. Any other temperature, however small,
+    divides the logits; top-k acts on that, top-p on what top-k left, and the token is one draw
+    from the softmax of the result: `np.random.default_rng(seed).choice(vocab_size, p=...)`.
+    All in float64, whatever the dtype of `logits`.
 
     Args:
         logits: shape [vocab_size].

@@ -39,6 +39,12 @@ def test_softmax_is_a_distribution_and_is_stable(lab):
     assert got.tolist() == [0.5, 0.0, 0.5], (
         f"a logit of -inf means never: its probability is exactly 0; you have {got}"
     )
+    for logits, expected in (([0.0, 0.0, 3000.0], [0, 0, 1]), ([0.0, -np.inf, -3000.0], [1, 0, 0])):
+        got = lab.softmax(np.array(logits))
+        assert got.tolist() == expected, (
+            f"softmax({logits}): the largest exponent must be 0, so subtract the maximum; another "
+            f"middle overflows here. Expected {expected}, you have {got}"
+        )
     got = lab.softmax(np.array([0.1, 0.2], dtype=np.float32))
     assert got.dtype == np.float64, (
         f"work in float64 whatever comes in, or masses near p fall on the wrong side; {got.dtype}"
@@ -62,6 +68,11 @@ def test_top_k_keeps_exactly_k(lab):
     for off in (0, -1, 5, 99):
         got = lab.apply_top_k(logits, off)
         assert got.tolist() == logits.tolist(), f"k={off} switches top-k off; you have {got}"
+    got = survivors(lab.apply_top_k(np.array([1.0, 1.0 + 1e-9, 0.0]), 1))
+    assert got == [1], f"1 + 1e-9 is more than 1 in float64, so k=1 keeps token 1; you keep {got}"
+    for name, k in (("apply_top_k", 1), ("apply_top_k", 0), ("apply_top_p", 0.5)):
+        got = getattr(lab, name)(np.array([0.1, 0.2], dtype=np.float32), k)
+        assert got.dtype == np.float64, f"{name} returns float64 whatever comes in; {got.dtype}"
 
 
 def test_top_k_ties_survive(lab):
@@ -88,7 +99,34 @@ def test_top_p_keeps_the_smallest_sufficient_nucleus(lab):
         )
     got = survivors(lab.apply_top_p(np.log([0.4, 0.4, 0.2]), 0.5))
     assert got == [0, 1], f"0.4 is less than 0.5, so a second token is needed; you keep {got}"
-    assert lab.apply_top_p(FOUR, 1.0).tolist() == FOUR.tolist(), "p=1 keeps everything"
+    for logits, p in ((FOUR, 1.0), (np.array([0.0, -50.0]), 1.0), (FOUR, 1.5)):
+        got = lab.apply_top_p(logits, p).tolist()
+        assert got == logits.tolist(), (
+            f"p={p} is off and keeps everything, also a token whose probability is lost in the sum"
+            f"\nexpected {logits.tolist()}\ncame     {got}"
+        )
+    got = survivors(lab.apply_top_p(np.log([0.5, 0.493, 0.007]), 0.991))
+    assert got == [0, 1], (
+        f"p=0.991 is not off: 0.5 + 0.493 reaches it, the third token goes; you keep {got}"
+    )
+
+
+def test_top_p_at_an_exact_boundary_and_on_ties(lab, record_property):
+    got = survivors(lab.apply_top_p(np.zeros(2), 0.5))
+    assert got == [0], (
+        "probabilities 0.5 and 0.5, both exact, and p=0.5: the first reaches p alone, and a second "
+        f"token would not be the smallest set; you keep {got}"
+    )
+    record_property("measured.half", len(got))
+    for logits, p, expected in (
+        (np.zeros(4), 0.5, [0, 1]),
+        (np.array([1.0, 0.0, 1.0, 1.0]), 0.4, [0, 2]),
+    ):
+        got = survivors(lab.apply_top_p(logits, p))
+        assert got == expected, (
+            f"logits {logits.tolist()}, p={p}: of equally likely tokens the lower index counts as "
+            f"the likelier, so {expected} stay; you keep {got}"
+        )
 
 
 def test_top_p_mass_is_enough_and_minimal(lab):
@@ -134,6 +172,30 @@ def test_greedy_is_argmax_and_ignores_every_other_knob(lab, monkeypatch):
         assert type(got) is int, f"return a Python int, not {type(got).__name__}"
 
 
+def test_greedy_compares_in_float64(lab):
+    got = lab.sample(np.array([1.0, 1.0 + 1e-9]), temperature=0)
+    assert got == 1, f"1 + 1e-9 is more than 1, unless it is rounded to float32; you have {got}"
+
+
+def test_a_small_temperature_still_draws(lab):
+    logits = np.array([0.005, 0.0])
+    hits = sum(lab.sample(logits, 0.005, seed=seed) == 0 for seed in range(1000))
+    assert abs(hits / 1000 - 0.7311) < 0.06, (
+        "logits 0.005 and 0 at temperature 0.005 are 1 and 0 after the division: token 0 has "
+        f"probability 0.731, and over 1,000 seeds it came {hits / 1000:.3f} of the time. Only "
+        "temperature 0 is greedy"
+    )
+    close = np.array([1.0000001, 1.0], dtype=np.float32)
+    got = [lab.sample(close, 1e-7, seed=seed) for seed in range(300)]
+    expected = [lab.sample(close.astype(np.float64), 1e-7, seed=seed) for seed in range(300)]
+    assert got == expected, (
+        "the same logits as float32 and as float64 must draw the same tokens: divide in float64. "
+        f"They differ for {sum(a != b for a, b in zip(got, expected, strict=True))} of 300 seeds"
+    )
+    kind = type(got[0])
+    assert kind is int, f"a drawn token is a Python int too, not {kind.__name__}"
+
+
 def test_argmax_tie_lowest_index(lab):
     got = lab.sample(np.array([0.0, 7.0, 7.0, 7.0]), temperature=0)
     assert got == 1, f"three logits tie; argmax takes the lowest index, 1; you have {got}"
@@ -149,7 +211,7 @@ def test_temperature_sharpens_or_flattens(lab):
         )
 
 
-def test_pipeline_order_is_observable(lab):
+def test_pipeline_order_is_observable(lab, record_property):
     cases = [
         ({"top_k": 2, "top_p": 0.55}, [0], "top-k first leaves 0.571/0.429, and 0.571 reaches p"),
         ({"top_k": 3, "top_p": 0.75}, [0, 1], "top-k first leaves 0.444/0.333/0.222: two reach p"),
@@ -161,6 +223,8 @@ def test_pipeline_order_is_observable(lab):
             f"probabilities 0.4/0.3/0.2/0.1 with {knobs}: {why}, so only {expected} can be drawn; "
             f"300 seeds drew {got}. The order is temperature, top-k, top-p, softmax, draw"
         )
+        if knobs == cases[0][0]:
+            record_property("measured.survivors", len(got))
 
 
 def test_seeded_sampling_is_reproducible(lab):
@@ -244,6 +308,7 @@ def test_validation(lab):
         {"top_p": 0.0},
         {"top_p": 1.01},
         {"top_p": -0.5},
+        {"top_p": float("nan")},
         {"top_k": -2},
         {"temperature": 0.0, "top_p": 0.0},
     ):
@@ -253,6 +318,9 @@ def test_validation(lab):
         except ValueError as error:
             assert name in str(error), (
                 f"{knobs} must be refused by a message that names {name}; it says: {error}"
+            )
+            assert str(knobs[name]) in str(error), (
+                f"{knobs}: the message must hold the value {knobs[name]}; it says: {error}"
             )
             continue
         pytest.fail(f"{knobs} must raise ValueError; it returned {got!r}", pytrace=False)

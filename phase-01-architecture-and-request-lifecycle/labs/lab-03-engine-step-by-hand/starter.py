@@ -21,18 +21,19 @@ from mini_vllm.model_runner import ModelRunner
 def engine_step(scheduler: Scheduler, runner: ModelRunner, sampler: Sampler) -> list[Request]:
     """Run one step and return the requests that finished in it.
 
-    1. `scheduler.schedule()` makes the plan.
-    2. `plan.bind(scheduler.kv)` notes positions and block tables in the plan, which is then all
-       that `runner.execute(plan)` needs. It returns logits [num_scheduled_requests, vocab_size]:
-       one row per entry of `plan.scheduled_requests`, in that order, whether or not the request
-       has caught up.
-    3. Sample a token with `sampler.sample(row, request.sampling_params)` for each request that
-       catches up in this step (`scheduler.needs_sample(request, num_scheduled)`, asked before
-       the update moves the counter). Rows of the others are dropped, not sampled.
-    4. `scheduler.update_from_output(plan, sampled)` with a list of tokens, here of one, per
-       sampled request, in every step that computed something, also when `sampled` is empty.
+    What holds afterwards, for every plan:
 
-    A plan without requests ends the step at once: the runner is not called.
+    - A request has one token more if this step computed its last known token, and else none; the
+      token comes from its own row, with its own parameters. `runner.execute` needs a bound plan
+      and returns logits [num_scheduled_requests, vocab_size] in the order of
+      `plan.scheduled_requests`, a row for requests in mid-prompt too.
+    - The scheduler has heard of every step that computed something, of those without a token too.
+    - The sampler is not called for a row that is dropped, the runner not for an empty plan; that
+      step returns [].
+    - Nothing is kept between calls.
+
+    A prompt of 12 tokens in chunks of 4 has (computed, outputs) (4, 0), (8, 0), (12, 1) after
+    three steps.
 
     Args:
         scheduler: owns the queues, the counters and, as `scheduler.kv`, the block tables.
@@ -116,10 +117,10 @@ def add_placeholders(request: Request, count: int) -> None:
 def plan_ahead(scheduler: Scheduler, plan: SchedulerOutput) -> None:
     """Move the books of a launched plan on, as if it had been computed already.
 
-    For each scheduled request: advance `num_computed_tokens` by what was scheduled. If it caught
-    up, a token is on its way: append one placeholder, so that the next plan computes it, unless
-    the token on its way is number `max_tokens`. That one is never computed, so nobody needs a
-    place for it.
+    Each scheduled request's `num_computed_tokens` includes what was scheduled. A request that the
+    plan catches up has a token on its way, and a placeholder where it will stand, so that the next
+    plan computes it; but none if that token is number `max_tokens`, which is never computed. 10
+    prompt tokens planned as 4, 4, 2 have (computed, placeholders) (4, 0), (8, 0), (10, 1).
 
     The advance is `vllm/v1/core/sched/scheduler.py:951` `Scheduler._update_after_schedule`, the
     placeholder `vllm/v1/core/sched/async_scheduler.py:18` `AsyncScheduler._update_after_schedule`.
@@ -137,10 +138,10 @@ def take_in(
     """Give the scheduler the tokens of an earlier plan; returns what finished by them.
 
     `scheduler.update_from_output(plan, sampled)` does the work, but it expects a request without
-    placeholders whose counter has not moved for this plan. So, for each scheduled request that is
-    not finished: remove its placeholders and take this plan's tokens off `num_computed_tokens`.
-    Then update. Then give back, to each that is still unfinished, the placeholders of tokens
-    still on their way: one fewer than before where this plan brought a token.
+    placeholders whose counter has not moved for this plan. Afterwards the tokens stand in their
+    requests, `num_computed_tokens` is what it was before the call, and an unfinished request has
+    one placeholder per token still on its way: with two steps in flight 2 become 1 when one token
+    arrives, and stay 2 in a step that brings none.
 
     A request that finished while this plan was in flight is left alone, by you and by the update:
     its token is dropped.
@@ -151,10 +152,12 @@ def take_in(
 def async_step(scheduler: Scheduler, device: Device, in_flight: deque[InFlight]) -> list[Request]:
     """Plan and launch one step, and take in the oldest one when that is due.
 
-    1. `schedule()`. If the plan holds requests: `device.launch(plan, scheduler)`, then
-       `plan_ahead`, and append an `InFlight` on the right of the queue.
-    2. If the queue now holds `QUEUE_DEPTH` steps, or the plan was empty, take in the leftmost one
-       and return what finished. Otherwise return [].
+    At most `QUEUE_DEPTH` steps are in flight, oldest on the left, and after a call fewer than that.
+    A plan with requests is launched, booked as computed, and in flight; an empty one is neither.
+    The oldest step is taken in when `QUEUE_DEPTH` are in flight, or when there was nothing to plan;
+    a call returns what finished by that, and [] when nothing was taken in. The device is given a
+    plan whose counters have not moved. One request with `max_tokens` 4 leaves 1, 1, 1, 1, 0 steps
+    in flight after its five calls.
 
     Call it while the scheduler has unfinished requests or `in_flight` is not empty.
     """

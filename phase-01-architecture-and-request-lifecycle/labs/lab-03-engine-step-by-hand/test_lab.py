@@ -304,7 +304,7 @@ def lone(max_tokens: int, says: list[int], num_prompt: int = 6, **config):
     return scheduler, request, ScriptedDevice({"r": says})
 
 
-def test_two_steps_are_in_flight(lab):
+def test_two_steps_are_in_flight(lab, record_property):
     scheduler, _, device = lone(4, [])
     steps = run_ahead(lab, scheduler, device)
     plans = [step["plan"].get("r", 0) for step in steps]
@@ -318,9 +318,31 @@ def test_two_steps_are_in_flight(lab):
         "the first call only fills the queue; from then on one step stays in flight while the "
         f"next is planned.\nexpected [1, 1, 1, 1, 0]\ncame     {depths}"
     )
+    record_property("measured.calls", len(steps))
 
 
-def test_eos_wastes_one_token(lab):
+def test_the_books_after_each_call(lab):
+    scheduler, request, device = lone(3, [], num_prompt=10, max_num_batched_tokens=4)
+    in_flight: deque = deque()
+    books = []
+    for _ in range(6):
+        finished = lab.async_step(scheduler, device, in_flight)
+        placeholders = sum(token == lab.PLACEHOLDER for token in request.all_token_ids)
+        arrived = request.num_output_tokens - placeholders
+        books.append((request.num_computed_tokens, placeholders, arrived))
+    expected = [(4, 0, 0), (8, 0, 0), (10, 1, 0), (11, 1, 1), (12, 0, 2), (12, 0, 3)]
+    assert books == expected, (
+        "10 prompt tokens, budget 4, max_tokens 3: (computed, placeholders, tokens arrived) after "
+        "each call. What is taken in moves no counter, and a chunk that brings no token takes no "
+        f"placeholder away.\nexpected {expected}\ncame     {books}"
+    )
+    assert finished == [request] and not in_flight, (
+        f"the sixth call takes the last token in and returns the request; came {finished}, with "
+        f"{len(in_flight)} steps in flight"
+    )
+
+
+def test_eos_wastes_one_token(lab, record_property):
     scheduler, request, device = lone(10, [7, 7, 2])
     scheduled = sum(step["plan"].get("r", 0) for step in run_ahead(lab, scheduler, device))
     came = (request.finish_reason, request.output_token_ids)
@@ -332,6 +354,7 @@ def test_eos_wastes_one_token(lab):
         "P + n = 6 + 3: one more than the 6 + 3 - 1 of the plain loop. When EOS was sampled the "
         f"next step was already planned; came {scheduled}"
     )
+    record_property("measured.scheduled", scheduled)
     assert request.num_computed_tokens == 6 + 3, (
         "a request that finished while a plan was in flight is left alone when that plan comes in: "
         f"its counter keeps the wasted token, 6 + 3; came {request.num_computed_tokens}"

@@ -46,10 +46,11 @@ def run_until_stop(
 ) -> Request:
     """Feed scripted tokens to a running request until it finishes.
 
-    Make a `Request` with the prompt `PROMPT` that knows `eos_token_id`, and set its status to
-    RUNNING. For each token: append it, then ask `request.maybe_finish(max_model_len)`; stop at
-    once when it says True. Never take a token from the stream after the one that ended the
-    request: a stream is whatever can be iterated, and someone may want the rest of it.
+    The request has the prompt `PROMPT` and knows `eos_token_id`; the engine's own check,
+    `request.maybe_finish`, decides when it has ended. The token that ends it stays in the outputs,
+    and none after that one is taken: a stream is whatever can be iterated, and someone may want
+    the rest of it. The stream 10, 20, 256, 30 with EOS 256 and `max_tokens` 9 leaves 30 in the
+    stream and gives a request with three outputs, FINISHED_STOPPED.
 
     Returns:
         The request; unfinished, and RUNNING, if the stream ran dry first.
@@ -66,13 +67,17 @@ def run_until_stop(
 def stop_status(request: Request, max_model_len: int | None = None) -> RequestStatus | None:
     """The status that the last output token gives the request, or None if it goes on.
 
-    Your own check; it changes nothing. In this order:
+    Your own check: it reads the request and changes nothing of it, and it acts on no copy either.
+    For every request it gives what the real check gives. What has to hold:
 
-    1. fewer output tokens than `min_tokens`, or none at all: None, whatever else holds;
-    2. the last token is EOS and `ignore_eos` is off: FINISHED_STOPPED;
-    3. the last token is one of `stop_token_ids`: FINISHED_STOPPED;
-    4. `num_tokens` has reached `max_model_len` (None is no bound), or the outputs have reached
-       `max_tokens`: FINISHED_LENGTH.
+    - Below `min_tokens` outputs, and without any output, nothing ends a request.
+    - Only the last token can stop it: EOS, unless ignored, or one of `stop_token_ids`. Any id can
+      be EOS, 0 too; a request whose `eos_token_id` is None has no EOS.
+    - `max_tokens` bounds the outputs, `max_model_len` prompt and outputs together (None: no bound).
+    - An answer that is complete is never reported as cut.
+
+    With EOS 256, `max_tokens` 3 and `min_tokens` 2: the outputs [256] give None, [10, 256]
+    FINISHED_STOPPED, [10, 20, 256] FINISHED_STOPPED, [10, 20, 30] FINISHED_LENGTH.
 
     Source: `vllm/v1/core/sched/utils.py:94` `check_stop`, which sets the status itself.
     """

@@ -59,7 +59,7 @@ def test_one_token_around_the_cap(lab):
         )
 
 
-def test_eos_on_the_boundary_reports_stop(lab):
+def test_eos_on_the_boundary_reports_stop(lab, record_property):
     same(
         ran(lab, [10, 20, E], 3),
         ([10, 20, E], "stop"),
@@ -71,6 +71,7 @@ def test_eos_on_the_boundary_reports_stop(lab):
         ([10, 20, E], "length"),
         "the same stream with ignore_eos",
     )
+    record_property("measured.tie", ran(lab, [10, 20, E], 3)[1])
 
 
 def test_unfinished_request_has_no_reason(lab):
@@ -189,6 +190,35 @@ def test_min_tokens_is_asked_first(lab):
         )
 
 
+def test_any_id_can_be_eos(lab):
+    params = SamplingParams(max_tokens=5)
+    for eos, last, expected in (
+        (0, 0, RequestStatus.FINISHED_STOPPED),
+        (0, 9, None),
+        (None, 0, None),
+        (None, 2, None),
+    ):
+        request = Request("r", [7, 7], params, eos_token_id=eos)
+        request.append_output_token(last)
+        got = lab.stop_status(request)
+        assert got is expected, (
+            f"eos_token_id={eos}, last output {last}: expected {expected!r}, came {got!r}. Id 0 is "
+            "an id like any other, and only None means that there is no EOS"
+        )
+    for stop_id in (0, 5):
+        params = SamplingParams(max_tokens=5, stop_token_ids=(stop_id,))
+        got = lab.stop_status(ended_with([7, stop_id], params))
+        assert got is RequestStatus.FINISHED_STOPPED, (
+            f"stop id {stop_id} ends the request, id 0 as well; came {got!r}"
+        )
+    for eos in (0, 2):
+        request = lab.run_until_stop([9, eos, 9], eos, SamplingParams(max_tokens=5))
+        assert request.output_token_ids == [9, eos], (
+            f"EOS {eos} as second token ends the stream; expected {[9, eos]}, came "
+            f"{request.output_token_ids}"
+        )
+
+
 def test_max_model_len_counts_the_prompt(lab):
     params = SamplingParams(max_tokens=10)
     for max_model_len, expected in (
@@ -206,6 +236,37 @@ def test_max_model_len_counts_the_prompt(lab):
     assert got is RequestStatus.FINISHED_STOPPED, (
         f"EOS on the last position of the model is still a complete answer: 'stop'; came {got!r}"
     )
+
+
+class ReadOnly:
+    """A request that can be read and answers nothing itself."""
+
+    def __init__(self, request: Request) -> None:
+        self.__dict__["_request"] = request
+
+    def __getattr__(self, name: str):
+        if name == "maybe_finish" or name.startswith("__"):
+            raise AttributeError(f"{name} is not for stop_status")
+        value = getattr(self._request, name)
+        return tuple(value) if isinstance(value, list) else value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} may not be set")
+
+
+def test_the_check_is_your_own(lab):
+    for tokens, expected in (([7, 2], RequestStatus.FINISHED_STOPPED), ([7], None)):
+        request = ReadOnly(ended_with(tokens, SamplingParams(max_tokens=3)))
+        try:
+            got = lab.stop_status(request)
+        except (AttributeError, TypeError) as error:
+            pytest.fail(
+                f"outputs {tokens}: stop_status reads the request's data and decides by itself. It "
+                "does not ask maybe_finish, not on a copy either, because then it compares the "
+                f"engine with the engine, and sets nothing; it failed with: {error}",
+                pytrace=False,
+            )
+        assert got is expected, f"outputs {tokens}, EOS 2: expected {expected!r}, came {got!r}"
 
 
 def test_the_check_changes_nothing(lab):
@@ -295,7 +356,7 @@ def test_min_tokens_has_two_readings(lab):
     )
 
 
-def test_min_tokens_beyond_the_model_length_never_stops(lab):
+def test_min_tokens_beyond_the_model_length_never_stops(lab, record_property):
     params = SamplingParams(max_tokens=10, min_tokens=6)
     for count, expected in ((4, None), (5, None), (6, RequestStatus.FINISHED_LENGTH)):
         request = ended_with([7] * count, params, num_prompt=4)
@@ -305,6 +366,10 @@ def test_min_tokens_beyond_the_model_length_never_stops(lab):
             f"nothing stops a request, not even the end of the model; expected {expected!r}, came "
             f"{got!r}"
         )
+        if count == 4:
+            record_property(
+                "measured.min_tokens", "nothing" if got is None else "the model's length"
+            )
     engine = LLMEngine(model=Saying(2, [97]), max_model_len=6)
     with pytest.raises(ValueError, match="min_tokens=6: after a prompt of 2 tokens") as refused:
         engine.add_request("ab", SamplingParams(max_tokens=10, min_tokens=6))
