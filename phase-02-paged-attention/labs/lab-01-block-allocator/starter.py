@@ -64,7 +64,7 @@ class FreeKVCacheBlockQueue:
         previous.next_free, self._tail.prev_free = self._tail, previous
 
     def popleft(self) -> KVCacheBlock:
-        """Take the front block out and return it.
+        """The block that has waited longest, queued no more; O(1).
 
         Raises:
             ValueError: the queue is empty.
@@ -72,10 +72,10 @@ class FreeKVCacheBlockQueue:
         raise NotImplementedError
 
     def remove(self, block: KVCacheBlock) -> None:
-        """Take `block` out, wherever it stands, in O(1): look at its two neighbours only.
+        """`block` is queued no more, wherever it stood; the others keep their order.
 
-        Afterwards both of its links are None, its neighbours are linked to each other, and
-        `num_free_blocks` is one less.
+        No block but itself and its two neighbours is looked at. Afterwards both of its links are
+        None.
 
         Raises:
             RuntimeError: the block is not queued (a link is None); nothing has changed.
@@ -83,7 +83,7 @@ class FreeKVCacheBlockQueue:
         raise NotImplementedError
 
     def append(self, block: KVCacheBlock) -> None:
-        """Put `block` at the back, which is handed out last; `num_free_blocks` is one more."""
+        """`block`, which is not queued, becomes the one handed out last; O(1)."""
         raise NotImplementedError
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
@@ -112,7 +112,14 @@ class BlockPool:
         free_queue: those that nobody references.
         null_block: `blocks[0]`.
         cached_block_hash_to_block: hash -> {block id: block}. Several blocks may hold the same
-            content (I2). A hash without blocks has no entry.
+            content (I2). A hash without blocks has no entry. A hash may be any int, 0 too.
+
+    What an operation costs depends on the blocks it is given or hands out, never on how many are
+    queued, cached or in the pool.
+
+    A trace, six blocks: `get_new_blocks(3)` gives 1, 2, 3; 1 and 2 are cached as 111 and 222;
+    freed in the order 3, 2, 1 they leave the queue as 4, 5, 3, 2, 1. `touch` of block 2 makes it
+    4, 5, 3, 1. `get_new_blocks(4)` gives these four, and 222 can be found, 111 cannot.
     """
 
     def __init__(self, num_blocks: int, enable_caching: bool = True) -> None:
@@ -128,10 +135,10 @@ class BlockPool:
         self.cached_block_hash_to_block: dict[int, dict[int, KVCacheBlock]] = {}
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Take `num_blocks` from the front of the queue, in queue order; 0 gives `[]`.
+        """The first `num_blocks` of the queue, in queue order; 0 gives `[]`.
 
-        Each block taken loses the content it may still have had (`evict`), since its new
-        owner will overwrite it, and then has `ref_cnt` 1.
+        Their owner will overwrite them: each has `ref_cnt` 1 and no content that anybody could
+        still find.
 
         Raises:
             ValueError: more are asked for than are free; the pool is as it was.
@@ -139,7 +146,7 @@ class BlockPool:
         raise NotImplementedError
 
     def evict(self, block: KVCacheBlock) -> bool:
-        """Take `block` out of the index and forget its hash.
+        """`block`, free or in use, has no hash and is no hit any more.
 
         Other blocks with the same hash stay in the index; a hash that no block holds any more
         leaves it.
@@ -150,16 +157,16 @@ class BlockPool:
         raise NotImplementedError
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Add one reference to each block; one that nobody referenced leaves the queue first.
+        """One reference more for each block; one that stands there twice gets two. I1 holds after.
 
         The null block is never in the queue, whatever its count.
         """
         raise NotImplementedError
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        """Take one reference from each block; those at 0 go to the back of the queue, in order.
+        """One reference less for each block; those that reach 0 are queued last, in this order.
 
-        The order is the caller's: what comes first is evicted first. Hashes stay: a free block is
+        A block that stands there twice loses two. The order is the caller's: what comes first is evicted first. Hashes stay: a free block is
         a cache entry until it is handed out again. The null block is never queued.
 
         Raises:
@@ -171,12 +178,12 @@ class BlockPool:
     def cache_full_blocks(self, blocks: Sequence[KVCacheBlock], hashes: Sequence[int]) -> None:
         """Note that `blocks[i]` is full and holds the content `hashes[i]`.
 
-        Sets the block's hash and enters it into the index. Null blocks, and blocks that have a
-        hash already, are passed over.
+        From now on it can be found by that hash. Null blocks, and blocks that have a hash already,
+        are passed over.
 
         Raises:
-            ValueError: the two lengths differ: a block that is not full has no hash (I3). The pool
-                is as it was.
+            ValueError: the two lengths differ, either way: a block that is not full has no hash
+                (I3). The pool is as it was.
         """
         raise NotImplementedError
 

@@ -97,6 +97,41 @@ def test_removal_looks_at_two_neighbours_only(lab):
     same(queue.num_free_blocks, 399, "and the block is gone from the count")
 
 
+def test_no_operation_walks_through_the_pool(lab, monkeypatch):
+    looked_at: set[int] = set()
+
+    class Watched(lab.KVCacheBlock):
+        def __getattribute__(self, name):
+            if name != "block_id":
+                looked_at.add(object.__getattribute__(self, "block_id"))
+            return object.__getattribute__(self, name)
+
+    monkeypatch.setattr(lab, "KVCacheBlock", Watched)
+    pool = lab.BlockPool(400)
+    blocks = pool.get_new_blocks(100)
+    pool.cache_full_blocks(blocks, range(100))
+    pool.free_blocks(blocks)
+    for words, call, at_most in (
+        ("get_num_free_blocks()", pool.get_num_free_blocks, 0),
+        ("get_usage()", pool.get_usage, 0),
+        ("free_queue.popleft()", pool.free_queue.popleft, 4),
+        ("free_queue.append(the block)", lambda: pool.free_queue.append(pool.blocks[101]), 4),
+        ("get_new_blocks(1)", lambda: pool.get_new_blocks(1), 4),
+        ("get_cached_block(50)", lambda: pool.get_cached_block(50), 1),
+        ("touch([block 51])", lambda: pool.touch([pool.blocks[51]]), 4),
+        ("free_blocks([block 51])", lambda: pool.free_blocks([pool.blocks[51]]), 4),
+        ("evict(block 51)", lambda: pool.evict(pool.blocks[51]), 2),
+    ):
+        looked_at.clear()
+        call()
+        assert len(looked_at) <= at_most, (
+            f"{words} in a pool of 400 blocks: the scheduler calls it in every step, so it must "
+            "cost the same in a pool of 400,000. The queue knows its length, its two ends and, of "
+            f"each block, the neighbours.\nexpected at most {at_most} blocks looked at\n"
+            f"came     {len(looked_at)}"
+        )
+
+
 def test_sentinels_never_leak(lab):
     queue, blocks = queue_of(lab, 2)
     seen = queue.get_all_free_blocks()
@@ -260,6 +295,18 @@ def test_only_full_blocks_hashed_I3(lab):
         f"3 blocks, 2 hashes ({refused.value}): 10 tokens fill two blocks of 4. The third is half "
         "written, and nothing may be noted until the caller has counted again",
     )
+    with pytest.raises(ValueError) as refused:
+        pool.cache_full_blocks(table[:1], hashes)
+        pytest.fail(
+            "1 block and 2 hashes: the caller has miscounted here, too\nexpected ValueError\n"
+            "came     no error"
+        )
+    same(
+        (table[0].block_hash, dict(pool.cached_block_hash_to_block)),
+        (None, {}),
+        f"1 block, 2 hashes ({refused.value}): (hash of the block, index) are as before. A refusal "
+        "that comes after the first block was noted has changed the pool",
+    )
     pool.cache_full_blocks(table[: len(hashes)], hashes)
     same(
         [block.block_hash for block in table],
@@ -332,6 +379,14 @@ def test_eviction_drops_index_and_hash(lab):
         (True, False),
         "evict says whether there was a hash to forget, the first and the second time",
     )
+    pool.cache_full_blocks([again], [0])
+    same(
+        (pool.evict(again), again.block_hash, pool.get_cached_block(0)),
+        (True, None, None),
+        "(evict(block 1), its hash, the hit for 0): block 1 is in use and its hash is 0. Both are "
+        "no reason to keep it: the engine withdraws blocks that are not computed after all, and "
+        "0 is a hash like any other; None is 'no hash'",
+    )
 
 
 def test_duplicate_hash_evict_one_keeps_other(lab):
@@ -382,6 +437,39 @@ def test_shared_block_freed_only_at_zero(lab):
     )
     pool.free_blocks([block])
     same((block.ref_cnt, queued(pool)), (0, [2, 3, 1]), "(ref_cnt, queue) after the last one left")
+    pool.touch([block, block])
+    same(
+        (block.ref_cnt, queued(pool)),
+        (2, [2, 3]),
+        "(ref_cnt, queue) after touch([block 1, block 1]): one reference for each place in a table",
+    )
+    pool.free_blocks([block, block])
+    same(
+        (block.ref_cnt, queued(pool)),
+        (0, [2, 3, 1]),
+        "(ref_cnt, queue) after free_blocks([block 1, block 1]): both references are given back, "
+        "and the block is queued once",
+    )
+
+
+def test_empty_blocks_are_used_up_before_cached_ones(lab, record_property):
+    pool = lab.BlockPool(100)
+    blocks = pool.get_new_blocks(40)
+    pool.cache_full_blocks(blocks, range(1, 41))
+    pool.free_blocks(reversed(blocks))
+    pool.get_new_blocks(70)
+    found = [value for value in range(1, 41) if pool.get_cached_block(value) is not None]
+    same(
+        found,
+        list(range(1, 30)),
+        "99 blocks, 40 of them cached, freed tail first; a stranger takes 70. The 59 that nobody "
+        "used stand in front, then 11 cached ones, from the tail. What can still be found:",
+    )
+    record_property("measured.survivors", len(found))
+    record_property(
+        "measured.which",
+        "the beginning of the prompt" if found[0] == 1 else "the end of the prompt",
+    )
 
 
 def test_double_free_is_refused(lab):

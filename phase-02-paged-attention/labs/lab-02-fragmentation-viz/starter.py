@@ -36,13 +36,16 @@ def contiguous_admit(used_lens: Sequence[int], total_slots: int, max_len: int) -
     a request is let in as long as `max_len` slots are left. A rejected request takes nothing, and
     those after it are still tried.
 
+    A trace: lengths 10, 20, 30, 1024 slots, reservations of 512. Two are let in and one is not;
+    502 + 492 slots are wasted.
+
     Args:
-        used_lens: tokens each request really holds, 1 to `max_len`, in order of arrival.
+        used_lens: not changed; tokens each request really holds, 1 to `max_len`, in order of arrival.
         total_slots: slots of the cache, 0 or more.
         max_len: slots of a reservation, 1 or more.
 
     Raises:
-        ValueError: an argument out of its range, before anybody is let in.
+        ValueError: an argument out of its range, named in the message.
     """
     raise NotImplementedError
 
@@ -54,13 +57,16 @@ def paged_admit(used_lens: Sequence[int], total_slots: int, block_size: int) -> 
     will do, wherever it lies. A request that does not fit is rejected, and those after it are
     still tried.
 
+    A trace: lengths 40, 1000, 16, 64 slots, blocks of 16. 40 tokens take 3 blocks, 1000 do not fit,
+    16 take the last; 8 slots are wasted.
+
     Args:
-        used_lens: tokens each request holds, 1 or more, in order of arrival.
+        used_lens: not changed; tokens each request holds, 1 or more, in order of arrival.
         total_slots: slots of the cache, 0 or more.
         block_size: slots of a block, 1 or more.
 
     Raises:
-        ValueError: an argument out of its range, before anybody is let in.
+        ValueError: an argument out of its range, named in the message.
     """
     raise NotImplementedError
 

@@ -112,6 +112,39 @@ def test_pool_not_multiple_of_block(lab):
     same(lab.paged_admit([3], 15, 16), (0, 1, 0), "less than one block: nobody fits")
 
 
+def test_arrivals_are_served_in_their_order(lab):
+    lens = [200, 10]
+    same(
+        lab.contiguous_admit(lens, 512, 512),
+        (1, 1, 312),
+        "one reservation for two arrivals: who came first gets it, 200 tokens, 312 wasted",
+    )
+    same(
+        lab.paged_admit(lens, 208, 16),
+        (1, 1, 8),
+        "13 blocks: the first, of 200 tokens, takes them all",
+    )
+    assert lens == [200, 10], f"the caller's list is the caller's: expected [200, 10], came {lens}"
+
+
+def test_blocks_of_any_size_are_counted_exactly(lab):
+    same(
+        lab.paged_admit([20_001], 60_000, 20_000),
+        (1, 0, 19_999),
+        "20,001 tokens in blocks of 20,000 are two blocks, the second with one token",
+    )
+
+
+def test_what_blocks_are_worth(lab, record_property):
+    lens, slots, longest, size = [100] * 500, 16_384, 2048, 16
+    reserved = lab.contiguous_admit(lens, slots, longest)
+    paged = lab.paged_admit(lens, slots, size)
+    same(reserved, (8, 492, 15_584), "16,384 slots, 2,048 reserved per request of 100 tokens")
+    same(paged, (146, 354, 1752), "1,024 blocks of 16, 7 per request: 112 slots for 100 tokens")
+    record_property("measured.times", paged.admitted / reserved.admitted)
+    record_property("measured.wasted", 100 * paged.wasted / (paged.admitted * 7 * size))
+
+
 def test_exact_fit(lab):
     same(lab.contiguous_admit([512] * 8, 4096, 512), (8, 0, 0), "full to the last slot, no waste")
     same(lab.paged_admit([4096], 4096, 16), (1, 0, 0), "one request of 256 blocks takes them all")
@@ -137,24 +170,26 @@ def test_block_size_sweep(lab):
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments"),
+    ("function", "arguments", "named"),
     [
-        ("contiguous_admit", ([10, 600], 4096, 512)),
-        ("contiguous_admit", ([10, 0], 4096, 512)),
-        ("contiguous_admit", ([10], 4096, 0)),
-        ("contiguous_admit", ([10], -1, 512)),
-        ("paged_admit", ([10, -3], 4096, 16)),
-        ("paged_admit", ([10], 4096, 0)),
-        ("paged_admit", ([10], -1, 16)),
+        ("contiguous_admit", ([10, 600], 4096, 512), "used_lens"),
+        ("contiguous_admit", ([10, 0], 4096, 512), "used_lens"),
+        ("contiguous_admit", ([10], 4096, 0), "max_len"),
+        ("contiguous_admit", ([10], -1, 512), "total_slots"),
+        ("paged_admit", ([10, -3], 4096, 16), "used_lens"),
+        ("paged_admit", ([10], 4096, 0), "block_size"),
+        ("paged_admit", ([10, 0], 4096, 16), "used_lens"),
+        ("paged_admit", ([10], -1, 16), "total_slots"),
     ],
 )
-def test_bad_arguments_are_refused(lab, function, arguments):
+def test_bad_arguments_are_refused(lab, function, arguments, named):
     with pytest.raises(ValueError) as refused:
         got = getattr(lab, function)(*arguments)
         pytest.fail(
             f"{function}{arguments}: an argument is out of its range, which would otherwise end as "
             f"a silent miscount\nexpected ValueError\ncame     {got!r}"
         )
-    assert str(refused.value), (
-        f"{function}{arguments}: the ValueError should say which argument is wrong"
+    assert named in str(refused.value), (
+        f"{function}{arguments}: the ValueError must say which argument is wrong\n"
+        f"expected a message with {named}\ncame     {refused.value}"
     )

@@ -24,14 +24,14 @@ PARAMS = SamplingParams(max_tokens=1000)
 
 
 def prefill(kv: KVCacheManager, token_ids: Sequence[int]) -> tuple[Request, int]:
-    """Take a whole prompt through the manager in one step.
+    """A new request whose whole prompt is computed, cached blocks adopted and not computed again.
 
-    1. Make a `Request` with an id of its own and `PARAMS`.
-    2. Ask the manager which blocks are cached.
-    3. Put the number of cached tokens into `request.num_computed_tokens`. Before step 4: the
-       manager counts from there.
-    4. Ask for slots for the rest of the prompt, handing the cached blocks over.
-    5. Everything is computed now: the counter is the length of the prompt.
+    Its id is nobody else's, its parameters are `PARAMS`. The manager takes
+    `request.num_computed_tokens` as true at any time: the cached tokens while it is asked for
+    slots, the whole prompt in the end, 0 when there is no room.
+
+    A trace, blocks of 4, 32 tokens that another request holds: 28 are cached, slots are asked for
+    4 tokens with 7 hits, and the table has 8 blocks, the last of its own.
 
     Args:
         kv: this lab's manager or the engine's.
@@ -47,7 +47,9 @@ def prefill(kv: KVCacheManager, token_ids: Sequence[int]) -> tuple[Request, int]
 
 
 def decode(kv: KVCacheManager, request: Request, token_id: int) -> list[KVCacheBlock]:
-    """One more token of a request: append it, get a slot for it, and count it as computed.
+    """One more token of a request: known, with a slot, and counted as computed.
+
+    A block that the token fills can be hit at once, by it and everything before it.
 
     Returns:
         The blocks that were added to the table: mostly none, now and then one.
@@ -124,19 +126,22 @@ class KVCacheManager:
         """The cached prefix of a request: its blocks, and how many tokens they hold.
 
         Never the last token: its logits are wanted, so it has to be computed, and the hit covers
-        `num_tokens - 1` tokens at most. Changes nothing in the pool. `([], 0)` when caching is off.
-        Call `self._extend_hashes(request)` before you read `request.block_hashes`.
+        `num_tokens - 1` tokens at most. Changes nothing in the pool. `([], 0)` when caching is off,
+        and nothing is hashed then. `request.block_hashes` is true up to the last call of
+        `_extend_hashes`. It only grows: a block is hashed once in the life of its request.
         """
         raise NotImplementedError
 
     def get_num_blocks_to_allocate(
         self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock]
     ) -> int:
-        """How many free blocks it takes until the request has slots for `num_tokens` tokens.
+        """How many blocks leave the free queue until the request has slots for `num_tokens` tokens.
 
-        Blocks that its table has already cost nothing, and blocks it is about to adopt need not be
-        allocated. But an adopted block that nobody references is in the free queue at the moment:
-        adopting it makes one free block less, so it counts. Source:
+        Blocks of its table leave nothing, and the adopted ones are not allocated, but one that
+        nobody references leaves the queue all the same (I1). Never below 0. It costs as much as the
+        hits are many, whatever is queued.
+
+        A trace, blocks of 4, 35 tokens, no table: 8 hits, 5 of them free, cost 1 + 5. Source:
         `vllm/v1/core/single_type_kv_cache_manager.py:89`
         `SingleTypeKVCacheManager.get_num_blocks_to_allocate`.
 
@@ -164,14 +169,15 @@ class KVCacheManager:
     ) -> list[KVCacheBlock] | None:
         """Give the request slots for `num_new_tokens` tokens after its computed ones.
 
-        1. Tokens that need a slot: `request.num_computed_tokens` (which contains the hits) and the
-           new ones.
-        2. If that takes more free blocks than there are: None, and *nothing* has changed.
-        3. Touch the hits, and put them at the front of the table.
-        4. Take the blocks that are still missing from the pool, and append them.
-        5. With caching on, `self.cache_blocks(request, ...)` for the tokens of 1.
+        `request.num_computed_tokens` contains the hits, so computed and new tokens together are all
+        that need a slot. The table then begins with the hits, each with one reference more, and
+        ends with the new blocks. A hit is never handed out as a new block. With caching on, every
+        block that these tokens fill can be hit from now on.
 
-        Step 3 comes before step 4: a hit may stand at the front of the free queue.
+        A trace, blocks of 4, a pool of 5 blocks besides the null block: 1 to 4 hold a prompt of 16
+        tokens and are free, the queue is 4, 3, 2, 1, 5. The same prompt and one token more, with
+        `num_computed_tokens` 16, `num_new_tokens` 1 and the four hits: the table is 1, 2, 3, 4, 5,
+        and [block 5] is returned.
 
         Args:
             request: has no table yet if `new_computed_blocks` is given.
@@ -179,7 +185,8 @@ class KVCacheManager:
             new_computed_blocks: what `get_computed_blocks` found.
 
         Returns:
-            The blocks taken in step 4. `[]` is a success: the last block had room.
+            The new blocks. `[]` is a success: the last block had room. None: there are not enough
+            free blocks, and *nothing* has changed, neither table nor count nor index.
 
         Raises:
             ValueError: `num_new_tokens` below 1.
@@ -187,19 +194,19 @@ class KVCacheManager:
         raise NotImplementedError
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Note the hash of each full block among the first `num_tokens` tokens of the request.
+        """Each block that the first `num_tokens` tokens of the request fill can be hit.
 
-        Slots may be allocated for tokens that are not known yet (drafts of speculative decoding),
-        so the full blocks are those of `min(num_tokens, request.num_tokens)` tokens. The pool
-        passes over blocks that it has noted before. Call `self._extend_hashes(request)` first.
+        Slots may be allocated for tokens that are not known yet (drafts of speculative decoding); a
+        block that holds one is not full (I3). The pool passes over blocks it has noted before.
         """
         raise NotImplementedError
 
     def free(self, request: Request) -> None:
-        """Give the request's blocks back, the last block of its table first.
+        """The request has no table any more and no reference to a block; no hash is forgotten.
 
         What is freed first is evicted first, and a block can only be hit together with all blocks
-        before it. So the tail has to go before the head. A request without a table is a no-op.
+        before it: a block is evicted before those in front of it. A request without a table is a
+        no-op.
         """
         raise NotImplementedError
 

@@ -82,6 +82,13 @@ def test_identical_prompt_shares_all_but_the_tail_block(lab, whose):
     )
     same(lab.ref_counts(kv, second), [2, 2, 2, 2, 2, 2, 2, 1], "ref_cnt along B's table")
     same(lab.ref_counts(kv, first), [2, 2, 2, 2, 2, 2, 2, 1], "ref_cnt along A's table")
+    third, _ = lab.prefill(kv, A)
+    same(
+        lab.ref_counts(kv, third),
+        [3, 3, 3, 3, 3, 3, 3, 1],
+        "ref_cnt along C's table: three owners count three, or the second to leave frees the block "
+        "under the third",
+    )
     assert first.request_id != second.request_id, (
         f"two requests need two ids, or the second grows the table of the first; both are "
         f"{first.request_id!r}"
@@ -407,6 +414,9 @@ def test_slots_beyond_the_known_tokens_are_not_indexed(lab):
         got = kv.allocate_slots(request, 0)
         pytest.fail(f"slots for 0 tokens\nexpected ValueError\ncame     {got!r}")
     same(table(kv, request), [1, 2, 3], f"a call for 0 tokens is a mistake ({refused.value})")
+    with pytest.raises(ValueError):
+        got = lab.KVCacheManager(10, 4, False).allocate_slots(request, -1)
+        pytest.fail(f"slots for -1 tokens\nexpected ValueError\ncame     {got!r}")
 
 
 def test_free_forgets_the_table(lab):
@@ -417,6 +427,89 @@ def test_free_forgets_the_table(lab):
     same(queued(kv), [4, 5, 6, 7, 8, 9, 3, 2, 1], "tail first")
     kv.free(request)
     same(queued(kv), [4, 5, 6, 7, 8, 9, 3, 2, 1], "freed once more: it has nothing to give back")
+    kv = lab.KVCacheManager(10, 4)
+    request = Request("early", A[:8], SamplingParams())
+    kv.allocate_slots(request, 8)
+    kv.free(request)
+    same(
+        cached_ids(kv),
+        [1, 2],
+        "freed before its counter was moved on: free forgets no hash. Whoever withdraws a request "
+        "from a step says so with forget_uncomputed",
+    )
+
+
+def test_a_block_is_hashed_once(lab, monkeypatch):
+    hashed = []
+
+    def counting(parent_hash, token_ids):
+        hashed.append(list(token_ids))
+        return mini_vllm.hash_block_tokens(parent_hash, token_ids)
+
+    monkeypatch.setattr(lab, "hash_block_tokens", counting)
+    kv = lab.KVCacheManager(20, 4)
+    request, _ = lab.prefill(kv, A)
+    for token in range(8):
+        kv.get_computed_blocks(request)
+        lab.decode(kv, request, token)
+    same(
+        len(hashed),
+        10,
+        "blocks hashed for 32 + 8 tokens in blocks of 4, looked up and grown 8 times. Hashed anew "
+        "at each call, a request of n blocks costs n per token and n x n in its life",
+    )
+    off = lab.KVCacheManager(20, 4, enable_caching=False)
+    request, _ = lab.prefill(off, A)
+    lab.decode(off, request, 1)
+    same(len(hashed), 10, "blocks hashed after another request with caching off: none are added")
+
+
+def test_no_call_lists_the_free_queue(lab, monkeypatch):
+    kv = lab.KVCacheManager(40, 4)
+    first, _ = lab.prefill(kv, A)
+    kv.free(first)
+    listed = []
+    monkeypatch.setattr(
+        type(kv.block_pool.free_queue),
+        "get_all_free_blocks",
+        lambda queue: listed.append(queue) or [],
+    )
+    request = Request("new", [*A, 1], SamplingParams())
+    hits, num_cached = kv.get_computed_blocks(request)
+    kv.get_num_blocks_to_allocate("new", 33, hits)
+    request.num_computed_tokens = num_cached
+    kv.allocate_slots(request, 33 - num_cached, hits)
+    kv.free(request)
+    same(
+        len(listed),
+        0,
+        "times the whole free queue was listed for one request: it is as long as the memory is "
+        "large. Whether a block is queued is said by its ref_cnt (I1), how many are by the counter",
+    )
+
+
+def test_what_the_order_of_freeing_is_worth(lab, record_property):
+    class HeadFirst(lab.KVCacheManager):
+        def free(self, request):
+            self.block_pool.free_blocks(self.req_to_blocks.pop(request.request_id, []))
+
+    hit = []
+    for manager_class in (lab.KVCacheManager, HeadFirst):
+        kv = manager_class(10, 4)
+        first, _ = lab.prefill(kv, A)
+        kv.free(first)
+        for start in (300, 400, 500):
+            lab.prefill(kv, list(range(start, start + 4)))
+        hit.append(kv.get_computed_blocks(Request("look", A, SamplingParams()))[1])
+    same(
+        hit,
+        [24, 0],
+        "[your order, head first]: tokens of the same prompt that hit after three strangers took a "
+        "block each. One of them takes the block nobody used, two take cached ones: the last two of "
+        "the prompt, or the first two, without which the other six are of no use",
+    )
+    record_property("measured.tail_first", hit[0])
+    record_property("measured.head_first", hit[1])
 
 
 # What decides, per operation and compared field, when a recording differs.

@@ -23,6 +23,9 @@ def build_slot_mapping(
     The cache is a long row of slots, `block_size` of them per physical block. Entry j of
     `block_table` is the physical block of the sequence's j-th block of positions.
 
+    A trace: table [4, 1, 7], blocks of 16, 4 tokens from position 14 on live in slots 78, 79, 16
+    and 17.
+
     Args:
         block_table: physical block ids of one sequence, in order of position.
         block_size: tokens per block.
@@ -53,7 +56,8 @@ def write_kv(
     Args:
         k_cache: [num_blocks * block_size, num_kv_heads, head_dim]; `v_cache` the same.
         new_k: [num_tokens, num_kv_heads, head_dim]; `new_v` the same.
-        slot_mapping: int64 [num_tokens]. A negative slot is padding: its token is not stored.
+        slot_mapping: int64 [num_tokens]. A negative slot, -1 or any other, is padding: its token is
+            not stored. Slot 0 is a slot.
 
     Source: `csrc/cache_kernels.cu:304` `reshape_and_cache_flash_kernel`.
     """
@@ -71,7 +75,8 @@ def attend_one(
 ) -> np.ndarray:
     """One query token attends to the first `seq_len` positions of its sequence.
 
-    Reads exactly `seq_len` rows of each cache, whatever else lies in the sequence's last block.
+    Reads exactly `seq_len` rows of each cache, whatever else lies in the sequence's last block. It
+    changes none of its arguments, and the memory it takes grows with `seq_len`, not with the cache.
 
     Args:
         q: [num_heads, head_dim].
@@ -80,7 +85,8 @@ def attend_one(
         block_table: physical block ids in order of position; may be longer than needed.
         seq_len: positions to attend to, at least 1.
         block_size: tokens per block.
-        scale: factor on the scores; None means head_dim ** -0.5.
+        scale: factor on the scores; None means head_dim ** -0.5. At 0.0 every position weighs the
+            same.
 
     Returns:
         [num_heads, head_dim], dtype of `q`.
@@ -93,7 +99,8 @@ def paged_attention(
 ) -> np.ndarray:
     """Every query token of a step attends to its own past: what the engine calls in each layer.
 
-    This step's K and V are already in the cache. The token at position p sees positions 0 to p.
+    This step's K and V are already in the cache. The token at position p sees positions 0 to p of
+    its own request. No argument is changed, and the cache is not copied.
 
     Args:
         query: [num_tokens, num_heads, head_dim], the tokens of all requests end to end.

@@ -6,6 +6,9 @@ stay below 10, and two orders of adding a few hundred of them differ by some hun
 
 from __future__ import annotations
 
+import tracemalloc
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -176,6 +179,13 @@ def test_negative_slots_are_skipped(lab):
             f"slot 20 gets token 0 and slot 21 gets token 2 ({name} cache); "
             f"came {cache[[20, 21]].tolist()}"
         )
+    k_cache, v_cache = np.zeros((2, 3 * BLOCK_SIZE, 1, 2))
+    lab.write_kv(k_cache, v_cache, new, new, np.array([0, -2, 5, -(2**40)]))
+    written = np.flatnonzero(k_cache.any(axis=(1, 2))).tolist()
+    assert written == [0, 5], (
+        "slots [0, -2, 5, -2**40]: every negative slot is padding, not -1 alone, and slot 0 is a "
+        f"slot like any other.\nexpected rows [0, 5]\ncame     rows {written}"
+    )
 
 
 # --- the read map ---------------------------------------------------------------------------------
@@ -229,7 +239,20 @@ def test_partial_tail_block_is_masked(lab):
             )
 
 
-def test_indirection_is_the_identity(lab):
+def test_a_weight_of_zero_does_not_remove_nan(lab, record_property):
+    q, k, v, k_cache, v_cache, table = paged_case(2, 35, fill=np.nan)
+    weights = np.append(np.full(35, 1 / 35), 0.0)
+    masked = weights @ np.append(v[:, 0, 0], np.nan)  # what a mask on the scores leaves to do
+    got = np.asarray(lab.attend_one(q, k_cache, v_cache, table, 35, BLOCK_SIZE), dtype=float)
+    difference = largest_difference(got, dense(q, k, v))
+    assert np.isnan(masked) and difference <= TOLERANCE, (
+        "the unused slots hold NaN. A weight of 0 for them gives 0 x NaN = NaN in every sum, so "
+        f"only rows that are not read do no harm.\nlargest difference: {difference:.3g}"
+    )
+    record_property("measured.masked", "NaN" if np.isnan(masked) else "right")
+
+
+def test_indirection_is_the_identity(lab, record_property):
     rng = np.random.default_rng(3)
     q = rng.standard_normal((2, 8))
     k, v = rng.standard_normal((2, 50, 2, 8))
@@ -246,6 +269,10 @@ def test_indirection_is_the_identity(lab):
     )
     assert largest_difference(outputs[0], dense(q, k, v)) <= TOLERANCE, (
         "both layouts agree with each other, but not with attention on contiguous K and V"
+    )
+    record_property(
+        "measured.layouts",
+        "the same bits" if np.array_equal(*outputs) else "equal up to rounding",
     )
 
 
@@ -284,6 +311,17 @@ def test_large_scores_do_not_overflow(lab):
             "a plain softmax gives NaN. Subtract the largest score first; the weights stay the "
             f"same.\nlargest difference: {difference:.3g}"
         )
+    q, k, v, k_cache, v_cache, table = paged_case(6, 33)
+    k[:-1], k[-1] = -1000.0 * q, 1000.0 * q
+    lab.write_kv(k_cache, v_cache, k, v, lab.build_slot_mapping(table, BLOCK_SIZE, 0, 33))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        got = lab.attend_one(q, k_cache, v_cache, table, 33, BLOCK_SIZE)
+    difference = largest_difference(got, v[-1])
+    assert difference <= TOLERANCE, (
+        "the last position's score is thousands above all others, so the output is its V. Only the "
+        "largest score may be subtracted: below the first one or the mean, exp still overflows.\n"
+        f"largest difference: {difference:.3g}"
+    )
 
 
 def test_query_heads_share_kv_heads(lab):
@@ -304,6 +342,65 @@ def test_query_heads_share_kv_heads(lab):
     )
 
 
+def test_a_scale_of_zero_is_a_scale(lab):
+    q, k, v, k_cache, v_cache, table = paged_case(9, 21)
+    got = lab.attend_one(q, k_cache, v_cache, table, 21, BLOCK_SIZE, 0.0)
+    difference = largest_difference(got, v.mean(axis=0))
+    assert difference <= TOLERANCE, (
+        "scale 0.0 makes all scores 0 and the output the mean of V. Only None stands for the "
+        f"default; 0.0 is false in Python, too.\nlargest difference: {difference:.3g}"
+    )
+
+
+def test_reading_changes_nothing_and_hides_nothing(lab):
+    q, k, v, k_cache, v_cache, table = paged_case(11, 35, fill=np.nan)
+    before = [array.copy() for array in (q, k_cache, v_cache)]
+    lab.attend_one(q, k_cache, v_cache, table, 35, BLOCK_SIZE)
+    for name, array, old in zip(("q", "k_cache", "v_cache"), (q, k_cache, v_cache), before):
+        assert np.array_equal(array, old, equal_nan=True), (
+            f"attend_one must not change {name}: other heads, layers and requests read it after "
+            "you, and a slot you clean up is somebody's"
+        )
+    slot = table[1] * BLOCK_SIZE + 4  # position 20
+    v_cache[slot] = np.nan
+    got = np.asarray(lab.attend_one(q, k_cache, v_cache, table, 35, BLOCK_SIZE))
+    assert np.isnan(got).all(), (
+        "position 20 belongs to the sequence and its V is NaN: the output is NaN. Turned into 0 it "
+        f"hides a broken layer behind a plausible text\nexpected NaN\ncame     {got.tolist()}"
+    )
+
+
+def test_memory_follows_the_sequence_not_the_cache(lab):
+    q, k, v, k_cache, v_cache, table = paged_case(12, 20)
+    layer_cache = np.zeros((2, 4096, BLOCK_SIZE, 4, 8))  # 2 x 16 MiB
+    big_k, big_v = layer_cache.reshape(2, -1, 4, 8)
+    big_k[: len(k_cache)], big_v[: len(v_cache)] = k_cache, v_cache
+    batch = SimpleNamespace(
+        block_tables=np.array([table]),
+        query_start_loc=np.array([0, 1]),
+        positions=np.array([19]),
+        seq_lens=np.array([20]),
+        block_size=BLOCK_SIZE,
+        num_reqs=1,
+    )
+    for name, call in (
+        ("attend_one", lambda: lab.attend_one(q, big_k, big_v, table, 20, BLOCK_SIZE)),
+        ("paged_attention", lambda: lab.paged_attention(q[None], layer_cache, batch, 8**-0.5)),
+    ):
+        tracemalloc.start()
+        try:
+            got = call()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert got is not None and peak < 2**20, (
+            f"{name}, 20 tokens of 512 bytes K and V in a cache of 32 MiB: rows of the sequence are "
+            "gathered, and the cache stays where it is. It fills the GPU: there is no room for a "
+            f"second one, and no time to copy it per layer.\nexpected below 1 MiB\n"
+            f"came     {peak / 2**20:.1f} MiB"
+        )
+
+
 def test_the_output_has_the_dtype_of_the_query(lab):
     q, k, v, k_cache, v_cache, table = paged_case(10, 21)
     q, k_cache, v_cache = (array.astype(np.float32) for array in (q, k_cache, v_cache))
@@ -315,6 +412,12 @@ def test_the_output_has_the_dtype_of_the_query(lab):
     difference = largest_difference(got, dense(q.astype(float), k, v))
     assert difference <= 1e-5, (
         f"and the values are those of float64 up to rounding.\nlargest difference: {difference:.3g}"
+    )
+    narrow = [cache.astype(np.float16) for cache in (k_cache, v_cache)]
+    got = lab.attend_one(q, *narrow, table, 21, BLOCK_SIZE)
+    assert got.dtype == np.float32, (
+        "float32 queries over a float16 cache: a cache may be narrower than the model, and what "
+        f"goes on through the model is as wide as q.\nexpected float32\ncame     {got.dtype}"
     )
 
 
