@@ -805,9 +805,8 @@ def test_stage_priority(lab):
 
 
 @counted
-def test_stage_mixture(lab, record_property):
+def test_stage_mixture(lab):
     check_stage(lab, "mixture")
-    record_property("measured.equal", TOTAL - sum(len(differing(lab, s)) for s in STAGES))
 
 
 def test_it_decides_as_the_whole_engine_did(lab):
