@@ -266,13 +266,13 @@ def test_work_may_also_be_saved(lab):
 
 @pytest.mark.parametrize("name", ["run", "measure"])
 def test_the_end_of_text_ends_nothing(lab, name, monkeypatch):
-    seen, add_request = [], LLMEngine.add_request
+    seen, add_request = [], mini_vllm.Scheduler.add_request
 
-    def spy(self, prompt, sampling_params=None, *args, **kwargs):
-        seen.append(sampling_params)
-        return add_request(self, prompt, sampling_params, *args, **kwargs)
+    def spy(self, request):
+        seen.append(request.sampling_params)
+        add_request(self, request)
 
-    monkeypatch.setattr(LLMEngine, "add_request", spy)
+    monkeypatch.setattr(mini_vllm.Scheduler, "add_request", spy)
     settings = {"model": "toy"} if name == "run" else {}
     getattr(lab, name)(TWO, 64, 4, 5, **settings)
     came = [(params.max_tokens, params.ignore_eos, params.temperature) for params in seen]
