@@ -67,13 +67,16 @@ def schedule_step(
 ) -> dict[str, int]:
     """Plan one step: who computes how many tokens.
 
-    First every running request, in list order: the clamp of what it lacks; a request that gets 0 is
-    passed over; `kv.allocate` takes memory for those tokens, and may be assumed to succeed here.
-    Then the waiting ones, while there are any, budget is left and fewer than `max_num_seqs` run:
-    look at the front only; if `kv.allocate` refuses memory for what this step would compute, stop
-    and leave it where it is; otherwise move it to the end of `running`.
+    What holds afterwards:
 
-    Changes both queues. Leaves `num_computed` alone: the step has not run yet.
+    - One budget serves everybody. Running requests come before waiting ones, each queue in its
+      order, and each request gets the `clamp` of what it lacks.
+    - `kv` has given memory for the planned tokens and no more. It never refuses a running request.
+    - Who is admitted runs, behind those who ran already; never more than `max_num_seqs` run.
+    - Who is refused memory stays in front of `waiting`, and nobody overtakes it.
+    - `num_computed` is what it was: the step has not run yet.
+
+    Budget 10, three prompts of 8: the plan is {"a": 8, "b": 2}; a and b run, c waits.
 
     Args:
         waiting: requests not admitted yet, the oldest in front.
@@ -203,9 +206,10 @@ class Scheduler:
     # ------------------------------------------------------------------ yours: one step
 
     def schedule(self) -> SchedulerOutput:
-        """Plan one step: running requests first, then admissions with the budget that is left.
+        """The plan of one step, which also carries the ids that ended since the last (`_new_output`).
 
-        Start from `self._new_output()`. A step that preempted somebody admits nobody.
+        Running requests and newcomers share one budget, `max_num_batched_tokens`, and running ones
+        come first. A step that preempted somebody admits nobody, whatever is free.
         """
         output = self._new_output()
         budget = self._schedule_running(output, self.config.max_num_batched_tokens)
@@ -214,16 +218,22 @@ class Scheduler:
         return output
 
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
-        """Give every running request its tokens, in order, while budget is left.
+        """Plan the running requests, in their order, while budget is left.
 
-        For each: `clamp` what it lacks; pass it over when that is 0. Then
-        `self.kv.allocate_slots(request, n)`. As long as that returns None, `_pop_victim()` and
-        `_preempt` the victim, and try again. When the victim is the request itself, give up: the
-        running phase ends. On success `_commit`.
+        What holds afterwards:
 
-        `running` shrinks while you walk it: use an index. A victim that this step has already
-        scheduled stood before your index; `_withdraw` it before `_preempt`, take its tokens back
-        into the budget, and move the index.
+        - A request has the `clamp` of what it lacked, with the budget left when its turn came. Who
+          gets 0 keeps its place and is not in the plan.
+        - What is in the plan (`_commit`) has its memory: `self.kv.allocate_slots(request, n)`.
+        - Somebody is preempted only when that refuses, and then nobody more than it takes. Who is
+          chosen as its own victim gets nothing, and nobody behind it is served.
+        - A victim is not in the plan. Tokens it had there (`_withdraw` needs it to hold its blocks
+          still) are budget again for those whose turn comes later; they enlarge nobody's share that
+          was clamped before.
+        - Every request was looked at once, although `running` shrank meanwhile.
+
+        Budget 4, running [r0, r1, r3], r0 the least urgent and planned with 1: r1 lacks 2 and is
+        refused, so r0 is withdrawn and preempted. r1 gets its 2, r3 the other 2, one of them r0's.
 
         Returns:
             The budget that is left.
@@ -252,8 +262,8 @@ class Scheduler:
     def _pop_victim(self) -> Request:
         """Take the request that must make room out of `running`, and return it.
 
-        Policy "fcfs": the last one. Policy "priority": the largest (priority, arrival time), the
-        first of several that tie.
+        Under "fcfs" that is whoever was admitted last. Under "priority" it is the least urgent: the
+        largest (priority, arrival time), of several that tie the one that stands first.
         """
         if self.config.policy == "fcfs":
             return self.running.pop()
@@ -264,9 +274,10 @@ class Scheduler:
     def _preempt(self, victim: Request, output: SchedulerOutput) -> None:
         """Send a request, already out of `running`, back to `waiting` to start over.
 
-        Free its blocks, set its counter to 0 and its status to PREEMPTED, count the preemption
-        (`num_preemptions`), note its id in `output.preempted_req_ids`. It keeps its tokens. It goes
-        to the front of `waiting` under "fcfs", and by `_insert_by_priority` under "priority".
+        What holds afterwards: it has no blocks and no computed tokens, and every token it ever had,
+        outputs included. Its status is PREEMPTED, `num_preemptions` is one more, and the plan names
+        it in `preempted_req_ids`. Under "fcfs" nobody stands before it in `waiting`; under
+        "priority" it stands where `_insert_by_priority` puts it.
         """
         self.kv.free(victim)
         victim.num_computed_tokens = 0
@@ -281,17 +292,20 @@ class Scheduler:
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
         """Admit from the front of `waiting`, while budget and one of `max_num_seqs` slots is left.
 
-        For the request in front:
+        What holds for each admitted request:
 
-        1. `hits, num_cached = self.kv.get_computed_blocks(request)`.
-        2. `clamp` what it then lacks. With `enable_chunked_prefill` off, stop when the budget cuts
-           it short; the threshold still applies.
-        3. Stop unless `self.kv.full_sequence_fits(request, hits)`.
-        4. Set `num_computed_tokens` to `num_cached`, then `allocate_slots(request, n, hits)`. If
-           that refuses, set the counter back to 0 and stop.
-        5. Move it to the end of `running`, `_note_admission`, `_commit`.
+        - It lacks only what the cache has not got (`kv.get_computed_blocks`), whether it is new or
+          comes back from a preemption; its plan is the `clamp` of that.
+        - Its whole sequence fitted when it came (`kv.full_sequence_fits`), not just this step's.
+        - Its table begins with the hits, its counter is their number of tokens, its memory reaches
+          to the end of this step (`kv.allocate_slots`).
+        - It runs, behind the others; `_note_admission` and `_commit` know of it.
+        - With `enable_chunked_prefill` off the budget has not cut its prompt; the threshold may.
 
-        Whoever is stopped stays in front, and nobody behind it is looked at.
+        The first request of which one of these cannot hold stays in front, as it was before anybody
+        looked at it (a counter of 0, no blocks), and nobody behind it is admitted.
+
+        Budget 10, threshold 0, front: 12 tokens, 8 of them cached. It gets 4, its counter is 8.
         """
         threshold = self.config.long_prefill_token_threshold
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -317,11 +331,16 @@ class Scheduler:
     ) -> list[Request]:
         """Take in what the step computed.
 
-        For each request of the plan, in its order: pass over one that is not RUNNING any more (it
-        was aborted meanwhile). Advance its counter by its scheduled tokens. Append its sampled
-        tokens (`append_output_token`) up to the first that ends it: after each, ask
-        `maybe_finish(self.max_model_len)`; one that is finished is released (`_release`) and leaves
-        `running`.
+        What holds afterwards, for each request of the plan that is still RUNNING:
+
+        - Its counter is further by its scheduled tokens, sampled or not.
+        - Its sampled tokens are its output, in order, up to and with the first at which
+          `maybe_finish(self.max_model_len)` said that it ends; it is asked once per token.
+        - Once ended it does not run and is released (`_release`), those before it in the plan first.
+
+        A request that is not RUNNING any more (aborted meanwhile) is left as it is.
+
+        A plan {"a": 4, "b": 4}, sampled {"a": [7]}: both counters go up by 4, a has one token more.
 
         Args:
             output: the plan that was executed.

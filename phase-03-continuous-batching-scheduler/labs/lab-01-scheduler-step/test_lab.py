@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 import json
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 import mini_vllm
-from conformance import recording, replay
+from conformance import replay
 from mini_vllm import (
     EngineParts,
     KVCacheManager,
@@ -28,8 +30,6 @@ from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Transformer
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "conformance" / "recordings"
-WORKLOADS = 150
-"""Recorded workloads per file: enough for every rule to decide something."""
 
 # --- Part A: two phases, three limits ------------------------------------------------------------
 
@@ -264,8 +264,8 @@ class NarratedKV(KVCacheManager):
         lacks = request.num_tokens - request.num_computed_tokens
         new = super().allocate_slots(request, num_new_tokens, new_computed_blocks)
         bounds = [f"lacks {lacks}"]
-        if self.teller.long_prefill_token_threshold:
-            bounds.append(f"threshold {self.teller.long_prefill_token_threshold}")
+        if threshold := self.teller.config.long_prefill_token_threshold:
+            bounds.append(f"threshold {threshold}")
         bounds.append(f"budget left {self.teller.left}")
         who = "runs" if new_computed_blocks is None else "is admitted"
         granted = f"{len(new or ())} of {free} free blocks"
@@ -391,33 +391,116 @@ def explained(entry: dict[str, Any], difference: replay.Difference, file: str) -
     )
 
 
-def check_recorded(
-    lab, files: tuple[str, ...], select: Callable[[dict[str, Any]], bool] = lambda entry: True
-) -> None:
-    """Replay the first workloads of some files; fail with the smallest that differs."""
-    build = partial(replay.mini_scheduler, scheduler=lab.Scheduler)
-    found: list[tuple[tuple[int, int], dict[str, Any], replay.Difference, str]] = []
-    num_workloads = 0
-    for file in files:
-        entries = recording.read(RECORDINGS / f"{file}.jsonl.gz")
-        for entry in itertools.islice(filter(select, entries), WORKLOADS):
-            num_workloads += 1
-            _, difference = replay.replay(entry, build)
-            if difference is not None:
-                size = (len(entry["outputs"]), difference.step)
-                found.append((size, entry, difference, file))
-    assert num_workloads >= 40, f"only {num_workloads} workloads of {files} were selected"
-    if found:
-        _, entry, difference, file = min(found, key=lambda item: item[0])
-        pytest.fail(
-            f"{len(found)} of {num_workloads} recorded workloads differ; the smallest:\n"
-            + explained(entry, difference, file),
-            pytrace=False,
-        )
+# --- Part B: stages, each with the recordings that need no more than it ---------------------------
 
 
-def preempts(entry: dict[str, Any]) -> bool:
-    return any(step["preempted"] for step in entry["steps"])
+@dataclass(frozen=True)
+class Stage:
+    """Recorded workloads that need the functions of this stage and of those before it."""
+
+    name: str
+    files: tuple[str, ...]
+    """Recordings, each of which gives an equal share of `count`."""
+    has: str = ""
+    """Text that a recording's line holds, if it is to be one of this stage."""
+    lacks: str = "?"
+    count: int = 50
+    skip: int = 0
+    """Of those found, how many an earlier stage uses."""
+
+
+PREEMPTS = '"preempted":["'
+STAGES = (
+    Stage("running", ("basic",), lacks=PREEMPTS),
+    Stage("admit", ("basic",), lacks=PREEMPTS, skip=50),
+    Stage("preempt", ("pressure",), has=PREEMPTS),
+    Stage("chunk", ("whole-prompts",)),
+    Stage("hits", ("prefix",)),
+    Stage("ends", ("limits", "aborts"), has='"policy":"fcfs"'),
+    Stage("priority", ("priority", "withdrawal"), has=PREEMPTS, count=100),
+    Stage("mixture", ("mixed",)),
+)
+TOTAL = sum(stage.count for stage in STAGES)
+
+
+@cache
+def workloads(stage: Stage) -> list[tuple[str, dict[str, Any]]]:
+    """(file, recording) of a stage's workloads."""
+    share = stage.count // len(stage.files)
+    chosen = []
+    for file in stage.files:
+        with gzip.open(RECORDINGS / f"{file}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            fit = (line for line in lines if stage.has in line and stage.lacks not in line)
+            for line in itertools.islice(fit, stage.skip, stage.skip + share):
+                chosen.append((file, json.loads(line)))
+    return chosen
+
+
+def builder(lab, stage: Stage) -> Callable[..., Any]:
+    """Makes the scheduler under test; in the first stage the engine's own admits."""
+
+    class EngineAdmits(lab.Scheduler, mini_vllm.Scheduler):
+        gates = ()
+
+        def __init__(self, kv, config=None):
+            super().__init__(kv, config)
+            self.skipped = deque()
+
+        _schedule_waiting = mini_vllm.Scheduler._schedule_waiting
+
+    own = EngineAdmits if stage.name == "running" else lab.Scheduler
+    return partial(replay.mini_scheduler, scheduler=own)
+
+
+@cache
+def differing(lab, stage: Stage) -> list[tuple[str, dict[str, Any], replay.Difference]]:
+    """The workloads of a stage that are not served as recorded, the smallest first."""
+    build = builder(lab, stage)
+    found = []
+    for file, entry in workloads(stage):
+        _, difference = replay.replay(entry, build)
+        if difference is not None:
+            found.append((file, entry, difference))
+    return sorted(found, key=lambda item: (len(item[1]["outputs"]), item[2].step))
+
+
+def tally(lab) -> str:
+    """How far the class has come: "137 of 450 workloads equal", and that per stage."""
+    equal = {stage.name: stage.count - len(differing(lab, stage)) for stage in STAGES}
+    parts = ", ".join(f"{stage.name} {equal[stage.name]}/{stage.count}" for stage in STAGES)
+    return f"{sum(equal.values())} of {TOTAL} workloads equal ({parts})"
+
+
+def counted(test: Callable[..., None]) -> Callable[..., None]:
+    """A test of part B: when it fails, its message begins with the tally."""
+
+    @functools.wraps(test)
+    def wrapped(lab, **fixtures):
+        try:
+            test(lab, **fixtures)
+        except (AssertionError, NotImplementedError) as error:
+            error.args = ("\n".join([tally(lab), *map(str, error.args)]),)
+            raise
+
+    return wrapped
+
+
+def check_stage(lab, name: str) -> None:
+    """Replay a stage; fail with the smallest workload that differs."""
+    stage = next(stage for stage in STAGES if stage.name == name)
+    chosen, found = workloads(stage), differing(lab, stage)
+    assert len(chosen) == stage.count, f"stage {name} has {len(chosen)} workloads of {stage.count}"
+    if not found:
+        assert story_of(chosen[0][1], 0), "a difference could not be told: Narrator is out of step"
+        return
+    file, entry, difference = found[0]
+    if str(difference.got).startswith("NotImplementedError"):
+        replay.run(entry, builder(lab, stage))  # raises it, with the place
+    pytest.fail(
+        f"{tally(lab)}\n{len(found)} of the {stage.count} of stage {name} differ; the smallest:\n"
+        + explained(entry, difference, file),
+        pytrace=False,
+    )
 
 
 # --- Part B: the tests ---------------------------------------------------------------------------
@@ -448,7 +531,13 @@ def run_step(scheduler) -> dict[str, int]:
     return dict(output.num_scheduled_tokens)
 
 
-def test_three_prompts_under_a_budget(lab):
+@counted
+def test_stage_running(lab):
+    check_stage(lab, "running")
+
+
+@counted
+def test_three_prompts_under_a_budget(lab, record_property):
     scheduler, _ = scheduler_with(lab, 8, 8, 8, max_num_batched_tokens=10, max_tokens=2)
     plans = []
     while scheduler.has_unfinished_requests() and len(plans) < 9:
@@ -461,8 +550,10 @@ def test_three_prompts_under_a_budget(lab):
     )
     free = scheduler.kv.block_pool.get_num_free_blocks()
     assert free == 63, f"finished requests give their blocks back: 63 free, came {free}"
+    record_property("measured.steps", len(plans))
 
 
+@counted
 def test_update_returns_what_finished(lab):
     scheduler, (a, b, c) = scheduler_with(lab, 4, 4, 8, max_num_batched_tokens=12, max_tokens=1)
     output = scheduler.schedule()
@@ -483,6 +574,19 @@ def test_update_returns_what_finished(lab):
     )
 
 
+@counted
+def test_who_lacks_nothing_blocks_nobody(lab):
+    scheduler, _ = scheduler_with(lab, 4, 4)
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, {"b": [7]})
+    plan = dict(scheduler.schedule().num_scheduled_tokens)
+    assert plan == {"b": 1}, (
+        "a's sampled token is not there yet, so a lacks nothing: it is not in the plan, with 0 or at "
+        f"all, and b behind it is served.\nexpected {{'b': 1}}\ncame     {plan}"
+    )
+
+
+@counted
 def test_token_0_is_a_token(lab):
     scheduler, (a, b) = scheduler_with(lab, 4, 8, max_num_batched_tokens=8)
     output = scheduler.schedule()
@@ -494,6 +598,7 @@ def test_token_0_is_a_token(lab):
     )
 
 
+@counted
 def test_a_step_may_bring_several_tokens(lab):
     scheduler, (a, b) = scheduler_with(lab, 4, 4, max_tokens=3)
     output = scheduler.schedule()
@@ -509,6 +614,7 @@ def test_a_step_may_bring_several_tokens(lab):
     )
 
 
+@counted
 def test_an_aborted_request_is_passed_over(lab):
     scheduler, (a, b) = scheduler_with(lab, 4, 4)
     output = scheduler.schedule()
@@ -521,12 +627,15 @@ def test_an_aborted_request_is_passed_over(lab):
     assert b.output_token_ids == [7], f"b is not touched by that; came {b.output_token_ids}"
 
 
-def test_recorded_budgets_slots_and_thresholds(lab):
-    check_recorded(lab, ("basic",), lambda entry: not preempts(entry))
+@counted
+def test_stage_admit(lab):
+    check_stage(lab, "admit")
 
 
-def test_a_victim_keeps_its_tokens_and_loses_the_rest(lab):
+@counted
+def test_a_victim_keeps_its_tokens_and_loses_the_rest(lab, record_property):
     scheduler, (a, b) = scheduler_with(lab, 8, 8, num_blocks=5, max_tokens=8)
+    b.num_preemptions = 2
     run_step(scheduler)
     output = scheduler.schedule()
     assert output.preempted_req_ids == ["b"] and list(output.num_scheduled_tokens) == ["a"], (
@@ -535,29 +644,42 @@ def test_a_victim_keeps_its_tokens_and_loses_the_rest(lab):
         f"came     preempted {output.preempted_req_ids}, plan {list(output.num_scheduled_tokens)}"
     )
     came = (b.status.name, b.num_computed_tokens, b.num_preemptions, b.output_token_ids)
-    assert came == ("PREEMPTED", 0, 1, [7]), (
-        "nothing of b is in the cache any more, but what it said was said.\n"
-        f"expected ('PREEMPTED', 0, 1, [7])\ncame     {came}"
+    assert came == ("PREEMPTED", 0, 3, [7]), (
+        "nothing of b is in the cache any more, but what it said was said. This is its third "
+        "preemption: num_preemptions counts on.\n"
+        f"expected ('PREEMPTED', 0, 3, [7])\ncame     {came}"
     )
     held = scheduler.kv.get_block_ids("b")
     assert held == [] and list(scheduler.waiting) == [b] and scheduler.running == [a], (
         f"b waits and holds no block; came blocks {held}, waiting {list(scheduler.waiting)}, "
         f"running {scheduler.running}"
     )
+    scheduler.update_from_output(output, {"a": [7]})
+    victims = 1
+    for _ in range(40):
+        output = scheduler.schedule()
+        victims += len(output.preempted_req_ids)
+        scheduler.update_from_output(output, {name: [7] for name in output.num_scheduled_tokens})
+    assert not scheduler.requests, f"both end; came {scheduler.requests} after 40 steps more"
+    record_property("measured.preemptions", victims)
 
 
-def test_recorded_preemptions(lab):
-    check_recorded(lab, ("pressure",))
+@counted
+def test_stage_preempt(lab):
+    check_stage(lab, "preempt")
 
 
-def test_recorded_whole_prompts(lab):
-    check_recorded(lab, ("whole-prompts",))
+@counted
+def test_stage_chunk(lab):
+    check_stage(lab, "chunk")
 
 
-def test_recorded_prefix_hits(lab):
-    check_recorded(lab, ("prefix",))
+@counted
+def test_stage_hits(lab):
+    check_stage(lab, "hits")
 
 
+@counted
 def test_a_refused_admission_leaves_no_trace(lab):
     class NoGate(KVCacheManager):
         """As with `scheduler_reserve_full_isl=False`: only the first chunk must fit."""
@@ -584,10 +706,26 @@ def test_a_refused_admission_leaves_no_trace(lab):
     assert list(scheduler.waiting) == [second], f"it still waits; came {list(scheduler.waiting)}"
 
 
-def test_recorded_ends_and_aborts(lab):
-    check_recorded(lab, ("limits", "aborts"), lambda entry: entry["config"]["policy"] == "fcfs")
+@counted
+def test_a_closed_gate_leaves_no_trace(lab):
+    scheduler, (_, second) = scheduler_with(lab, 12, 30, num_blocks=8, caching=True)
+    second.all_token_ids[:12] = [ord("a")] * 12
+    run_step(scheduler)
+    run_step(scheduler)
+    came = (second.num_computed_tokens, second.status.name, scheduler.kv.get_block_ids("second"))
+    assert came == (0, "WAITING", []), (
+        "b has 12 tokens cached, but all of its 30 do not fit beside a: full_sequence_fits says no. "
+        "Its counter counts tokens in blocks it holds, and it holds none.\n"
+        f"expected (0, 'WAITING', [])\ncame     {came}"
+    )
 
 
+@counted
+def test_stage_ends(lab):
+    check_stage(lab, "ends")
+
+
+@counted
 def test_a_preempting_step_admits_nobody(lab):
     scheduler = lab.Scheduler(KVCacheManager(5, 4, False), SchedulerConfig(policy="priority"))
     urgent, patient, late = (
@@ -613,12 +751,62 @@ def test_a_preempting_step_admits_nobody(lab):
     )
 
 
-def test_recorded_priorities(lab):
-    check_recorded(lab, ("priority", "withdrawal"))
+def urgent_after_patient(lab, num_blocks: int, lengths: tuple[int, int], **config):
+    """Two steps of the less urgent a, one of b; blocks of 4. In step 3 b is refused, a withdrawn."""
+    kv = KVCacheManager(num_blocks, 4, "forget_withdrawn_blocks" in config)
+    kv.full_sequence_fits = lambda request, hits: True
+    scheduler = lab.Scheduler(kv, SchedulerConfig(policy="priority", **config))
+    a, b = (
+        Request(name, [ord(name)] * n, SamplingParams(max_tokens=9), priority=priority)
+        for name, n, priority in zip("ab", lengths, (5, 0), strict=True)
+    )
+    scheduler.add_request(a)
+    run_step(scheduler)
+    scheduler.add_request(b)
+    run_step(scheduler)
+    output = scheduler.schedule()
+    assert output.preempted_req_ids == ["a"] and list(output.num_scheduled_tokens) == ["b"], (
+        "a has its tokens of this step when b, more urgent, is refused: a is withdrawn from the plan "
+        "and preempted, b goes on.\nexpected preempted ['a'], plan ['b']\n"
+        f"came     preempted {output.preempted_req_ids}, plan {list(output.num_scheduled_tokens)}"
+    )
+    return scheduler, output, a
 
 
-def test_recorded_mixtures(lab):
-    check_recorded(lab, ("mixed",))
+@counted
+def test_a_refund_is_for_those_behind(lab):
+    _, output, _ = urgent_after_patient(lab, 5, (4, 30), max_num_batched_tokens=6)
+    assert output.num_scheduled_tokens == {"b": 5}, (
+        "budget 6. a has 1 of it, so b is clamped to 5; then b is refused and a gives its 1 back. b "
+        "asks again for what it asked for: the refund is for those behind it, of whom there are "
+        f"none.\nexpected {{'b': 5}}\ncame     {output.num_scheduled_tokens}"
+    )
+
+
+@counted
+def test_what_was_withdrawn_was_not_computed(lab):
+    scheduler, _, a = urgent_after_patient(
+        lab, 8, (24, 12), max_num_batched_tokens=12, long_prefill_token_threshold=8,
+        forget_withdrawn_blocks=True,
+    )  # fmt: skip
+    probe = Request("probe", [*a.all_token_ids, 1], SamplingParams(max_tokens=1))
+    _, num_cached = scheduler.kv.get_computed_blocks(probe)
+    assert num_cached == 16, (
+        "a has computed 16 tokens. The chunk of this step, tokens 17 to 24, was promised to the "
+        "prefix index and withdrawn: nobody computes it, and nobody may find it. _withdraw looks at "
+        "the blocks a holds, so a must hold them still.\n"
+        f"expected 16 tokens cached\ncame     {num_cached}"
+    )
+
+
+@counted
+def test_stage_priority(lab):
+    check_stage(lab, "priority")
+
+
+@counted
+def test_stage_mixture(lab):
+    check_stage(lab, "mixture")
 
 
 def test_it_decides_as_the_whole_engine_did(lab):

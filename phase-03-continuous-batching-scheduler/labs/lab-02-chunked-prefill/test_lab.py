@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import mini_vllm
 from mini_vllm import EngineParts, KVCacheManager, LLMEngine, Request, SamplingParams
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Transformer
@@ -163,6 +164,40 @@ def test_serve_notes_chunks_and_the_first_token(lab):
         "40 tokens in chunks of 16: the first token comes in step 3, and the decodes after it are "
         "no chunks. The short prompt is through in step 1, beside the first chunk.\n"
         f"expected {expected}\ncame     {(came.chunks, came.first_token_step)}"
+    )
+
+
+def test_the_way_back_is_no_chunk(lab, record_property):
+    came = lab.serve(
+        ["aaaabbbb", "ccccdddd"], 9, model="toy", num_blocks=6, block_size=4,
+        enable_prefix_caching=False, long_prefill_token_threshold=4,
+    )  # fmt: skip
+    assert came.chunks == [[4, 4], [4, 4]], (
+        "5 usable blocks do not hold two requests of 16 computed tokens: the second is evicted with "
+        "outputs, and computes its prompt a second time. Its first token was said before; what "
+        "follows, chunks of 4 or not, is not on the way to it.\n"
+        f"expected [[4, 4], [4, 4]]\ncame     {came.chunks}"
+    )
+    lone = lab.serve(["x" * 100], 2, model="toy", max_num_batched_tokens=16,
+                     long_prefill_token_threshold=32)  # fmt: skip
+    record_property("measured.steps", lone.first_token_step[0])
+
+
+def test_the_end_of_text_ends_nothing(lab, monkeypatch):
+    seen, add_request = [], mini_vllm.Scheduler.add_request
+
+    def spy(self, request):
+        seen.append(request.sampling_params)
+        add_request(self, request)
+
+    monkeypatch.setattr(mini_vllm.Scheduler, "add_request", spy)
+    lab.serve(["ab", "cd"], 3, model="toy")
+    came = [(params.max_tokens, params.ignore_eos, params.temperature) for params in seen]
+    assert came == [(3, True, 0.0)] * 2, (
+        "exactly max_tokens outputs each, greedy: a model that says EOS early would end a request "
+        "before its steps can be compared.\n"
+        "expected (max_tokens, ignore_eos, temperature) (3, True, 0.0) for both\n"
+        f"came     {came}"
     )
 
 

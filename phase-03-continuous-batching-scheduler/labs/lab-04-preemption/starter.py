@@ -17,8 +17,8 @@ from mini_vllm import EngineParts, LLMEngine, Request, RequestStatus, SamplingPa
 def fits_alone(prompt_len: int, max_tokens: int, num_blocks: int, block_size: int) -> bool:
     """Whether a request can ever finish in an otherwise empty pool.
 
-    It needs a slot for each token that is computed. Its last output token is sampled and never
-    computed. Block 0 of the pool is the null block and is never handed out.
+    True exactly when the engine, serving nothing else, comes to its last output. Whole numbers, of
+    any size. A prompt of 8 in 5 blocks of 4 finishes with up to 9 outputs.
 
     Args:
         prompt_len: prompt tokens, at least 1.
@@ -32,9 +32,10 @@ def fits_alone(prompt_len: int, max_tokens: int, num_blocks: int, block_size: in
 def preempt(scheduler: mini_vllm.Scheduler, victim: Request) -> None:
     """Send a running request, already taken out of `scheduler.running`, back to start over.
 
-    Its blocks go back (`scheduler.kv.free`), its `num_computed_tokens` to 0, its status to
-    `RequestStatus.PREEMPTED`; `num_preemptions` counts it. Its tokens stay, outputs included. It
-    goes to the front of `scheduler.waiting`.
+    What holds afterwards: it holds no block, nothing of it counts as computed, and its status is
+    `RequestStatus.PREEMPTED`. Every token it knew it still knows, outputs included.
+    `num_preemptions` is one more. Nobody stands before it in `scheduler.waiting`, and the others
+    there keep their order.
     """
     raise NotImplementedError
 
@@ -42,11 +43,15 @@ def preempt(scheduler: mini_vllm.Scheduler, victim: Request) -> None:
 def make_room(
     scheduler: mini_vllm.Scheduler, request: Request, num_new_tokens: int
 ) -> tuple[bool, list[Request]]:
-    """Allocate for a running request; while memory refuses, preempt the last of `running`.
+    """Get a running request its slots, at the price of as many victims as it takes and no more.
 
-    `scheduler.kv.allocate_slots(request, num_new_tokens)` returns None when it refuses, and has
-    changed nothing then. When the last of `running` is `request` itself, it is preempted as well,
-    and that is the end.
+    What holds afterwards: each victim was the last of `running` when it was chosen, and was
+    preempted (`preempt`). No victim was taken while memory would have been granted, and granted
+    memory was asked for once. `request` may be the last victim: it has no slots then, and nobody
+    before it in `running` has lost any.
+
+    4 usable blocks of 4, a and b with 8 computed tokens each, `make_room(scheduler, a, 1)`:
+    (True, [b]); for b instead of a: (False, [b]).
 
     Returns:
         Whether `request` has its slots, and the victims in the order of their eviction.
@@ -119,9 +124,9 @@ def measure(
 ) -> Cost:
     """The cost of the same run, from the plans alone: `model="toy"`, prefix caching off.
 
-    Watch the plans: each function in `engine.observers` is called with each
-    `mini_vllm.SchedulerOutput` before the step runs. A request that is never preempted computes
-    its prompt and all outputs but the last.
+    Tokens are those of the engine's tokenizer. What a request computes when it is never preempted
+    is not wasted; the rest is, and a run that computed less than that has a negative `wasted`.
+    Greedy, EOS ignored, exactly `max_tokens` outputs each.
 
     Args:
         prompts, num_blocks, block_size, max_tokens: as for `run`.

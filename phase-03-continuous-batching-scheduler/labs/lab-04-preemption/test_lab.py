@@ -92,11 +92,13 @@ def test_a_victim_keeps_its_tokens_and_nothing_else(lab):
     scheduler, (_, b) = scheduler_with(lab, 64, 8, 8)
     run_step(scheduler)
     scheduler.running.remove(b)
+    b.num_preemptions, hits = 2, b.num_cached_tokens
     lab.preempt(scheduler, b)
-    came = (b.status.name, b.num_computed_tokens, b.num_preemptions)
-    assert came == ("PREEMPTED", 0, 1), (
-        "nothing of b is in the cache any more, so nothing of it is computed.\n"
-        f"expected ('PREEMPTED', 0, 1)\ncame     {came}"
+    came = (b.status.name, b.num_computed_tokens, b.num_preemptions, b.num_cached_tokens)
+    assert came == ("PREEMPTED", 0, 3, hits), (
+        "nothing of b is in the cache any more, so nothing of it is computed. This was its third "
+        "preemption, and the hits of its first admission stay on its record.\n"
+        f"expected ('PREEMPTED', 0, 3, {hits})\ncame     {came}"
     )
     assert b.output_token_ids == [7] and b.num_tokens == 9, (
         "what was said was said: the user has that token on the screen.\n"
@@ -109,13 +111,14 @@ def test_a_victim_keeps_its_tokens_and_nothing_else(lab):
 
 
 def test_a_victim_waits_in_front(lab):
-    scheduler, (_, b, _) = scheduler_with(lab, 64, 8, 8, 8, max_num_seqs=2)
+    scheduler, (_, b, c) = scheduler_with(lab, 64, 8, 8, 8, max_num_seqs=2)
     run_step(scheduler)
+    b.request_id, c.request_id = "b", "a0"  # not the alphabet decides
     scheduler.running.remove(b)
     lab.preempt(scheduler, b)
-    assert names(scheduler.waiting) == ["b", "c"], (
-        "c has never run, b has: first come, first served, also after an eviction.\n"
-        f"expected ['b', 'c']\ncame     {names(scheduler.waiting)}"
+    assert names(scheduler.waiting) == ["b", "a0"], (
+        "c (named a0) has never run, b has: first come, first served, also after an eviction.\n"
+        f"expected ['b', 'a0']\ncame     {names(scheduler.waiting)}"
     )
 
 
@@ -144,6 +147,41 @@ def test_no_more_victims_than_needed(lab):
     )
     came = lab.make_room(scheduler, a, 1)
     assert came == (True, []), f"memory that is free needs no victim; came {came}"
+    came = [len(scheduler.kv.get_block_ids(name)) for name in "ab"]
+    assert came == [3, 2], (
+        "a asked for one slot twice without computing it, so it still needs 3 blocks for 9 tokens; "
+        f"b has its 2.\nexpected [3, 2]\ncame     {came}"
+    )
+
+
+def test_it_asks_once_more_than_it_evicts(lab):
+    scheduler, (a, *_) = scheduler_with(lab, 7, 8, 8, 8)
+    run_step(scheduler)
+    asked, allocate_slots = [], scheduler.kv.allocate_slots
+
+    def spy(request, num_new_tokens, *args, **kwargs):
+        asked.append((request.request_id, num_new_tokens))
+        return allocate_slots(request, num_new_tokens, *args, **kwargs)
+
+    scheduler.kv.allocate_slots = spy
+    lab.make_room(scheduler, a, 1)
+    assert asked == [("a", 1)] * 2, (
+        "asked, refused; c evicted; asked again and granted. A grant is the end: asking again could "
+        "only take more, and every ask costs a look at the pool.\n"
+        f"expected [('a', 1), ('a', 1)]\ncame     {asked}"
+    )
+
+
+def test_the_only_one_running_goes_too(lab):
+    scheduler, (a,) = scheduler_with(lab, 3, 8)
+    run_step(scheduler)
+    came = lab.make_room(scheduler, a, 1)
+    seen = (names(scheduler.running), names(scheduler.waiting), a.num_computed_tokens)
+    assert came == (False, [a]) and seen == ([], ["a"], 0), (
+        "nobody else runs, and the pool cannot hold a's ninth token. A request that is refused does "
+        "not stay in running with blocks nobody else can have: it goes like any victim.\n"
+        f"expected (False, [a]), running [], waiting ['a'], 0 computed\ncame     {came}, {seen}"
+    )
 
 
 def test_the_last_one_evicts_itself(lab):
@@ -155,6 +193,14 @@ def test_the_last_one_evicts_itself(lab):
         "evict a, which is older, and allocate for a request that does not run any more.\n"
         f"expected (False, [b]), running ['a']\ncame     {came}, running {names(scheduler.running)}"
     )
+
+
+class Generous(KVCacheManager):
+    """Finds the first block of every prompt but the first, without any work."""
+
+    def get_computed_blocks(self, request):
+        donor = next(iter(self.req_to_blocks.values()), [])
+        return (donor[:1], self.block_size) if donor else ([], 0)
 
 
 # --- what it costs -------------------------------------------------------------------------------
@@ -185,16 +231,78 @@ def test_a_request_finishes_alone_exactly_when_it_fits(lab, prompt_len):
             )
 
 
-def test_the_cost_of_one_eviction(lab):
+def test_the_cost_of_one_eviction(lab, record_property):
     came = lab.measure(TWO, 5, 4, 8)
     assert came == lab.Cost(steps=15, scheduled=38, wasted=8, evictions=1), (
         "two prompts of 8, 8 outputs each, 4 usable blocks: b is evicted in step 1 with 8 tokens "
         "computed, waits for a, and computes its 9 tokens in one go.\n"
         f"expected 15 steps, 38 = 2 x (8 + 8 - 1) + 8 tokens, 8 wasted, 1 eviction\ncame     {came}"
     )
+    record_property("measured.evictions", lab.measure(FOUR, 8, 4, 20).evictions)
     came = lab.measure(TWO, 256, 4, 8)
     assert came == lab.Cost(steps=8, scheduled=30, wasted=0, evictions=0), (
         f"with room for both: 8 steps, 30 tokens, nothing wasted\ncame     {came}"
+    )
+
+
+def test_a_letter_may_be_two_tokens(lab):
+    came = lab.measure(["ééééé", "cc"], 256, 4, 3)
+    assert came == lab.Cost(steps=3, scheduled=16, wasted=0, evictions=0), (
+        "the model reads bytes, and é has two: 10 tokens and 2, with 2 computed outputs each. "
+        "Nothing is computed twice here; ask engine.tokenizer how long a prompt is, not the text.\n"
+        f"expected 3 steps, 16 tokens, 0 wasted\ncame     {came}"
+    )
+
+
+def test_work_may_also_be_saved(lab):
+    parts = EngineParts(scheduler=lab.Scheduler, kv_cache_manager=Generous)
+    came = lab.measure(["aaaabbbb"] * 2, 256, 4, 3, parts=parts)
+    assert (came.scheduled, came.wasted) == (16, -4), (
+        "a cache of its own, put in through parts, gives the second prompt 4 tokens for nothing. "
+        "wasted is scheduled minus 2 x (8 + 3 - 1), whatever its sign: a floor of 0 would hide it.\n"
+        f"expected 16 tokens, -4 wasted\ncame     {came}"
+    )
+
+
+@pytest.mark.parametrize("name", ["run", "measure"])
+def test_the_end_of_text_ends_nothing(lab, name, monkeypatch):
+    seen, add_request = [], mini_vllm.Scheduler.add_request
+
+    def spy(self, request):
+        seen.append(request.sampling_params)
+        add_request(self, request)
+
+    monkeypatch.setattr(mini_vllm.Scheduler, "add_request", spy)
+    settings = {"model": "toy"} if name == "run" else {}
+    getattr(lab, name)(TWO, 64, 4, 5, **settings)
+    came = [(params.max_tokens, params.ignore_eos, params.temperature) for params in seen]
+    assert came == [(5, True, 0.0)] * 2, (
+        f"{name}: exactly max_tokens outputs each, greedy. A model that says EOS early would end a "
+        "request before memory is short, and two pools would be compared by nothing.\n"
+        "expected (max_tokens, ignore_eos, temperature) (5, True, 0.0) for both\n"
+        f"came     {came}"
+    )
+
+
+def test_prompts_are_answered_one_by_one(lab):
+    prompts = ["ccccdddd", "aaaabbbb", "ccccdddd"]
+    came = lab.run(prompts, 64, 4, 4, model=shipped_model())
+    expected = [roomy(8)[i][:4] for i in (1, 0, 1)]
+    assert came == expected, (
+        "one answer per prompt, in the order of the prompts, also where two are the same text.\n"
+        f"expected {expected}\ncame     {came}"
+    )
+
+
+def test_what_can_never_finish_is_refused(lab):
+    try:
+        came: Any = lab.run(["aaaabbbb"], 5, 4, 10, model="toy")
+    except ValueError:
+        came = ValueError
+    assert came is ValueError, (
+        "8 prompt tokens and 10 outputs do not fit into 4 usable blocks of 4. The engine refuses at "
+        "the door, and run passes that on: an empty answer would look like one.\n"
+        f"expected ValueError\ncame     {came}"
     )
 
 

@@ -29,9 +29,10 @@ def predict_costs(
 ) -> list[int]:
     """What `decode_step_costs` will measure, by arithmetic.
 
-    In every step the victim's one token comes first. The long prompt gets a chunk: no more than it
-    lacks, than the threshold (if that is above 0), than the victim leaves of the budget. Its last
-    chunk says its first token, and one further step its second and last.
+    Equal to the measurement for every argument, whichever of threshold, budget and prompt binds. The
+    long prompt has two outputs; the victim is in every step, before it.
+
+    Threshold 100, 256 tokens, 16 outputs: [101, 101, 57, 2] and eleven ones.
 
     Args:
         threshold: `long_prefill_token_threshold`.
@@ -59,11 +60,10 @@ def decode_step_costs(
 ) -> tuple[list[int], list[int]]:
     """Disturb one stream with one long prompt, and note what each of the stream's steps holds.
 
-    An engine with this `long_prefill_token_threshold`. Add the prompt `VICTIM` with `max_tokens`
-    outputs and step until its first token is out: this is its prefill, and not measured. Then add
-    `long_prompt(long_prompt_len)` with exactly 2 outputs. From then on note
-    `total_num_scheduled_tokens` of every step that the victim is in, until it finishes. Greedy, EOS
-    ignored.
+    The victim has the prompt `VICTIM` and `max_tokens` outputs. `long_prompt(long_prompt_len)`, with
+    exactly 2 outputs, arrives between the step of its first token and the next; what came before is
+    not measured. A cost is all tokens of one step (`total_num_scheduled_tokens`) that the victim is
+    in. Greedy, EOS ignored. Threshold 0: [257, 2] and thirteen ones.
 
     Args:
         threshold: `long_prefill_token_threshold`; 0 is none.
@@ -87,9 +87,10 @@ def storm_costs(
 ) -> tuple[list[int], list[list[int]]]:
     """The same with several: `num_victims` streams, then one long prompt before each step.
 
-    The victims are added together (all with the prompt `VICTIM`), and stepped until each has its
-    first token. Then `long_prompt(long_prompt_len, number)` for number 0, 1, ... arrive, one before
-    each of the next `num_prompts` steps, with 2 outputs each. Note a step when a victim is in it.
+    The victims, all with the prompt `VICTIM`, are there from the beginning. The storm begins when
+    each has its first token: before each of the next `num_prompts` steps one
+    `long_prompt(long_prompt_len, number)` arrives, numbers from 0, with 2 outputs each. A step counts
+    when any victim is in it, until all have ended.
 
     Returns:
         Tokens in each of the victims' steps, and the victims' output token ids.

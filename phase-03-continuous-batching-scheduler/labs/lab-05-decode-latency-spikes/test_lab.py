@@ -123,12 +123,13 @@ def test_the_steps_of_the_real_engine(lab):
         )
 
 
-def test_chunks_move_work_and_save_none(lab):
+def test_chunks_move_work_and_save_none(lab, record_property):
     sums = {threshold: sum(spied(lab, threshold)[0]) for threshold in (0, 32, 64, 128)}
     assert set(sums.values()) == {272}, (
         "4 thresholds, 15 steps each: 15 tokens of the victim, 256 of the prompt, and its one "
         f"decode, 272 in all, 18.13 a step.\nexpected 272 each\ncame     {sums}"
     )
+    record_property("measured.longest", max(lab.storm_costs(32, model="toy")[0]))
 
 
 def test_decode_stream_is_never_starved(lab):
