@@ -234,8 +234,8 @@ MUTANTS = (
         (
             (
                 "scheduler",
-                "num_new = self._clamp_new_tokens(num_new, budget)",
-                "num_new = min(num_new, budget)",
+                "num_new = clamp(num_new, budget if budget < room else room)",
+                "num_new = max(0, min(num_new, budget, room))",
             ),
         ),
         "basic",
