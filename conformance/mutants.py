@@ -235,7 +235,7 @@ MUTANTS = (
             (
                 "scheduler",
                 "num_new = clamp(num_new, budget if budget < room else room)",
-                "num_new = min(num_new, budget, room)",
+                "num_new = max(0, min(num_new, budget, room))",
             ),
         ),
         "basic",
