@@ -2,8 +2,9 @@
 
 `LAB_IMPL=solution` (the default) or `LAB_IMPL=starter` chooses which file beside a lab's
 `test_lab.py` is graded. The whole suite runs on all processors where pytest-xdist is installed, and
-without what is `slow` (studies, experiments, long searches): `-m slow` runs that. A test marked `gpu`, `torch`, `upstream` or `engine` skips itself, with the
-reason, where the thing it needs is missing; `--require=NAME` turns that skip into an error.
+without what is `slow` (studies, experiments, long searches): `-m slow` runs that. A test marked
+`gpu`, `torch`, `upstream` or `engine` skips itself, with the reason, where the thing it needs is
+missing; `--require=NAME` turns that skip into an error.
 """
 
 from __future__ import annotations
