@@ -87,6 +87,15 @@ def test_fp8_kv_doubles_concurrency(lab):
     assert got == 64, f"one byte per number instead of two: 64 sequences, not {got}"
 
 
+def test_sequences_are_counted_in_whole_numbers(lab):
+    for seqs, each in ((2**53 + 1, 3), (10**17 + 1, 7)):
+        got = lab.max_concurrent_seqs(seqs * each, 0, each)
+        assert got == seqs, (
+            f"{seqs * each} bytes hold exactly {seqs} times {each}: divide integers (//), since a "
+            f"float keeps 53 bits and then rounds; came {got}"
+        )
+
+
 def test_no_room_returns_zero(lab):
     for weights, why in ((26 * GIB, "weights larger than the GPU"), (24 * GIB, "no byte left")):
         got = lab.max_concurrent_seqs(24 * GIB, weights, 256 * 2**20)

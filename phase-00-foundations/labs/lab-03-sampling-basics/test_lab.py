@@ -196,6 +196,14 @@ def test_a_small_temperature_still_draws(lab):
     assert kind is int, f"a drawn token is a Python int too, not {kind.__name__}"
 
 
+def test_top_k_of_one_is_not_greedy_on_ties(lab):
+    got = drawn(lab, np.array([0.0, 3.0, 3.0]), seeds=60, top_k=1)
+    assert got == [1, 2], (
+        "two logits tie for first place: both survive top_k=1, so both are drawn by some seed of "
+        f"60; only temperature 0 takes the lowest index. You draw {got}"
+    )
+
+
 def test_argmax_tie_lowest_index(lab):
     got = lab.sample(np.array([0.0, 7.0, 7.0, 7.0]), temperature=0)
     assert got == 1, f"three logits tie; argmax takes the lowest index, 1; you have {got}"

@@ -18,10 +18,9 @@ def trace_batches(
 ) -> tuple[list[str], list[dict[str, int]]]:
     """Run all prompts together; return their ids and what each step scheduled.
 
-    Build `LLMEngine(**engine_kwargs)` and replace `schedule` on *this engine's* scheduler object
-    by a function that calls the original, copies its `num_scheduled_tokens`, and returns the
-    original plan untouched. Then add every prompt, greedy (temperature 0), with `max_tokens` and
-    `ignore_eos=True`, and step until nothing is unfinished.
+    The engine is an `LLMEngine` of its own; its plans are watched and never changed, and no other
+    engine notices. Every prompt is there before the first step, greedy (temperature 0), with
+    `max_tokens` and `ignore_eos=True`; the run ends when nothing is unfinished.
 
     Args:
         prompts: texts, added in this order.

@@ -219,6 +219,20 @@ def test_any_id_can_be_eos(lab):
         )
 
 
+def test_what_the_prompt_holds_ends_nothing(lab):
+    params = SamplingParams(max_tokens=5, stop_token_ids=(5,))
+    for prompt in ([2, 5], [7, 2], [7, 5]):
+        request = Request("r", prompt, params, eos_token_id=2)
+        got = [lab.stop_status(request)]
+        request.append_output_token(7)
+        got.append(lab.stop_status(request))
+        assert got == [None, None], (
+            f"prompt {prompt}, EOS 2, stop id 5: only the last output can stop a request. A chat "
+            "template puts EOS between the turns of every prompt; expected [None, None] before and "
+            f"after the output 7, came {got}"
+        )
+
+
 def test_max_model_len_counts_the_prompt(lab):
     params = SamplingParams(max_tokens=10)
     for max_model_len, expected in (
