@@ -68,8 +68,8 @@ def plan(
     than 0. A request of `max_model_len` tokens takes whole blocks. The printed tokens are
     int(max_concurrency * max_model_len).
 
-    A trace: 24 GiB, util 0.5, 1 GiB fixed, blocks of 589,824 bytes and 16 tokens, requests of 2,048:
-    20,024 blocks, 156.4375 requests, 320,384 tokens.
+    A trace: 24 GiB, util 0.5, 1 GiB fixed, blocks of 589,824 bytes and 16 tokens, requests of
+    2,048: 20,024 blocks, 156.4375 requests, 320,384 tokens.
 
     Args:
         total_bytes: of the whole device, not what is free.
