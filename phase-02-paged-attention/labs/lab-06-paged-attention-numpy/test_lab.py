@@ -396,8 +396,8 @@ def test_memory_follows_the_sequence_not_the_cache(lab):
             tracemalloc.stop()
         assert got is not None and peak < 2**20, (
             f"{name}, 20 tokens of 512 bytes K and V in a cache of 32 MiB: rows of the sequence "
-            "are gathered, and the cache stays where it is. It fills the GPU: there is no room for a "
-            f"second one, and no time to copy it per layer.\nexpected below 1 MiB\n"
+            "are gathered, and the cache stays where it is. It fills the GPU: there is no room for "
+            f"a second one, and no time to copy it per layer.\nexpected below 1 MiB\n"
             f"came     {peak / 2**20:.1f} MiB"
         )
 
