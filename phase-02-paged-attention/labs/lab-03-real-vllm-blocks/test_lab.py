@@ -219,7 +219,7 @@ def test_the_startup_lines(lab):
 
 def test_a_log_is_read_once(lab):
     lines = startup_lines("20.6", 600_016, 2048, 37_501 / 128)
-    got = lab.read_startup(line + "\n" for line in lines)
+    got = lab.read_startup(line for line in lines)
     assert tuple(got or ()) == (20.6, 600_016, 2048, 292.98), (
         "a log comes line by line, as from an open file: it has no length and cannot be read "
         f"twice.\nexpected (20.6, 600016, 2048, 292.98)\ncame     {tuple(got or ())}"
