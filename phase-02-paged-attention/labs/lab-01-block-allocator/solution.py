@@ -204,8 +204,9 @@ class BlockPool:
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """One reference less for each block; those that reach 0 are queued last, in this order.
 
-        A block that stands there twice loses two. The order is the caller's: what comes first is evicted first. Hashes stay: a free block is
-        a cache entry until it is handed out again. The null block is never queued.
+        A block that stands there twice loses two. The order is the caller's: what comes first is
+        evicted first. Hashes stay: a free block is a cache entry until it is handed out again. The
+        null block is never queued.
 
         Raises:
             AssertionError: a block (other than the null block) has no reference left to take:

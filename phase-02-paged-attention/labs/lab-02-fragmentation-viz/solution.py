@@ -40,7 +40,8 @@ def contiguous_admit(used_lens: Sequence[int], total_slots: int, max_len: int) -
     502 + 492 slots are wasted.
 
     Args:
-        used_lens: not changed; tokens each request really holds, 1 to `max_len`, in order of arrival.
+        used_lens: tokens each request really holds, 1 to `max_len`, in order of arrival; not
+            changed.
         total_slots: slots of the cache, 0 or more.
         max_len: slots of a reservation, 1 or more.
 
@@ -74,7 +75,7 @@ def paged_admit(used_lens: Sequence[int], total_slots: int, block_size: int) -> 
     16 take the last; 8 slots are wasted.
 
     Args:
-        used_lens: not changed; tokens each request holds, 1 or more, in order of arrival.
+        used_lens: tokens each request holds, 1 or more, in order of arrival; not changed.
         total_slots: slots of the cache, 0 or more.
         block_size: slots of a block, 1 or more.
 

@@ -68,6 +68,9 @@ def plan(
     than 0. A request of `max_model_len` tokens takes whole blocks. The printed tokens are
     int(max_concurrency * max_model_len).
 
+    A trace: 24 GiB, util 0.5, 1 GiB fixed, blocks of 589,824 bytes and 16 tokens, requests of
+    2,048: 20,024 blocks, 156.4375 requests, 320,384 tokens.
+
     Args:
         total_bytes: of the whole device, not what is free.
         util: `gpu_memory_utilization`.
@@ -124,8 +127,8 @@ def read_startup(lines: Iterable[str]) -> Startup:
 
         Auto set (%s/%s) GiB for KV cache on node %s, with ...
 
-    Where one occurs more than once, the last counts. Numbers of tokens have commas. Available
-    memory may be negative.
+    `lines` may be read once only, as a file is. Where a line occurs more than once, all of its
+    numbers are those of the last. Numbers of tokens have commas. Available memory may be negative.
 
     Source: `vllm/v1/worker/gpu_worker.py:466-469` `Worker.determine_available_memory`,
     `vllm/v1/worker/cpu_worker.py:202-211` `CPUWorker.determine_available_memory`,
@@ -148,7 +151,9 @@ def read_startup(lines: Iterable[str]) -> Startup:
 
 
 def read_usage(lines: Iterable[str]) -> list[Usage]:
-    """KV cache usage and hit rate of every periodic line that has both, as shares of 1.
+    """KV cache usage and hit rate of every periodic line that has both, as shares of 1, in order.
+
+    Two equal lines are two periods. `lines` may be read once only.
 
     They stand as `GPU KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%`, with other counters
     before and sometimes behind.
@@ -182,7 +187,7 @@ def predict_second_run(
     """Predict a run with another `gpu_memory_utilization` from the log of a first one.
 
     `first.available_gib` is what was left for the cache; the rest of what the first run requested
-    is fixed, and stays the same in the second. `first` has all four numbers.
+    is fixed, and stays the same in the second. `first` has all four numbers; 0.0 is one.
 
     Args:
         total_bytes: of the device.

@@ -51,7 +51,20 @@ def test_a_plan_by_hand(lab):
     )
 
 
-def test_more_memory_gains_more_than_its_share(lab):
+def test_any_share_and_any_remainder(lab):
+    got = lab.plan(1000, 0.85, 50, 100, 16, 16)
+    assert tuple(got or ()) == (8, 8.0, 128), (
+        "0.85 of 1000 bytes less 50: eight blocks of 100. A share is not rounded to tenths.\n"
+        f"expected (8, 8.0, 128)\ncame     {got}"
+    )
+    got = lab.plan(8790, 1.0, 0, 1, 16, 250)
+    assert tuple(got or ()) == (8790, 549.375, 137_343), (
+        "8,790 blocks, 16 per request of 250 tokens: 549.375 x 250 = 137,343.75, and int() cuts "
+        f"off.\nexpected (8790, 549.375, 137343)\ncame     {got}"
+    )
+
+
+def test_more_memory_gains_more_than_its_share(lab, record_property):
     half = lab.plan(24 * GIB, 0.5, GIB, 589_824, 16, 2048)
     most = lab.plan(24 * GIB, 0.9, GIB, 589_824, 16, 2048)
     assert tuple(most or ()) == (37_501, 37_501 / 128, 600_016), (
@@ -63,6 +76,7 @@ def test_more_memory_gains_more_than_its_share(lab):
         "0.9 / 0.5 is 1.8, and the fixed 1 GiB comes off both, which hurts the smaller one more: "
         f"the ratio is above 1.8.\nexpected 1.873\ncame     {ratio:.3f}"
     )
+    record_property("measured.ratio", ratio)
 
 
 def test_model_length_changes_no_block(lab):
@@ -132,7 +146,7 @@ def test_cached_tokens_by_length(lab):
     assert got == 32, f"blocks of 4: (36 - 1) // 4 = 8 blocks, 32 tokens; came {got}"
 
 
-def test_hit_rates_of_eight_prompts(lab):
+def test_hit_rates_of_eight_prompts(lab, record_property):
     cases = (
         (6, 0.0),
         (16, 0.0),
@@ -147,6 +161,11 @@ def test_hit_rates_of_eight_prompts(lab):
             f"eight equal prompts of {length} tokens: seven find (T - 1) // 16 blocks each. The "
             f"rate counts tokens, not requests.\nexpected {expected:.4f}\ncame     {got}"
         )
+    record_property("measured.hit_rate", 100 * lab.hit_rate(8, 32, 16))
+    got = lab.hit_rate(20, 17, 16)
+    assert got is not None and abs(got - 19 * 16 / (20 * 17)) < 1e-12, (
+        f"twenty prompts: nineteen find a block; expected {19 * 16 / 340:.4f}, came {got}"
+    )
     got = lab.hit_rate(1, 100, 16)
     assert got == 0.0, f"a prompt alone finds nothing; came {got}"
 
@@ -198,17 +217,39 @@ def test_the_startup_lines(lab):
     )
 
 
+def test_a_log_is_read_once(lab):
+    lines = startup_lines("20.6", 600_016, 2048, 37_501 / 128)
+    got = lab.read_startup(line for line in lines)
+    assert tuple(got or ()) == (20.6, 600_016, 2048, 292.98), (
+        "a log comes line by line, as from an open file: it has no length and cannot be read "
+        f"twice.\nexpected (20.6, 600016, 2048, 292.98)\ncame     {tuple(got or ())}"
+    )
+    got = lab.read_startup(
+        ["Auto set (12.5/40.25) GiB for KV cache on node 0, with 40.25 GiB free"]
+    )
+    assert tuple(got or ()) == (12.5, None, None, None), (
+        "the CPU's line on a larger machine: 12.5 GiB for the cache.\n"
+        f"expected (12.5, None, None, None)\ncame     {tuple(got or ())}"
+    )
+    period = "GPU KV cache usage: 1.0%, Prefix cache hit rate: 50.0%"
+    got = lab.read_usage(line for line in (period, "", period))
+    assert [tuple(usage) for usage in got or ()] == [(0.01, 0.5)] * 2, (
+        "two periods in which nothing changed are two lines, and their mean weighs them both.\n"
+        f"expected [(0.01, 0.5), (0.01, 0.5)]\ncame     {got}"
+    )
+
+
 def test_startup_lines_missing_or_twice(lab):
     got = lab.read_startup(["GPU KV cache size: 960 tokens"])
     assert tuple(got or ()) == (None, 960, None, None), (
         f"one line of the three: the other numbers are None, not 0.\n"
         f"expected (None, 960, None, None)\ncame     {tuple(got or ())}"
     )
-    lines = [*startup_lines("1.0", 16, 16, 1.0), *startup_lines("-0.35", 32, 16, 2.0)]
+    lines = [*startup_lines("1.0", 16, 16, 1.0), *startup_lines("-0.35", 32, 8, 4.0)]
     got = lab.read_startup(lines)
-    assert tuple(got or ()) == (-0.35, 32, 16, 2.0), (
+    assert tuple(got or ()) == (-0.35, 32, 8, 4.0), (
         "two starts in one file: the last counts. Available memory below 0 is what the engine "
-        f"prints before it gives up.\nexpected (-0.35, 32, 16, 2.0)\ncame     {tuple(got or ())}"
+        f"prints before it gives up.\nexpected (-0.35, 32, 8, 4.0)\ncame     {tuple(got or ())}"
     )
     lines = ["# GPU blocks: 20024, # CPU blocks: 0", "KV cache size: 12 tokens", "size: 3 GiB"]
     got = lab.read_startup(lines)
@@ -277,6 +318,12 @@ def test_a_second_run_from_the_first_log(lab):
     got = lab.predict_second_run(24 * GIB, first, 0.5, 0.04, OPT_125M, 16)
     assert tuple(got or ()) == (0, 0.0, 0), (
         f"at 0.04 the fixed 1 GiB does not fit into 0.96 GiB: no block.\ncame     {got}"
+    )
+    nothing = lab.Startup(0.0, 0, 2048, 0.0)
+    got = lab.predict_second_run(24 * GIB, nothing, 0.5, 0.5, OPT_125M, 16)
+    assert tuple(got or ()) == (0, 0.0, 0), (
+        "a first run that had exactly 0.0 GiB left has a number, and its like has no block either."
+        f"\nexpected (0, 0.0, 0)\ncame     {got}"
     )
 
 

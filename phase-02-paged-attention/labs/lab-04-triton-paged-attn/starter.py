@@ -57,7 +57,10 @@ def nothing_seen(head_dim: int) -> Partial:
 
 
 def absorb(partial: Partial, scores: np.ndarray, values: np.ndarray) -> Partial:
-    """Add a tile of keys. Never looks at earlier tiles again.
+    """Add a tile of keys. Never looks at earlier tiles again, and changes no argument.
+
+    A trace: nothing seen, then scores 0 and ln 2 with values 3 and 6: largest ln 2, total 1.5,
+    weighted 7.5. Then score 3 ln 2 with value 1: total 1.375, weighted 2.875.
 
     Args:
         partial: what has been seen so far.
@@ -73,7 +76,8 @@ def absorb(partial: Partial, scores: np.ndarray, values: np.ndarray) -> Partial:
 def merge(partials: Sequence[Partial]) -> np.ndarray:
     """The output over all keys of several partials, which saw different keys: [head_dim].
 
-    A partial that saw no key adds nothing. At least one has seen one.
+    A partial that saw no key adds nothing. At least one has seen one. Their largest scores may be
+    any distance apart.
 
     Source: `vllm/v1/attention/ops/triton_decode_attention.py:549` `_fwd_kernel_stage2`.
     """
@@ -85,7 +89,8 @@ def split_attention(
 ) -> np.ndarray:
     """What version two computes for one query head: splits, tiles in a split, one merge.
 
-    Split i owns keys i * keys_per_split up to the next split's first, and starts from nothing.
+    Split i owns keys i * keys_per_split up to the next split's first, starts from nothing, and
+    computes nothing from another split's keys: they run side by side.
 
     Args:
         q: [head_dim].

@@ -115,6 +115,39 @@ def test_splits_merge_to_the_whole(lab):
         )
 
 
+def test_a_partial_is_not_used_up(lab):
+    rng = np.random.default_rng(7)
+    scores, values = rng.standard_normal(20), rng.standard_normal((20, 4))
+    partial = walk(lab, scores[:10], values[:10], 10)
+    outs = [
+        np.asarray(lab.merge([lab.absorb(partial, scores[10:], values[10:])])) for _ in range(2)
+    ]
+    expected = softmax_attention(scores, values)
+    assert all(np.allclose(out, expected, rtol=0, atol=1e-12) for out in outs), (
+        "the same partial continued twice with the same tile: absorb returns a new partial and "
+        f"leaves its arguments as they are.\nexpected twice {expected}\ncame     {outs}"
+    )
+
+
+def test_splits_thousands_apart_merge(lab):
+    rng = np.random.default_rng(8)
+    values = rng.standard_normal((20, 4))
+    scores = np.concatenate([rng.standard_normal(10) - 2000.0, rng.standard_normal(10) + 2000.0])
+    expected = softmax_attention(scores, values)
+    parts = [walk(lab, scores[:10], values[:10], 10), walk(lab, scores[10:], values[10:], 10)]
+    for partials in (parts, parts[::-1]):
+        try:
+            with np.errstate(all="ignore"):
+                got = np.asarray(lab.merge(partials))
+        except OverflowError as error:
+            got = np.full(4, np.nan)
+            pytest.fail(f"bring totals to the largest of all maxima, no other: {error}")
+        assert np.allclose(got, expected, rtol=0, atol=1e-12), (
+            "two splits whose largest scores lie 4,000 apart: only against the largest of all is "
+            f"every exponent at most 0.\nexpected {expected}\ncame     {got}"
+        )
+
+
 def test_an_empty_split_adds_nothing(lab):
     rng = np.random.default_rng(3)
     scores, values = rng.standard_normal(20) - 30.0, rng.standard_normal((20, 4))
@@ -145,12 +178,13 @@ def test_split_attention_equals_softmax(lab):
 
 def test_split_attention_works_as_the_kernels_do(lab, monkeypatch):
     rng = np.random.default_rng(5)
-    starts, tiles, merged = [], [], []
+    starts, tiles, merged, seen = [], [], [], []
     absorb, merge = lab.absorb, lab.merge
 
     def watched_absorb(partial, scores, values):
         starts.append(partial.total == 0)
         tiles.append(len(scores))
+        seen.extend(np.asarray(scores).tolist())
         return absorb(partial, scores, values)
 
     def watched_merge(partials):
@@ -159,7 +193,8 @@ def test_split_attention_works_as_the_kernels_do(lab, monkeypatch):
 
     monkeypatch.setattr(lab, "absorb", watched_absorb)
     monkeypatch.setattr(lab, "merge", watched_merge)
-    lab.split_attention(*rng.standard_normal((1, 8)), *rng.standard_normal((2, 300, 8)), 64, 128)
+    [q], (keys, values) = rng.standard_normal((1, 8)), rng.standard_normal((2, 300, 8))
+    lab.split_attention(q, keys, values, 64, 128)
     got = (tiles, [i for i, fresh in enumerate(starts) if fresh], merged)
     expected = ([64, 64, 64, 64, 44], [0, 2, 4], [3])
     assert got == expected, (
@@ -167,6 +202,10 @@ def test_split_attention_works_as_the_kernels_do(lab, monkeypatch):
         "| 64, 64 | 44; tiles 0, 2 and 4 start from nothing_seen; one merge of three. A split that "
         "went on from the one before could not run beside it.\n"
         f"expected (tiles, fresh starts, merges) {expected}\ncame     {got}"
+    )
+    assert np.allclose(seen, keys @ q * 8**-0.5, rtol=0, atol=1e-12), (
+        "absorb is given the scaled scores themselves. A maximum over all keys taken off before "
+        "needs every split to wait for every other one"
     )
 
 
@@ -245,6 +284,17 @@ def test_traffic_of_ragged_requests(lab):
     )
 
 
+def test_traffic_of_other_shapes(lab):
+    got = lab.decode_traffic([100, 33], 64, 32, 64, 1, 32, 128)
+    expected = (2 * 133 * 32 * 64, 4 * (4 + 2), 2 * 2 * 64 * 64, 0)
+    assert tuple(got or ()) == expected, (
+        "one byte a number, blocks of 32, 32 KV heads: dtype_bytes counts for K, V and queries, "
+        "4 + 2 blocks hold 100 and 33 tokens, and however many KV heads there are, they share one "
+        f"reading of the table.\nexpected (kv, tables, queries, partials) {expected}\n"
+        f"came     {tuple(got or ())}"
+    )
+
+
 def test_flops_by_hand(lab):
     got = lab.decode_flops([4096] * 64, 32, 128)
     assert got == 4_294_967_296, (
@@ -255,7 +305,7 @@ def test_flops_by_hand(lab):
     assert got == 180, f"3 keys x 3 heads x 5 x 4 = 180; came {got}"
 
 
-def test_the_slower_half_decides(lab):
+def test_the_slower_half_decides(lab, record_property):
     got = lab.least_microseconds(1_085_423_616, 2**32, 3.35e12, 989e12)
     assert got is not None and abs(got - 324.007) < 0.01, (
         "1,085,423,616 bytes at 3.35e12 a second are 324 microseconds; 2**32 FLOP at 989e12 are "
@@ -266,6 +316,14 @@ def test_the_slower_half_decides(lab):
         "1 MB at 1e12 B/s is 1 microsecond, 1e12 FLOP at 1e14 are 10,000; they overlap, so the "
         f"time is 10,000; came {got}"
     )
+    traffic = lab.decode_traffic([4096] * 64, 32, 8, 128, 2, 16, 832)
+    flops = lab.decode_flops([4096] * 64, 32, 128)
+    moving = lab.least_microseconds(traffic.total, 0, 3.35e12, 989e12)
+    assert moving > lab.least_microseconds(0, flops, 3.35e12, 989e12), (
+        "decode attention on an H100's numbers waits for memory"
+    )
+    record_property("measured.flop_per_byte", flops / traffic.total)
+    record_property("measured.partials", 100 * traffic.partials / traffic.total)
 
 
 # --- Part B: torch --------------------------------------------------------------------------------

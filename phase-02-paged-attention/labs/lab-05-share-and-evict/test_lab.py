@@ -504,8 +504,8 @@ def test_what_the_order_of_freeing_is_worth(lab, record_property):
     same(
         hit,
         [24, 0],
-        "[your order, head first]: tokens of the same prompt that hit after three strangers took a "
-        "block each. One of them takes the block nobody used, two take cached ones: the last two of "
+        "[your order, head first]: tokens of the same prompt that hit after three strangers "
+        "took a block each. One takes the block nobody used, two take cached ones: the last two of "
         "the prompt, or the first two, without which the other six are of no use",
     )
     record_property("measured.tail_first", hit[0])

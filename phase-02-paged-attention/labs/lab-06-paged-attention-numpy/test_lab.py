@@ -343,7 +343,7 @@ def test_query_heads_share_kv_heads(lab):
 
 
 def test_a_scale_of_zero_is_a_scale(lab):
-    q, k, v, k_cache, v_cache, table = paged_case(9, 21)
+    q, _, v, k_cache, v_cache, table = paged_case(9, 21)
     got = lab.attend_one(q, k_cache, v_cache, table, 21, BLOCK_SIZE, 0.0)
     difference = largest_difference(got, v.mean(axis=0))
     assert difference <= TOLERANCE, (
@@ -353,10 +353,11 @@ def test_a_scale_of_zero_is_a_scale(lab):
 
 
 def test_reading_changes_nothing_and_hides_nothing(lab):
-    q, k, v, k_cache, v_cache, table = paged_case(11, 35, fill=np.nan)
+    q, _, _, k_cache, v_cache, table = paged_case(11, 35, fill=np.nan)
     before = [array.copy() for array in (q, k_cache, v_cache)]
     lab.attend_one(q, k_cache, v_cache, table, 35, BLOCK_SIZE)
-    for name, array, old in zip(("q", "k_cache", "v_cache"), (q, k_cache, v_cache), before):
+    arrays = (("q", q), ("k_cache", k_cache), ("v_cache", v_cache))
+    for (name, array), old in zip(arrays, before, strict=True):
         assert np.array_equal(array, old, equal_nan=True), (
             f"attend_one must not change {name}: other heads, layers and requests read it after "
             "you, and a slot you clean up is somebody's"
@@ -371,7 +372,7 @@ def test_reading_changes_nothing_and_hides_nothing(lab):
 
 
 def test_memory_follows_the_sequence_not_the_cache(lab):
-    q, k, v, k_cache, v_cache, table = paged_case(12, 20)
+    q, _, _, k_cache, v_cache, table = paged_case(12, 20)
     layer_cache = np.zeros((2, 4096, BLOCK_SIZE, 4, 8))  # 2 x 16 MiB
     big_k, big_v = layer_cache.reshape(2, -1, 4, 8)
     big_k[: len(k_cache)], big_v[: len(v_cache)] = k_cache, v_cache
@@ -394,9 +395,9 @@ def test_memory_follows_the_sequence_not_the_cache(lab):
         finally:
             tracemalloc.stop()
         assert got is not None and peak < 2**20, (
-            f"{name}, 20 tokens of 512 bytes K and V in a cache of 32 MiB: rows of the sequence are "
-            "gathered, and the cache stays where it is. It fills the GPU: there is no room for a "
-            f"second one, and no time to copy it per layer.\nexpected below 1 MiB\n"
+            f"{name}, 20 tokens of 512 bytes K and V in a cache of 32 MiB: rows of the sequence "
+            "are gathered, and the cache stays where it is. It fills the GPU: there is no room for "
+            f"a second one, and no time to copy it per layer.\nexpected below 1 MiB\n"
             f"came     {peak / 2**20:.1f} MiB"
         )
 
