@@ -87,10 +87,11 @@ def workload(numbers: Numbers) -> dict[str, Any]:
 def stale_reads(entry: dict[str, Any]) -> list[Stale]:
     """Every stale read of a recorded workload: step by step, and for each request by position.
 
-    A step writes the positions it schedules and reads all earlier ones of the same request; position
-    `p` lives in slot `p % block_size` of block `block_ids[request_id][p // block_size]`. A read is
-    sound if its slot holds the fingerprint of that position, written in this step or before: all
-    requests of a step write before any of them reads. A slot never written is sound for nobody.
+    A step writes the positions it schedules and reads all earlier ones of the same request;
+    position `p` lives in slot `p % block_size` of block `block_ids[request_id][p // block_size]`. A
+    read is sound if its slot holds the fingerprint of that position, written in this step or
+    before: all requests of a step write before any of them reads. A slot never written is sound for
+    nobody.
 
     `num_computed_tokens` of a recording *includes* the step's tokens. A request that has caught up
     with its tokens has one more, the next of `outputs[request_id]`, from the next step on. `entry`
