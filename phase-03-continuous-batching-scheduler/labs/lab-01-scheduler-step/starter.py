@@ -186,7 +186,7 @@ class Scheduler:
     # ------------------------------------------------------------------ yours: one step
 
     def schedule(self) -> SchedulerOutput:
-        """The plan of one step, which also carries the ids that ended since the last (`_new_output`).
+        """The plan of one step; it carries the ids that ended since the last (`_new_output`).
 
         Running requests and newcomers share one budget, `max_num_batched_tokens`, and running ones
         come first. A step that preempted somebody admits nobody, whatever is free.
@@ -264,7 +264,8 @@ class Scheduler:
         - Its counter is further by its scheduled tokens, sampled or not.
         - Its sampled tokens are its output, in order, up to and with the first at which
           `maybe_finish(self.max_model_len)` said that it ends; it is asked once per token.
-        - Once ended it does not run and is released (`_release`), those before it in the plan first.
+        - Once ended it does not run and is released (`_release`), those before it in the plan
+          first.
 
         A request that is not RUNNING any more (aborted meanwhile) is left as it is.
 

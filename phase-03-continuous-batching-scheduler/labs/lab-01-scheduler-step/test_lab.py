@@ -581,8 +581,8 @@ def test_who_lacks_nothing_blocks_nobody(lab):
     scheduler.update_from_output(output, {"b": [7]})
     plan = dict(scheduler.schedule().num_scheduled_tokens)
     assert plan == {"b": 1}, (
-        "a's sampled token is not there yet, so a lacks nothing: it is not in the plan, with 0 or at "
-        f"all, and b behind it is served.\nexpected {{'b': 1}}\ncame     {plan}"
+        "a's sampled token is not there yet, so a lacks nothing: it is not in the plan, with 0 or "
+        f"at all, and b behind it is served.\nexpected {{'b': 1}}\ncame     {plan}"
     )
 
 
@@ -714,8 +714,8 @@ def test_a_closed_gate_leaves_no_trace(lab):
     run_step(scheduler)
     came = (second.num_computed_tokens, second.status.name, scheduler.kv.get_block_ids("second"))
     assert came == (0, "WAITING", []), (
-        "b has 12 tokens cached, but all of its 30 do not fit beside a: full_sequence_fits says no. "
-        "Its counter counts tokens in blocks it holds, and it holds none.\n"
+        "b has 12 tokens cached, but all of its 30 do not fit beside a: full_sequence_fits says "
+        "no. Its counter counts tokens in blocks it holds, and it holds none.\n"
         f"expected (0, 'WAITING', [])\ncame     {came}"
     )
 
@@ -752,7 +752,7 @@ def test_a_preempting_step_admits_nobody(lab):
 
 
 def urgent_after_patient(lab, num_blocks: int, lengths: tuple[int, int], **config):
-    """Two steps of the less urgent a, one of b; blocks of 4. In step 3 b is refused, a withdrawn."""
+    """Two steps of the less urgent a, one of b. In step 3 b is refused, a withdrawn."""
     kv = KVCacheManager(num_blocks, 4, "forget_withdrawn_blocks" in config)
     kv.full_sequence_fits = lambda request, hits: True
     scheduler = lab.Scheduler(kv, SchedulerConfig(policy="priority", **config))
@@ -766,8 +766,8 @@ def urgent_after_patient(lab, num_blocks: int, lengths: tuple[int, int], **confi
     run_step(scheduler)
     output = scheduler.schedule()
     assert output.preempted_req_ids == ["a"] and list(output.num_scheduled_tokens) == ["b"], (
-        "a has its tokens of this step when b, more urgent, is refused: a is withdrawn from the plan "
-        "and preempted, b goes on.\nexpected preempted ['a'], plan ['b']\n"
+        "a has its tokens of this step when b, more urgent, is refused: a is withdrawn from the "
+        "plan and preempted, b goes on.\nexpected preempted ['a'], plan ['b']\n"
         f"came     preempted {output.preempted_req_ids}, plan {list(output.num_scheduled_tokens)}"
     )
     return scheduler, output, a
@@ -777,8 +777,8 @@ def urgent_after_patient(lab, num_blocks: int, lengths: tuple[int, int], **confi
 def test_a_refund_is_for_those_behind(lab):
     _, output, _ = urgent_after_patient(lab, 5, (4, 30), max_num_batched_tokens=6)
     assert output.num_scheduled_tokens == {"b": 5}, (
-        "budget 6. a has 1 of it, so b is clamped to 5; then b is refused and a gives its 1 back. b "
-        "asks again for what it asked for: the refund is for those behind it, of whom there are "
+        "budget 6. a has 1 of it, so b is clamped to 5; then b is refused and a gives its 1 back. "
+        "b asks again for what it asked for: the refund is for those behind it, of whom there are "
         f"none.\nexpected {{'b': 5}}\ncame     {output.num_scheduled_tokens}"
     )
 
@@ -793,8 +793,8 @@ def test_what_was_withdrawn_was_not_computed(lab):
     _, num_cached = scheduler.kv.get_computed_blocks(probe)
     assert num_cached == 16, (
         "a has computed 16 tokens. The chunk of this step, tokens 17 to 24, was promised to the "
-        "prefix index and withdrawn: nobody computes it, and nobody may find it. _withdraw looks at "
-        "the blocks a holds, so a must hold them still.\n"
+        "prefix index and withdrawn: nobody computes it, and nobody may find it. _withdraw looks "
+        "at the blocks a holds, so a must hold them still.\n"
         f"expected 16 tokens cached\ncame     {num_cached}"
     )
 

@@ -18,8 +18,9 @@ from mini_vllm import EngineParts, LLMEngine, Request, SamplingParams
 def num_prefill_steps(prompt_len: int, threshold: int, budget: int) -> int:
     """Steps until the first token of a prompt that has the engine to itself.
 
-    Exact for whole numbers of any size, in constant time. Holds with an empty prefix cache and enough memory. The
-    step that computes the last chunk samples as well, so this is also the time to the first token.
+    Exact for whole numbers of any size, in constant time. Holds with an empty prefix cache and
+    enough memory. The step that computes the last chunk samples as well, so this is also the time
+    to the first token.
 
     Args:
         prompt_len: prompt tokens.

@@ -173,9 +173,9 @@ def test_the_way_back_is_no_chunk(lab, record_property):
         enable_prefix_caching=False, long_prefill_token_threshold=4,
     )  # fmt: skip
     assert came.chunks == [[4, 4], [4, 4]], (
-        "5 usable blocks do not hold two requests of 16 computed tokens: the second is evicted with "
-        "outputs, and computes its prompt a second time. Its first token was said before; what "
-        "follows, chunks of 4 or not, is not on the way to it.\n"
+        "5 usable blocks do not hold two requests of 16 computed tokens: the second is evicted "
+        "with outputs, and computes its prompt a second time. Its first token was said before; "
+        "what follows, chunks of 4 or not, is not on the way to it.\n"
         f"expected [[4, 4], [4, 4]]\ncame     {came.chunks}"
     )
     lone = lab.serve(["x" * 100], 2, model="toy", max_num_batched_tokens=16,

@@ -276,6 +276,15 @@ def recorded() -> dict[str, dict[str, Any]]:
     return arms
 
 
+def test_a_large_report_drops_several(lab):
+    came = lab.window_rate([(1, 10, 10), (1, 10, 10), (1, 10, 10), (3, 10, 0)], 3)
+    assert came == 0.0, (
+        "three reports of one request, then one of three, and a window of 3: all of the old ones "
+        "must go, not just the oldest.\n"
+        f"expected 0.0\ncame     {came}"
+    )
+
+
 def test_the_meters_of_a_real_engine(lab):
     arms = {name: arm for name, arm in recorded().items() if arm["each"]}
     assert len(arms) == 3, f"the capture holds {list(arms)}; expected on, on, off"

@@ -166,8 +166,8 @@ def test_it_asks_once_more_than_it_evicts(lab):
     scheduler.kv.allocate_slots = spy
     lab.make_room(scheduler, a, 1)
     assert asked == [("a", 1)] * 2, (
-        "asked, refused; c evicted; asked again and granted. A grant is the end: asking again could "
-        "only take more, and every ask costs a look at the pool.\n"
+        "asked, refused; c evicted; asked again and granted. A grant is the end: asking again "
+        "could only take more, and every ask costs a look at the pool.\n"
         f"expected [('a', 1), ('a', 1)]\ncame     {asked}"
     )
 
@@ -178,8 +178,8 @@ def test_the_only_one_running_goes_too(lab):
     came = lab.make_room(scheduler, a, 1)
     seen = (names(scheduler.running), names(scheduler.waiting), a.num_computed_tokens)
     assert came == (False, [a]) and seen == ([], ["a"], 0), (
-        "nobody else runs, and the pool cannot hold a's ninth token. A request that is refused does "
-        "not stay in running with blocks nobody else can have: it goes like any victim.\n"
+        "nobody else runs, and the pool cannot hold a's ninth token. A request that is refused "
+        "does not stay in running with blocks nobody else can have: it goes like any victim.\n"
         f"expected (False, [a]), running [], waiting ['a'], 0 computed\ncame     {came}, {seen}"
     )
 
@@ -259,7 +259,7 @@ def test_work_may_also_be_saved(lab):
     came = lab.measure(["aaaabbbb"] * 2, 256, 4, 3, parts=parts)
     assert (came.scheduled, came.wasted) == (16, -4), (
         "a cache of its own, put in through parts, gives the second prompt 4 tokens for nothing. "
-        "wasted is scheduled minus 2 x (8 + 3 - 1), whatever its sign: a floor of 0 would hide it.\n"
+        "wasted is scheduled minus 2 x (8 + 3 - 1), whatever its sign: a floor of 0 hides it.\n"
         f"expected 16 tokens, -4 wasted\ncame     {came}"
     )
 
@@ -300,8 +300,8 @@ def test_what_can_never_finish_is_refused(lab):
     except ValueError:
         came = ValueError
     assert came is ValueError, (
-        "8 prompt tokens and 10 outputs do not fit into 4 usable blocks of 4. The engine refuses at "
-        "the door, and run passes that on: an empty answer would look like one.\n"
+        "8 prompt tokens and 10 outputs do not fit into 4 usable blocks of 4. The engine refuses "
+        "at the door, and run passes that on: an empty answer would look like one.\n"
         f"expected ValueError\ncame     {came}"
     )
 

@@ -29,8 +29,8 @@ def predict_costs(
 ) -> list[int]:
     """What `decode_step_costs` will measure, by arithmetic.
 
-    Equal to the measurement for every argument, whichever of threshold, budget and prompt binds. The
-    long prompt has two outputs; the victim is in every step, before it.
+    Equal to the measurement for every argument, whichever of threshold, budget and prompt binds.
+    The long prompt has two outputs; the victim is in every step, before it.
 
     Threshold 100, 256 tokens, 16 outputs: [101, 101, 57, 2] and eleven ones.
 
@@ -60,10 +60,10 @@ def decode_step_costs(
 ) -> tuple[list[int], list[int]]:
     """Disturb one stream with one long prompt, and note what each of the stream's steps holds.
 
-    The victim has the prompt `VICTIM` and `max_tokens` outputs. `long_prompt(long_prompt_len)`, with
-    exactly 2 outputs, arrives between the step of its first token and the next; what came before is
-    not measured. A cost is all tokens of one step (`total_num_scheduled_tokens`) that the victim is
-    in. Greedy, EOS ignored. Threshold 0: [257, 2] and thirteen ones.
+    The victim has the prompt `VICTIM` and `max_tokens` outputs. `long_prompt(long_prompt_len)`,
+    with exactly 2 outputs, arrives between the step of its first token and the next; what came
+    before is not measured. A cost is all tokens of one step (`total_num_scheduled_tokens`) that the
+    victim is in. Greedy, EOS ignored. Threshold 0: [257, 2] and thirteen ones.
 
     Args:
         threshold: `long_prefill_token_threshold`; 0 is none.
@@ -89,8 +89,8 @@ def storm_costs(
 
     The victims, all with the prompt `VICTIM`, are there from the beginning. The storm begins when
     each has its first token: before each of the next `num_prompts` steps one
-    `long_prompt(long_prompt_len, number)` arrives, numbers from 0, with 2 outputs each. A step counts
-    when any victim is in it, until all have ended.
+    `long_prompt(long_prompt_len, number)` arrives, numbers from 0, with 2 outputs each. A step
+    counts when any victim is in it, until all have ended.
 
     Returns:
         Tokens in each of the victims' steps, and the victims' output token ids.

@@ -21,8 +21,8 @@ def run_and_count(
 ) -> tuple[int, list[list[int]]]:
     """Serve all prompts together, greedy, `max_tokens` outputs each; count what is computed.
 
-    Put a probe around `engine.scheduler.schedule`: a function that calls it, adds the plan's
-    `total_num_scheduled_tokens` to a sum, and returns the plan. Then `engine.generate`.
+    Counted is what plans schedule, in all steps of a fresh engine; a hit is scheduled by nobody.
+    Exactly `max_tokens` outputs each. The engine decides as it does when nobody counts.
 
     Args:
         prompts: all of them are added before the first step.
@@ -48,8 +48,8 @@ def full_price(num_prompts: int, prompt_len: int, max_tokens: int) -> int:
 def saved_tokens(num_prompts: int, shared_len: int, prompt_len: int, block_size: int) -> int:
     """Tokens the cache saves when prompts of one length share their first `shared_len` tokens.
 
-    The first of them pays in full. Each of the others adopts whole blocks: those that the shared
-    part fills, but never the block with its last token, which must be computed to give logits.
+    Equal to the difference of two runs of `run_and_count`. 8 prompts of 65 that share 64, blocks of
+    4: 448. Of 64 that share 64: 420.
 
     Holds for prompts that arrive together, in enough memory, none of them cut into chunks.
 

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+import mini_vllm
 from mini_vllm import EngineParts, KVCacheManager, Request, hash_block_tokens
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Transformer
@@ -42,8 +43,9 @@ def test_caching_off_pays_full_price_for_everyone(lab):
     )
 
 
-def test_caching_on_computes_the_shared_prefix_once(lab):
+def test_caching_on_computes_the_shared_prefix_once(lab, record_property):
     came = count(lab, EIGHT, True)
+    record_property("measured.computed", came)
     assert came == 96, (
         "with the cache the first pays 65 + 3, the other seven 1 + 3: the 64 shared tokens are 16 "
         f"full blocks.\nexpected 68 + 7 x 4 = 96\ncame     {came}"
@@ -228,3 +230,22 @@ def test_the_answers_are_part_of_the_history(lab):
         f"expected {expected}\ncame     {seen[1]}"
     )
     assert len(answers[0]) == 6, f"answers of exactly max_tokens = 6 tokens; came {len(answers[0])}"
+
+
+@pytest.mark.parametrize("name", ["run_and_count", "chat"])
+def test_the_end_of_text_ends_nothing(lab, name, monkeypatch):
+    seen, add_request = [], mini_vllm.Scheduler.add_request
+
+    def spy(self, request):
+        seen.append(request.sampling_params)
+        add_request(self, request)
+
+    monkeypatch.setattr(mini_vllm.Scheduler, "add_request", spy)
+    getattr(lab, name)(["ab", "cd"], True, max_tokens=3, model="toy")
+    came = [(params.max_tokens, params.ignore_eos, params.temperature) for params in seen]
+    assert came == [(3, True, 0.0)] * 2, (
+        f"{name}: exactly max_tokens outputs each, greedy. With an early EOS two runs would do "
+        "different work, and their difference would not be the cache's.\n"
+        "expected (max_tokens, ignore_eos, temperature) (3, True, 0.0) for both\n"
+        f"came     {came}"
+    )

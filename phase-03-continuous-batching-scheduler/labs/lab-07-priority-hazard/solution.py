@@ -87,17 +87,15 @@ def workload(numbers: Numbers) -> dict[str, Any]:
 def stale_reads(entry: dict[str, Any]) -> list[Stale]:
     """Every stale read of a recorded workload: step by step, and for each request by position.
 
-    Keep a shadow of the cache: for each slot, a pair (block id, offset), the fingerprint last
-    written to it. Walk the steps. Within a step, for each scheduled request:
+    A step writes the positions it schedules and reads all earlier ones of the same request;
+    position `p` lives in slot `p % block_size` of block `block_ids[request_id][p // block_size]`. A
+    read is sound if its slot holds the fingerprint of that position, written in this step or
+    before: all requests of a step write before any of them reads. A slot never written is sound for
+    nobody.
 
-    - `num_computed_tokens[request_id]` of the recording *includes* this step's tokens, so those are
-      the last `num_scheduled_tokens[request_id]` positions below it. They are written, each to
-      slot `position % block_size` of block `block_ids[request_id][position // block_size]`;
-    - all earlier positions are read. A slot that does not hold the fingerprint of its position,
-      or that was never written, is a stale read.
-
-    All requests of a step write before any of them reads. A request that has caught up with its
-    tokens gets the next one from the script, `outputs[request_id]`, while there is one.
+    `num_computed_tokens` of a recording *includes* the step's tokens. A request that has caught up
+    with its tokens has one more, the next of `outputs[request_id]`, from the next step on. `entry`
+    is left as it was.
 
     Args:
         entry: a recording, as `conformance.recording.read` and `conformance.replay.run` give it:
@@ -148,9 +146,9 @@ class FixedScheduler(mini_vllm.Scheduler):
         Called by the running phase before the victim's blocks are freed and before its counter is
         set to 0. The engine's own (`super()`) takes the victim out of the plan.
 
-        What the step would have computed will not be computed. Blocks that entered the index for
-        it must leave it; blocks that are computed must stay. `self.kv.get_blocks(request_id)` is
-        the table, `self.kv.block_pool.evict(block)` un-indexes a block if it is indexed.
+        What the step would have computed will not be computed: nobody may find it in the index
+        afterwards, and everybody may still find what is computed. See `self.kv.get_blocks` (the
+        table) and `self.kv.block_pool.evict` (un-indexes a block, if it is indexed).
         """
         num_sound = victim.num_computed_tokens // self.kv.block_size
         for block in self.kv.get_blocks(victim.request_id)[num_sound:]:
