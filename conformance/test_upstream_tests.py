@@ -113,7 +113,7 @@ def test_a_wrong_engine_fails_the_items_that_the_table_is_made_of(printed: dict[
 def test_the_table_holds_every_mutant_and_is_on_the_page() -> None:
     kept = json.loads(catches.DATA.read_text(encoding="utf-8"))
     assert list(kept) == [mutant.name for mutant in mutants.MUTANTS]
-    assert catches.table(kept) in catches.PAGE.read_text(encoding="utf-8")
+    assert catches.section(kept) in catches.PAGE.read_text(encoding="utf-8")
 
 
 def test_a_function_that_is_not_listed_is_not_in_scope() -> None:
