@@ -169,3 +169,21 @@ def test_course_run_mine_uses_it(tmp_path, monkeypatch, capsys):
         said[len(arguments)] = capsys.readouterr().out
     assert "attention          yours, from lab 04-03" in said[2]
     assert said[1].splitlines()[0] == said[2].splitlines()[0]
+
+
+def test_run_of_lab_02_compares_no_flashinfer_places_where_it_is_not_installed() -> None:
+    """The real selector lists FlashInfer only where it is installed; the words compared leave it out."""
+    folder = Path(__file__).parent / "labs" / "lab-02-backend-selection"
+    run = load_module(folder / "run.py")
+    with_it = {
+        "name": "FLASH_ATTN",
+        "line": "potential backends: ['FLASH_ATTN', 'FLASHINFER', 'TRITON_ATTN'].",
+        "error": "{FLASH_ATTN: [block_size], FLASHINFER: [block_size], FLASHINFER_MLA: [x]}",
+    }
+    without = {
+        "name": "FLASH_ATTN",
+        "line": "potential backends: ['FLASH_ATTN', 'TRITON_ATTN'].",
+        "error": "{FLASH_ATTN: [block_size], FLASHINFER: [ImportError], FLASHINFER_MLA: [y, z]}",
+    }
+    assert run.unlisted(with_it) == run.unlisted(without)
+    assert run.unlisted(with_it)["error"] == "{FLASH_ATTN: [block_size]}"
