@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from course import cli
+from course.files import load_module
 from course.learning import mine, pristine
 from course.learning.grading import Report, TestResult
 from course.learning.labs import find_labs
@@ -172,7 +173,7 @@ def test_course_run_mine_uses_it(tmp_path, monkeypatch, capsys):
 
 
 def test_run_of_lab_02_compares_no_flashinfer_places_where_it_is_not_installed() -> None:
-    """The real selector lists FlashInfer only where it is installed; the words compared leave it out."""
+    """The real selector lists FlashInfer only where it is installed."""
     folder = Path(__file__).parent / "labs" / "lab-02-backend-selection"
     run = load_module(folder / "run.py")
     with_it = {
