@@ -96,7 +96,7 @@ def caught_by(mutant: mutants.Mutant) -> list[str]:
 
 
 def section(catches: Mapping[str, Sequence[str]]) -> str:
-    """The part of the page: a row per mutant that is caught, most items first, then how many are not."""
+    """The part of the page: a row per mutant caught, most items first, then how many are not."""
     rows = []
     for name, items in sorted(catches.items(), key=lambda pair: -len(pair[1])):
         functions = list(dict.fromkeys(item.partition("::")[2].partition("[")[0] for item in items))
