@@ -19,20 +19,12 @@ from course.learning import mine, pristine
 from course.learning.grading import Report, TestResult
 from course.learning.labs import find_labs
 from course.learning.progress import Progress, digest_of
+from labkit import shipped_model
 from mini_vllm import EngineParts, LLMEngine, SamplingParams, Scheduler
-from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.models.transformer import Transformer
 
 PHASE = Path(__file__).resolve().parent
 ROOT = PHASE.parent
 TEXTS = ["The KV cache is divided into", "The KV cache is read by", "A request", "Blocks of"]
-
-
-@cache
-def shipped_model() -> Transformer:
-    """Float64, so that the batch's shape changes no token."""
-    checkpoint = load_checkpoint("byte-llama")
-    return Transformer(checkpoint.config, checkpoint.weights, "float64")
 
 
 @cache

@@ -20,9 +20,8 @@ from course.learning import mine, pristine
 from course.learning.grading import Report, TestResult
 from course.learning.labs import find_labs
 from course.learning.progress import Progress, digest_of
+from labkit import shipped_model
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
-from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.models.transformer import Transformer
 
 PHASE = Path(__file__).resolve().parent
 ROOT = PHASE.parent
@@ -44,13 +43,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "enable_prefix_caching": False,
     },
 }
-
-
-@cache
-def shipped_model() -> Transformer:
-    """Float64, so that the batch's shape changes no token."""
-    checkpoint = load_checkpoint("byte-llama")
-    return Transformer(checkpoint.config, checkpoint.weights, "float64")
 
 
 @cache

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from functools import cache
 
 import numpy as np
 import pytest
 
 from conformance import parts
+from labkit import shipped_model
 from mini_vllm import (
     KVCacheManager,
     LLMEngine,
@@ -19,8 +19,6 @@ from mini_vllm import (
     Scheduler,
     SchedulerConfig,
 )
-from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.models.transformer import Transformer
 
 MAX_STEPS = 400
 STEP_CAP = (
@@ -211,12 +209,6 @@ def test_matches_under_preemption(lab):
     expected = compare(lab, prompts, greedy(9), "a pool of 9 blocks", **settings)
     preemptions = sum(request.num_preemptions for request in expected)
     assert preemptions > 0, "this case is here for its preemptions, and there were none"
-
-
-@cache
-def shipped_model() -> Transformer:
-    checkpoint = load_checkpoint("byte-llama")
-    return Transformer(checkpoint.config, checkpoint.weights, "float64")
 
 
 def test_matches_with_prefix_hits_on_the_real_model(lab):

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from conformance import parts
+from labkit import same
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 
 
@@ -17,10 +18,6 @@ def ids(blocks) -> list[int]:
 
 def queued(pool) -> list[int]:
     return ids(pool.free_queue.get_all_free_blocks())
-
-
-def same(got, expected, why: str) -> None:
-    assert got == expected, f"{why}\nexpected {expected}\ncame     {got}"
 
 
 def queue_of(lab, count: int):

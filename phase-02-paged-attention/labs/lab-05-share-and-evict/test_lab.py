@@ -14,6 +14,7 @@ import pytest
 import mini_vllm
 from conformance import parts
 from conformance.replay import first_difference, mini_scheduler
+from labkit import same
 from mini_vllm import EngineParts, LLMEngine, Request, SamplingParams
 
 RECORDINGS = parts.FOLDER.parent
@@ -45,10 +46,6 @@ def state(kv) -> tuple:
     }
     refs = [block.ref_cnt for block in kv.block_pool.blocks]
     return queued(kv), refs, cached_ids(kv), tables
-
-
-def same(got, expected, why: str) -> None:
-    assert got == expected, f"{why}\nexpected {expected}\ncame     {got}"
 
 
 @both

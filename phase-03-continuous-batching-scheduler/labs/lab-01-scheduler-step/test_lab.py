@@ -18,6 +18,7 @@ import pytest
 
 import mini_vllm
 from conformance import replay
+from labkit import shipped_model
 from mini_vllm import (
     EngineParts,
     KVCacheManager,
@@ -26,8 +27,6 @@ from mini_vllm import (
     SamplingParams,
     SchedulerConfig,
 )
-from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.models.transformer import Transformer
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "conformance" / "recordings"
 
@@ -821,12 +820,6 @@ def test_it_decides_as_the_whole_engine_did(lab):
             pytrace=False,
         )
     assert steps == 442, f"all 442 steps of the run are compared; came {steps}"
-
-
-@cache
-def shipped_model() -> Transformer:
-    checkpoint = load_checkpoint("byte-llama")
-    return Transformer(checkpoint.config, checkpoint.weights, "float64")
 
 
 def test_it_serves_the_shipped_model(lab):

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import mini_vllm
+from labkit import shipped_model
 from mini_vllm import EngineParts, KVCacheManager, LLMEngine, Request, SamplingParams
-from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.models.transformer import Transformer
 
 TEXTS = [
     "The scheduler gives every running request its tokens first, and a waiting one the rest. " * 2,
@@ -18,13 +17,6 @@ TEXTS = [
     "Prefix caching finds the blocks of a prompt that was seen before, from its front on",
 ]
 """176, 13 and 83 byte tokens."""
-
-
-@cache
-def shipped_model() -> Transformer:
-    """Float64: the shape of a batch then changes no token, and outputs may be compared."""
-    checkpoint = load_checkpoint("byte-llama")
-    return Transformer(checkpoint.config, checkpoint.weights, "float64")
 
 
 @cache

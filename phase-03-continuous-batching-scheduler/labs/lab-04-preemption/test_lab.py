@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import mini_vllm
+from labkit import shipped_model
 from mini_vllm import (
     BlockPool,
     EngineParts,
@@ -18,18 +19,9 @@ from mini_vllm import (
     SamplingParams,
     SchedulerConfig,
 )
-from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.models.transformer import Transformer
 
 TWO = ["aaaabbbb", "ccccdddd"]
 FOUR = [*TWO, "eeeeffff", "gggghhhh"]
-
-
-@cache
-def shipped_model() -> Transformer:
-    """Float64: the shape of a batch then changes no token, and outputs may be compared."""
-    checkpoint = load_checkpoint("byte-llama")
-    return Transformer(checkpoint.config, checkpoint.weights, "float64")
 
 
 @cache

@@ -10,18 +10,10 @@ from typing import Any
 import pytest
 
 import mini_vllm
+from labkit import shipped_model
 from mini_vllm import EngineParts, KVCacheManager, LLMEngine, SamplingParams
-from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.models.transformer import Transformer
 
 REAL_STEPS = Path(__file__).resolve().parents[2] / "experiments" / "measured" / "real-steps.json"
-
-
-@cache
-def shipped_model() -> Transformer:
-    """Float64: the shape of a batch then changes no token, and outputs may be compared."""
-    checkpoint = load_checkpoint("byte-llama")
-    return Transformer(checkpoint.config, checkpoint.weights, "float64")
 
 
 # --- predicted -----------------------------------------------------------------------------------

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
 
 import pytest
 
 import mini_vllm
+from labkit import shipped_model
 from mini_vllm import EngineParts, KVCacheManager, Request, hash_block_tokens
-from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.models.transformer import Transformer
 
 SYSTEM = "S" * 64
 EIGHT = [SYSTEM + digit for digit in "01234567"]
@@ -18,13 +16,6 @@ EIGHT = [SYSTEM + digit for digit in "01234567"]
 
 TURNS = [f"turn {number} ..." for number in range(5)]
 """Ten tokens each."""
-
-
-@cache
-def shipped_model() -> Transformer:
-    """Float64: the shape of a batch then changes no token, and outputs may be compared."""
-    checkpoint = load_checkpoint("byte-llama")
-    return Transformer(checkpoint.config, checkpoint.weights, "float64")
 
 
 def count(lab, prompts, caching: bool, **settings) -> int:

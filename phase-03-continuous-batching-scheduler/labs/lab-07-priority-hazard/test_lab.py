@@ -6,7 +6,7 @@ import copy
 import gzip
 import itertools
 import json
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import pytest
 
 import mini_vllm
 from conformance import real_engine, recording, replay, workloads
+from labkit import shipped_model
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
-from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.models.transformer import Transformer
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "conformance" / "recordings"
 HAZARD = RECORDINGS / "hazard" / "priority.jsonl.gz"
@@ -213,13 +212,6 @@ def test_recordings_without_the_hazard_are_unchanged(lab):
                 f"{difference}"
             )
     assert num_withdrawn > 50, f"only {num_withdrawn} of the workloads preempt"
-
-
-@cache
-def shipped_model() -> Transformer:
-    """Float64: the shape of a batch then changes no token, and outputs may be compared."""
-    checkpoint = load_checkpoint("byte-llama")
-    return Transformer(checkpoint.config, checkpoint.weights, "float64")
 
 
 def serve(scheduler) -> list[str]:

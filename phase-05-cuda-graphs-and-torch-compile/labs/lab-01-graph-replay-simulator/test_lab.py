@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from labkit import same
+
 OPS = (lambda x: x + 1.0, lambda x: x * 2.0, lambda x: x - 3.0)
-
-
-def same(got, expected, why: str) -> None:
-    assert got == expected, f"{why}\nexpected {expected}\ncame     {got}"
 
 
 def cost(lab, call, *args) -> int:

@@ -7,22 +7,8 @@ import random
 
 import pytest
 
+from labkit import refused, same
 from mini_vllm.cudagraph.launches import LAYER, simulate
-
-
-def same(got, expected, why: str) -> None:
-    assert got == expected, f"{why}\nexpected {expected}\ncame     {got}"
-
-
-def refused(call, what: str) -> None:
-    try:
-        got = call()
-    except ValueError:
-        return
-    except Exception as error:
-        got = repr(error)
-    pytest.fail(f"{what} must raise ValueError; came {got}", pytrace=False)
-
 
 # --- counting -------------------------------------------------------------------------------------
 

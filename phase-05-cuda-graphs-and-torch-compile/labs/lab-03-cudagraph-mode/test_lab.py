@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from conformance import parts
+from labkit import refused
 
 CASES = parts.load("cudagraph_modes")
 DISPATCHES = [case for case in CASES if case["kind"] == "dispatch"]
@@ -24,16 +25,6 @@ TABLE = {
 
 def same(got, expected, why: str) -> None:
     assert got == expected, f"{why}\nexpected {expected!r}\ncame     {got!r}"
-
-
-def refused(call, what: str) -> None:
-    try:
-        got = call()
-    except ValueError:
-        return
-    except Exception as error:
-        got = repr(error)
-    pytest.fail(f"{what} must raise ValueError; came {got!r}", pytrace=False)
 
 
 def sizes_of(max_num_seqs: int) -> list[int]:

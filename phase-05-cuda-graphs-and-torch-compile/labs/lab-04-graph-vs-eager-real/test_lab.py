@@ -17,25 +17,12 @@ from pathlib import Path
 import pytest
 
 from conformance import parts
+from labkit import refused, same
 
 HERE = Path(__file__).parent
 UPSTREAM = HERE.parents[2] / "upstream"
 PROCESS = "(EngineCore pid=4242) "
 PREFIX = PROCESS + "INFO 01-01 00:00:00 [gpu_model_runner.py:6457] "
-
-
-def same(got, expected, why: str) -> None:
-    assert got == expected, f"{why}\nexpected {expected}\ncame     {got}"
-
-
-def refused(call, what: str) -> None:
-    try:
-        got = call()
-    except ValueError:
-        return
-    except Exception as error:
-        got = repr(error)
-    pytest.fail(f"{what} must raise ValueError; came {got}", pytrace=False)
 
 
 def plain(rows) -> list[tuple]:

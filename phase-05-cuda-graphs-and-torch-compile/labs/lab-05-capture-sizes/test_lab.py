@@ -9,26 +9,11 @@ import random
 from collections import Counter
 from itertools import combinations
 
-import pytest
-
 from conformance import parts
+from labkit import refused, same
 
 CASES = parts.load("cudagraph_modes")
 TRACE = [1, 3, 5, 9, 17, 33, 65, 33, 12]
-
-
-def same(got, expected, why: str) -> None:
-    assert got == expected, f"{why}\nexpected {expected}\ncame     {got}"
-
-
-def refused(call, what: str) -> None:
-    try:
-        got = call()
-    except ValueError:
-        return
-    except Exception as error:
-        got = repr(error)
-    pytest.fail(f"{what} must raise ValueError; came {got}", pytrace=False)
 
 
 # --- the ladder -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from course.files import load_module
+from labkit import refused, same
 from mini_vllm.cudagraph import GraphRunner, LaunchCounter, PiecewiseGraphRunner, run_eager
 
 HERE = Path(__file__).parent
@@ -16,20 +17,6 @@ HERE = Path(__file__).parent
 
 def names(nodes) -> list[str]:
     return [node.name for node in nodes]
-
-
-def same(got, expected, why: str) -> None:
-    assert got == expected, f"{why}\nexpected {expected}\ncame     {got}"
-
-
-def refused(call, what: str) -> None:
-    try:
-        got = call()
-    except ValueError:
-        return
-    except Exception as error:
-        got = repr(error)
-    pytest.fail(f"{what} must raise ValueError; came {got}", pytrace=False)
 
 
 def pieces_of(lab, graph, splitting=None) -> list[tuple[bool, list[str]]]:

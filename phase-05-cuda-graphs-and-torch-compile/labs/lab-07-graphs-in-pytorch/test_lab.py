@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from course.files import load_module
+from labkit import refused, same
 from mini_vllm.cudagraph import Tape
 from mini_vllm.cudagraph.launches import simulate
 
@@ -25,20 +26,6 @@ def close(got, expected, why: str, tolerance: float = 1e-9) -> None:
     assert got is not None and math.isclose(got, expected, rel_tol=tolerance), (
         f"{why}\nexpected {expected:.6g}\ncame     {got}"
     )
-
-
-def same(got, expected, why: str) -> None:
-    assert got == expected, f"{why}\nexpected {expected}\ncame     {got}"
-
-
-def refused(call, what: str) -> None:
-    try:
-        got = call()
-    except ValueError:
-        return
-    except Exception as error:
-        got = repr(error)
-    pytest.fail(f"{what} must raise ValueError; came {got}", pytrace=False)
 
 
 def load(name: str):
