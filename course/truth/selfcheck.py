@@ -304,6 +304,10 @@ def _beside(lab: Lab, folder: Path, name: str, text: str) -> Path:
     return folder / name
 
 
+_CHECKERS = ("raises", "fail", "warns", "same", "refused")
+"""Of pytest, and the two of `labkit`: a call of one is an assertion."""
+
+
 def _asserts(function: ast.FunctionDef, tests: ast.Module, depth: int = 3) -> bool:
     """Whether the test can fail by itself: an assert on something, pytest.raises, a checker."""
     helpers = {n.name: n for n in tests.body if isinstance(n, ast.FunctionDef)}
@@ -315,7 +319,7 @@ def _asserts(function: ast.FunctionDef, tests: ast.Module, depth: int = 3) -> bo
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
             called = node.func.id if isinstance(node.func, ast.Name) else called
-            if called in ("raises", "fail", "warns") or called.startswith("assert_"):
+            if called in _CHECKERS or called.startswith("assert_"):
                 return True
             helper = helpers.get(called)
             if helper is not None and depth and _asserts(helper, tests, depth - 1):
