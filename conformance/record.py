@@ -2,6 +2,7 @@
 
     python -m conformance.record --workloads 1200 --out conformance/recordings
     python -m conformance.record --seeds 4711 4719 --out /some/folder
+    python -m conformance.record --async --out conformance/recordings
 
 Needs the pinned tree on `PYTHONPATH` (`conformance/README.md` has the commands). One file per
 profile of `workloads.py`, one workload per line, in the format of `recording.py`.
@@ -19,6 +20,8 @@ from conformance import recording, workloads
 
 MAX_STEPS = 2000
 STALL_STEPS = 3
+ASYNC_SEEDS = range(30_000, 31_080)
+"""The seeds of `async.jsonl.gz`: 120 of each profile."""
 
 
 class Stalled(Exception):
@@ -182,11 +185,13 @@ def observe(scheduler: Any, plan: Any) -> dict[str, Any]:
     }
 
 
-def record_seeds(seeds: Iterable[int], folder: Path) -> dict[str, int]:
-    """Record seeds into one file per profile; returns the number of workloads per file."""
+def record_seeds(seeds: Iterable[int], folder: Path, is_async: bool = False) -> dict[str, int]:
+    """Record seeds into one file per profile, or all into `async.jsonl.gz`; workloads per file."""
     by_profile = collections.defaultdict(list)
     for seed in seeds:
-        by_profile[workloads.profile_of(seed)].append(record(workloads.generate(seed)))
+        workload = workloads.generate(seed)
+        name = "async" if is_async else workloads.profile_of(seed)
+        by_profile[name].append(record_async(workload) if is_async else record(workload))
     folder.mkdir(parents=True, exist_ok=True)
     for profile, recordings in by_profile.items():
         recording.write(folder / f"{profile}.jsonl.gz", recordings)
@@ -197,10 +202,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.record", description=__doc__)
     parser.add_argument("--workloads", type=int, default=1200, help="seeds 0 to N-1")
     parser.add_argument("--seeds", type=int, nargs="+", help="these seeds instead")
+    parser.add_argument(
+        "--async",
+        dest="is_async",
+        action="store_true",
+        help=f"the asynchronous scheduler; by default seeds {ASYNC_SEEDS[0]} to {ASYNC_SEEDS[-1]}",
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the files")
     arguments = parser.parse_args(argv)
-    seeds = arguments.seeds or range(arguments.workloads)
-    for profile, count in record_seeds(seeds, arguments.out).items():
+    kept = ASYNC_SEEDS if arguments.is_async else range(arguments.workloads)
+    seeds = arguments.seeds or kept
+    for profile, count in record_seeds(seeds, arguments.out, arguments.is_async).items():
         print(f"{profile}: {count} workloads")
     return 0
 

@@ -37,13 +37,21 @@ def test_fresh_workloads_are_decided_as_by_the_real_scheduler(profile: str) -> N
 
 
 @pytest.mark.upstream
+def test_fresh_asynchronous_workloads_are_decided_as_by_the_real_scheduler() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + len(workloads.PROFILES)):
+        _, difference = replay.replay(record.record_async(workloads.generate(seed)))
+        assert difference is None, str(difference)
+
+
+@pytest.mark.upstream
 def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
     """The kept files are not hand-made: recording a seed again gives the kept line."""
     from conformance import mutants, recording
 
     for path in sorted(mutants.RECORDINGS.glob("*.jsonl.gz")):
         kept = next(recording.read(path))
-        assert record.record(workloads.generate(kept["seed"])) == kept, path.name
+        again = record.record_async if kept["config"].get("async_scheduling") else record.record
+        assert again(workloads.generate(kept["seed"])) == kept, path.name
 
 
 @pytest.mark.upstream
@@ -52,7 +60,6 @@ def test_the_run_on_the_first_page_is_what_the_real_scheduler_decides() -> None:
 
     timeline = gantt.engine_timeline()
     config = {**timeline["config"], "enable_chunked_prefill": True, "max_model_len": 256}
-    config["enable_prefix_caching"] = config.pop("enable_caching")
     arrivals = gantt.timeline_arrivals()
     engine = gantt.timeline_engine()
     requests = {}
