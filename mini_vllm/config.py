@@ -124,6 +124,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         whole("seed", self.seed, 0, need="0 or more")
+        if getattr(self.dtype, "__name__", str(self.dtype)) not in ("float32", "float64"):
+            raise ValueError(f"dtype={self.dtype!r}: need float32 or float64")
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any]) -> Self:

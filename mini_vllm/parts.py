@@ -64,7 +64,7 @@ class EngineParts:
                     "async_scheduling=True: the scheduler part plans one step at a time"
                 )
             factory = AsyncScheduler
-        if "config" not in inspect.signature(factory).parameters:
+        if "max_num_seqs" in inspect.signature(factory).parameters:
             return _from_flat_arguments(factory, kv, config, gates)
         if not gates:
             return factory(kv, config.scheduler)

@@ -319,6 +319,7 @@ def test_a_refused_call_changes_nothing(call, named):
         ({"num_blocks": 10**9}, "num_blocks=1000000000"),
         ({"block_size": 10**8}, "block_size=100000000"),
         ({"model": None}, "model=None"),
+        ({"dtype": "x"}, "dtype='x': need float32 or float64"),
         ({"enable_caching": True}, "enable_caching=True: no such argument"),
     ],
 )
