@@ -7,10 +7,12 @@ import it.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import logging
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -65,9 +67,12 @@ OPT_CONFIG = {
 def model_config() -> ModelConfig:
     """A config no weights stand behind: the scheduler reads only lengths from it."""
     init_none_hash(sha256)
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(OPT_CONFIG))
-        return ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float16", max_model_len=8)
+    folder = Path(tempfile.mkdtemp())  # later releases read it again for every scheduler
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "config.json").write_text(json.dumps(OPT_CONFIG))
+    return ModelConfig(
+        model=str(folder), skip_tokenizer_init=True, dtype="float16", max_model_len=8
+    )
 
 
 def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Scheduler:
@@ -92,12 +97,15 @@ def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Sc
             is_encoder_decoder=False,
             max_num_seqs=config["max_num_seqs"],
             max_num_batched_tokens=config["max_num_batched_tokens"],
-            long_prefill_token_threshold=config["long_prefill_token_threshold"],
             enable_chunked_prefill=config["enable_chunked_prefill"],
             policy=config["policy"],
             async_scheduling=async_scheduling,
         ),
     )
+    # Later releases refuse a threshold above `max_model_len` at construction; it has no effect.
+    vllm_config.scheduler_config.long_prefill_token_threshold = config[
+        "long_prefill_token_threshold"
+    ]
     spec = FullAttentionSpec(
         block_size=config["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32
     )

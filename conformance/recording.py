@@ -13,7 +13,7 @@ import json
 import math
 import reprlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -197,11 +197,15 @@ BEYOND = 3
 """What an asynchronous recorder samples in the step planned after a request's last token."""
 
 
-def read(path: Path) -> Iterator[Recording]:
+def read(path: Path, upstream: Mapping[str, str] = UPSTREAM) -> Iterator[Recording]:
     """The recordings of a `.jsonl` or `.jsonl.gz` file, one per line, each checked.
 
+    Args:
+        path: the file.
+        upstream: version and commit that every line must have been recorded from.
+
     Raises:
-        RecordingError: the file cannot be read, or a line is not a recording of the pin.
+        RecordingError: the file cannot be read, or a line is not a recording of that release.
     """
     count = 0
     for number, line in _lines(path):
@@ -212,7 +216,7 @@ def read(path: Path) -> Iterator[Recording]:
             raise RecordingError(message) from error
         except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
             raise RecordingError(f"{path}:{number}: not JSON: {error}") from error
-        problem = problem_of(recording)
+        problem = problem_of(recording, upstream)
         if problem:
             raise RecordingError(f"{path}:{number}: {problem}")
         count += 1
@@ -249,17 +253,17 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise RecordingError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def problem_of(recording: object) -> str:
+def problem_of(recording: object, upstream: Mapping[str, str] = UPSTREAM) -> str:
     """What is wrong with one parsed line, "" when nothing is."""
     if not isinstance(recording, dict):
         return "not a JSON object"
-    upstream = recording.get("upstream")
-    if isinstance(upstream, dict):
-        version, commit = upstream.get("version"), str(upstream.get("commit"))
-        if version != UPSTREAM["version"] or not commit.startswith(UPSTREAM["commit"]):
+    made_from = recording.get("upstream")
+    if isinstance(made_from, dict):
+        version, commit = made_from.get("version"), str(made_from.get("commit"))
+        if version != upstream["version"] or not commit.startswith(upstream["commit"]):
             return (
                 f"recorded from vLLM {version} ({commit}); this replays "
-                f"{UPSTREAM['version']} ({UPSTREAM['commit']}) only"
+                f"{upstream['version']} ({upstream['commit']}) only"
             )
     problem = next(_problems(recording), "")
     if problem:

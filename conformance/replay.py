@@ -169,6 +169,7 @@ def replay_files(
     fields: Sequence[str] = FIELDS,
     select: Callable[[recording.Recording], bool] | None = None,
     stop_at_first: bool = False,
+    upstream: Mapping[str, str] = recording.UPSTREAM,
 ) -> Result:
     """Replay every workload of some files.
 
@@ -177,6 +178,7 @@ def replay_files(
         build, make_request, fields: as for `replay`.
         select: replay only recordings for which this is true (by seed, by configuration, ...).
         stop_at_first: return as soon as one workload differs.
+        upstream: the release that the files must have been recorded from.
 
     Raises:
         RecordingError: a file is not a recording of the pinned version.
@@ -184,7 +186,7 @@ def replay_files(
     num_workloads, num_steps = 0, 0
     differences: list[Difference] = []
     for path in map(Path, paths):
-        for entry in recording.read(path):
+        for entry in recording.read(path, upstream):
             if select and not select(entry):
                 continue
             steps, difference = replay(entry, build, make_request, fields)
@@ -418,12 +420,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.replay",
         description="Replay recordings of the real v0.22.1 scheduler and compare every decision.",
+        epilog="With --release the recordings are of a later release, and so are the parts.",
     )
     part: dict[str, Any] = {"type": _load, "metavar": "MODULE:NAME"}
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".jsonl or .jsonl.gz")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.gz")
     parser.add_argument("--scheduler", default=Scheduler, help="scheduler class to test", **part)
     parser.add_argument("--kv-cache-manager", default=KVCacheManager, help="its manager", **part)
     parser.add_argument("--block-pool", default=BlockPool, help="its pool", **part)
+    parser.add_argument(
+        "--release", metavar="VERSION", help="its kept recordings (or FILEs) on its parts"
+    )
     parser.add_argument("--seed", type=int, help="replay only this workload")
     parser.add_argument("--all", action="store_true", help="show one difference per workload")
     arguments = parser.parse_args(argv)
@@ -433,9 +439,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         kv_cache_manager=arguments.kv_cache_manager,
         block_pool=arguments.block_pool,
     )
+    files, upstream, make_request = arguments.files, recording.UPSTREAM, mini_request
+    if arguments.release:
+        from conformance import releases
+
+        try:
+            release = releases.release_of(arguments.release)
+        except ValueError as error:
+            parser.error(str(error))
+        files, upstream = files or [release.path], release.upstream
+        build, make_request = releases.builders(release.version)
+    if not files:
+        parser.error("name at least one FILE, or a release with --release")
     select = None if arguments.seed is None else lambda entry: entry["seed"] == arguments.seed
     try:
-        result = replay_files(arguments.files, build, select=select)
+        result = replay_files(files, build, make_request, select=select, upstream=upstream)
     except recording.RecordingError as error:
         print(error, file=sys.stderr)
         return 2

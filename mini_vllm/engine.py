@@ -75,7 +75,7 @@ class LLMEngine:
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
-        self.inputs = InputProcessor(self.config, loaded)
+        self.inputs = InputProcessor(self.config, loaded, self.parts.request)
         self.chat_template = loaded.chat_template
         self.gates = tuple(gates)
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)

@@ -8,7 +8,7 @@ touched, by a ValueError that names the argument, its value and what is accepted
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,13 @@ def _plain(token: Any) -> Any:
 class InputProcessor:
     """Knows the bounds of one engine: vocabulary, context, pool."""
 
-    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        make_request: Callable[..., Request] = Request,
+    ) -> None:
+        self.make_request = make_request
         self.cache = config.cache
         self.max_model_len = config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
@@ -71,7 +77,7 @@ class InputProcessor:
         if extra := self.eos_token_ids[1:]:  # the first is EOS, the others stop ids
             stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *extra)
             params = replace(params, stop_token_ids=stops)
-        return Request(
+        return self.make_request(
             request_id,
             token_ids,
             params,

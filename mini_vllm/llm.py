@@ -31,15 +31,23 @@ class LLM:
         *,
         tokenizer: Tokenizer | None = None,
         parts: EngineParts | None = None,
+        release: str | None = None,
         **knobs: Any,
     ) -> None:
         """As `LLMEngine`; the names of `knobs` are those of vLLM's `EngineArgs`.
 
-        vLLM sizes its cache from free GPU memory; here `num_blocks` says it.
+        vLLM sizes its cache from free GPU memory; here `num_blocks` says it. With `release`, such
+        as "0.33.0", the engine decides as that release does; without, as the pin.
 
         Raises:
-            ValueError: see `LLMEngine`.
+            ValueError: see `LLMEngine`; an unknown release; `release` together with `parts`.
         """
+        if release is not None:
+            from mini_vllm.releases import parts_of
+
+            if parts is not None:
+                raise ValueError(f"parts and release={release!r}: give one or the other")
+            parts = parts_of(release)
         self.llm_engine = LLMEngine(model, config, tokenizer=tokenizer, parts=parts, **knobs)
 
     def generate(

@@ -31,6 +31,8 @@ class EngineParts:
     block_pool: Callable[[int, bool], BlockPool] = BlockPool
     kv_cache_manager: Callable[..., KVCacheManager] = KVCacheManager
     scheduler: Callable[..., Scheduler] = Scheduler
+    async_scheduler: Callable[..., AsyncScheduler] = AsyncScheduler
+    request: Callable[..., Request] = Request
     sampler: Callable[[], Sampler] = Sampler
     attention: AttentionFn = paged_attention
     linear: LinearFactory = Linear
@@ -59,11 +61,11 @@ class EngineParts:
         )
         factory = self.scheduler
         if config.scheduler.async_scheduling:
-            if factory is not Scheduler:
+            if factory is not Scheduler and self.async_scheduler is AsyncScheduler:
                 raise ValueError(
                     "async_scheduling=True: the scheduler part plans one step at a time"
                 )
-            factory = AsyncScheduler
+            factory = self.async_scheduler
         if "max_num_seqs" in inspect.signature(factory).parameters:
             return _from_flat_arguments(factory, kv, config, gates)
         if not gates:

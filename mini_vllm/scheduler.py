@@ -82,9 +82,9 @@ class Scheduler:
             self._schedule_waiting(plan, budget)
         return plan
 
-    def _schedule_running(self, plan: SchedulerOutput, budget: int) -> int:
-        """Phase A: every running request in order, preempting when blocks run out."""
-        index, running, scheduled = 0, self.running, plan.num_scheduled_tokens
+    def _schedule_running(self, plan: SchedulerOutput, budget: int, index: int = 0) -> int:
+        """Phase A: running requests from `index` on, preempting when blocks run out."""
+        running, scheduled = self.running, plan.num_scheduled_tokens
         allocate_slots, clamp, limit = self.kv.allocate_slots, self._clamp_new_tokens, self._limit
         if lookahead := self.config.num_lookahead_tokens:
             allocate_slots = partial(allocate_slots, num_lookahead_tokens=lookahead)
@@ -110,12 +110,16 @@ class Scheduler:
                 self._preempt(victim)
                 plan.preempted_req_ids.append(victim.request_id)
                 if victim is request:
-                    return budget
+                    return self._after_own_preemption(plan, budget, index)
             scheduled[request.request_id] = num_new
             plan.scheduled_requests.append(request)
             if special:
                 self._note(request, num_new, plan)
             budget, index = budget - num_new, index + 1
+        return budget
+
+    def _after_own_preemption(self, plan: SchedulerOutput, budget: int, index: int) -> int:
+        """A request preempted itself; `running[index]` comes next. Here the phase ends."""
         return budget
 
     @staticmethod
@@ -153,11 +157,8 @@ class Scheduler:
         if before == 0:
             hits, num_cached = self.kv.get_computed_blocks(request)
         wanted = request.num_tokens - num_cached
-        num_new = self._clamp_new_tokens(wanted, budget)
-        if (
-            num_new < self._clamp_new_tokens(wanted, wanted)
-            and not self.config.enable_chunked_prefill
-        ):
+        num_new, whole = (self._clamp_new_tokens(wanted, most) for most in (budget, wanted))
+        if num_new < whole and not self.config.enable_chunked_prefill:
             return 0
         for gate in self.gates:
             num_new = gate.limit(request, num_cached, num_new)

@@ -19,7 +19,7 @@ CORE = (
 ASSEMBLY = ("__init__", "engine", "input_processor", "llm", "parts")
 """What puts the core, a model and its attention together."""
 
-BUILT_IN = {"attention", "models", "sample", "cudagraph"}
+BUILT_IN = {"attention", "models", "sample", "cudagraph", "releases"}
 """Folders the assembly may name; every other folder is a feature."""
 
 FEATURES = ("lora", "grammar", "encoder", "multimodal", "connector", "ngram", "eagle", "drafter")

@@ -1,0 +1,93 @@
+"""Record what a later release decides on the pin's workloads, from its source archive.
+
+    course upstream fetch --version 0.33.0
+    python -m conformance.releases.record 0.33.0
+
+Needs the packages of `requirements-upstream.txt` and the archive's tree, which it puts in front of
+`sys.path` itself. Same workloads, same fields, same file format as `conformance/record.py`; only
+`upstream` names the release.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from conformance import recording, workloads
+from conformance.releases import RELEASES, SEEDS, Release, release_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def tree_of(version: str, root: Path = ROOT) -> Path:
+    """Where `course upstream fetch --version` puts a release's tree."""
+    return root / "build" / "releases" / f"vllm-{version}"
+
+
+def identity(tree: Path) -> tuple[str, str]:
+    """(version, commit) of an unpacked archive.
+
+    Raises:
+        FileNotFoundError: nothing is unpacked there.
+    """
+    text = (tree / "vllm" / "_version.py").read_text(encoding="utf-8")
+    version = re.search(r"\bversion = '([^']+)'", text)
+    commit = re.search(r"\bcommit_id = 'g([0-9a-f]+)'", text)
+    return (version[1] if version else ""), (commit[1] if commit else "")
+
+
+def import_release(release: Release, tree: Path) -> None:
+    """Make `import vllm` mean this tree; once per process.
+
+    Raises:
+        RuntimeError: another vLLM is imported already, or the tree is another release.
+        FileNotFoundError: the tree is absent.
+    """
+    if identity(tree) != (release.version, release.commit):
+        raise RuntimeError(f"{tree} holds vLLM {identity(tree)}, not {release.version}")
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(release.second_runner))
+    sys.path.insert(0, str(tree))
+    inherited = os.environ.get("PYTHONPATH", "")  # a model is inspected in a child process
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tree.resolve()), inherited]))
+    import vllm
+
+    if Path(vllm.__file__).parents[1].resolve() != tree.resolve():
+        raise RuntimeError(f"vllm was imported from {vllm.__file__}: start a process of its own")
+
+
+def record_release(release: Release, seeds: Iterable[int]) -> Iterator[recording.Recording]:
+    """One recording per seed; the release must be the `vllm` that is imported."""
+    from conformance.record import record
+
+    for seed in seeds:
+        yield {**record(workloads.generate(seed)), "upstream": release.upstream}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.releases.record", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("version", choices=list(RELEASES))
+    parser.add_argument("--seeds", type=int, nargs="+", help="these instead of 0 to 3,599")
+    parser.add_argument("--tree", type=Path, help="default: build/releases/vllm-VERSION")
+    parser.add_argument("--out", type=Path, help="default: the kept file")
+    arguments = parser.parse_args(argv)
+    release = release_of(arguments.version)
+    try:
+        import_release(release, arguments.tree or tree_of(release.version))
+    except FileNotFoundError as error:
+        parser.error(f"{error.filename}: run `course upstream fetch --version {release.version}`")
+    out = arguments.out or release.path
+    out.parent.mkdir(parents=True, exist_ok=True)
+    entries = list(record_release(release, arguments.seeds or SEEDS))
+    recording.write(out, entries)
+    print(f"{out}: {len(entries)} workloads of vLLM {release.version}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
