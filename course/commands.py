@@ -332,7 +332,6 @@ def engine_status() -> None:
 def selfcheck(
     names: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None,
     workers: Annotated[int, typer.Option(help="labs at a time")] = 2,
-    pack: Annotated[bool, typer.Option("--pack", help="record the starters of sound labs")] = False,
     time_limit: TimeLimit = 60.0,
 ) -> None:
     """Grade the labs themselves: solutions, starters, misconceptions, hints."""
@@ -341,8 +340,21 @@ def selfcheck(
     root, labs, _ = _open()
     chosen = [lab for lab in labs if _selected(labs, lab, names)]
     raise typer.Exit(
-        maintainer.selfcheck(terminal.make_console(), root, chosen, workers, pack, time_limit)
+        maintainer.selfcheck(terminal.make_console(), root, chosen, workers, time_limit)
     )
+
+
+@app.command("starters")
+def starters_command(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None,
+    check: Annotated[bool, typer.Option("--check", help="write nothing")] = False,
+) -> None:
+    """Make starters from their solutions; a file that is replaced is kept in .course/backup."""
+    from course import maintainer
+
+    root, labs, _ = _open()
+    chosen = [lab for lab in labs if _selected(labs, lab, names)]
+    raise typer.Exit(maintainer.make_starters(terminal.make_console(), root, chosen, check))
 
 
 def _selected(labs: list[Lab], lab: Lab, names: list[str] | None) -> bool:
