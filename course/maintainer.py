@@ -15,7 +15,7 @@ from course.files import write_atomically
 from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
 from course.site import book, book_site
-from course.truth import checking, links, pages, symbols, upstream, words
+from course.truth import checking, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
 
@@ -61,8 +61,25 @@ def selfcheck(
     return 1 if bad or not verdicts else 0
 
 
+def begin_lab(console: Console, root: Path, phase: str, slug: str, number: int) -> int:
+    """Write the three files of a new lab, and say what comes next."""
+    lab = new_lab.create(root, phase, slug, number)
+    for name in new_lab.WRITTEN:
+        terminal.say(console, terminal.relative(lab.folder / name, root), "green")
+    terminal.say(
+        console,
+        f"Fill in whatever says {new_lab.MARK}, then:\n"
+        f"  course starters {lab.id} && course selfcheck {lab.id}\n"
+        "course/WRITING_LABS.md says the rest.",
+    )
+    return 0
+
+
 def make_starters(console: Console, root: Path, labs: list[Lab], check: bool) -> int:
-    """Write each starter its solution gives, or with `check` only say which is another."""
+    """Write each starter its solution gives, or with `check` only say which is another.
+
+    A lab without a page gets a first one, and the file its predictions are written to.
+    """
     stale = [lab for lab in labs if not starters.is_current(lab)]
     for lab in stale:
         name = terminal.relative(lab.starter, root)
@@ -71,6 +88,8 @@ def make_starters(console: Console, root: Path, labs: list[Lab], check: bool) ->
         else:
             learner.replace_starter(console, root, lab)
             terminal.say(console, f"{name} is written")
+    for path in [] if check else [path for lab in labs for path in new_lab.complete(lab)]:
+        terminal.say(console, f"{terminal.relative(path, root)} is written")
     told = f"{len(stale)} {'to write' if check else 'written'}"
     bad = bool(stale) and check
     terminal.say(console, f"{len(labs)} starters, {told}", "red" if bad else "green")

@@ -2,8 +2,8 @@
 
 Promises, for every lab: the solution passes; the starter fails every test and breaks in none
 before it; each misconception fails the test it names; every test has hints and every assertion a
-message; the tests are quick; the starter is what the solution gives. A lab that only looks graded
-does not get through.
+message; the tests are quick; the starter is what the solution gives; nothing is left to fill in. A
+lab that only looks graded does not get through.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from course.learning import grading, manifest, mine, starters
 from course.learning.labs import CourseError, Lab, is_not_implemented, test_functions
+from course.truth import new_lab
 
 SLOWEST = 3.0
 """Processor seconds the unmarked tests of one lab may take on its solution."""
@@ -74,6 +75,9 @@ def check_lab(
     except CourseError as error:
         verdict.problems += str(error).splitlines()
         return verdict
+    if places := new_lab.unfilled(lab):
+        shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+        verdict.problems.append(f"{len(places)} lines still say {new_lab.MARK}: {shown}")
     if {lab.starter.name, lab.solution.name, lab.test_file.name} & set(missing):
         return verdict
     try:
