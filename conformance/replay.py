@@ -204,11 +204,12 @@ def first_difference(
     make_request: MakeRequest = mini_request,
     fields: Sequence[str] = FIELDS,
     select: Callable[[recording.Recording], bool] | None = None,
+    upstream: Mapping[str, str] = recording.UPSTREAM,
 ) -> Difference | None:
     """The first difference in one or more files, or None; what a lab's test asserts on."""
     if isinstance(paths, (str, Path)):
         paths = [paths]
-    result = replay_files(paths, build, make_request, fields, select, stop_at_first=True)
+    result = replay_files(paths, build, make_request, fields, select, True, upstream)
     return result.differences[0] if result.differences else None
 
 

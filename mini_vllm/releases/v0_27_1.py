@@ -35,7 +35,7 @@ class UnhashedFirst(BlockPool):
         return self.enable_caching and block.block_hash is None
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        """Drop one reference each; who holds no prefix goes to the front, the others to the back."""
+        """Drop one reference each; what holds no prefix goes to the front, the rest to the back."""
         blocks = list(ordered_blocks)
         for block in blocks:
             block.ref_cnt -= 1

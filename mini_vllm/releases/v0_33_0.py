@@ -63,13 +63,12 @@ class ResumedAreNew(Scheduler):
 class ScanGoesOn(Scheduler):
     """Under the priority policy the running requests behind one that preempted itself get a turn.
 
-    They are more urgent than it was, and its blocks have just come free.
+    They are more urgent than it was, and its blocks have just come free. Under FCFS a request that
+    preempts itself is the last, so nobody is behind it.
     `vllm/v1/core/sched/scheduler.py`, lines 982-994 of 0.33.0 `Scheduler.schedule`.
     """
 
     def _after_own_preemption(self, plan: SchedulerOutput, budget: int, index: int) -> int:
-        if self.config.policy != "priority":
-            return budget
         return self._schedule_running(plan, budget, index)
 
 

@@ -1,0 +1,160 @@
+"""Each release on its own parts: 0 differ; on the pin's, or with one rule less: some do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from conformance import recording, releases
+from conformance.replay import first_difference, replay, replay_files
+from mini_vllm import LLM, SamplingParams
+from mini_vllm.block_pool import BlockPool
+from mini_vllm.parts import EngineParts
+from mini_vllm.releases import PARTS, parts_of, v0_27_1, v0_33_0
+from mini_vllm.request import Request, RequestStatus
+
+EVERY = list(releases.RELEASES)
+
+
+def slice_of(entry):
+    """One workload in twelve, of each profile: the suite's share."""
+    return entry["seed"] // 9 % 12 == 0
+
+
+@pytest.mark.parametrize("version", EVERY)
+def test_a_release_decides_as_its_parts_do(version):
+    release = releases.release_of(version)
+    build, make_request = releases.builders(version)
+    difference = first_difference(
+        release.path, build, make_request, select=slice_of, upstream=release.upstream
+    )
+    assert difference is None, f"{version}: {difference}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", EVERY)
+def test_all_kept_workloads_of_a_release(version):
+    release = releases.release_of(version)
+    build, make_request = releases.builders(version)
+    result = replay_files([release.path], build, make_request, upstream=release.upstream)
+    assert (result.num_workloads, len(result.differences)) == (len(releases.SEEDS), 0), result
+
+
+def less(**rules):
+    """The parts of 0.33.0 with one of them as it was."""
+    return dataclasses.replace(parts_of("0.33.0"), **rules)
+
+
+class NoLoneRule(v0_33_0.ResumedAreNew, v0_33_0.ScanGoesOn):
+    """0.33.0 without the lone request's rule."""
+
+
+class NoLabelRule(v0_33_0.LoneRequestUncapped, v0_33_0.ScanGoesOn):
+    """0.33.0 with resumed requests apart."""
+
+
+class NoScanRule(v0_33_0.LoneRequestUncapped, v0_33_0.ResumedAreNew):
+    """0.33.0 where a request that preempts itself ends the scan."""
+
+
+class OnlyRunningCount(v0_33_0.Scheduler0330):
+    """A request counts as alone although others wait."""
+
+    def _clamp_new_tokens(self, num_new_tokens, token_budget):
+        self._alone = len(self.running) <= 1
+        return super()._clamp_new_tokens(num_new_tokens, token_budget)
+
+
+class BackToFront(v0_33_0.UnhashedFirstAlways):
+    """Unhashed blocks prepended one by one, so that the last of them comes out first."""
+
+    def free_blocks(self, ordered_blocks):
+        blocks = list(ordered_blocks)
+        for block in blocks:
+            block.ref_cnt -= 1
+        for block in blocks:
+            if block.ref_cnt == 0 and not block.is_null:
+                if self.is_worthless(block):
+                    v0_27_1.prepend(self.free_queue, [block])
+                else:
+                    self.free_queue.append(block)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        less(block_pool=BlockPool),
+        less(block_pool=v0_27_1.UnhashedFirst),
+        less(block_pool=BackToFront),
+        less(scheduler=NoLoneRule),
+        less(scheduler=OnlyRunningCount),
+        less(scheduler=NoLabelRule),
+        less(scheduler=NoScanRule),
+    ],
+    ids=lambda parts: parts.scheduler.__name__ + " " + parts.block_pool.__name__,
+)
+def test_a_rule_left_out_or_misread_is_caught(parts):
+    release = releases.release_of("0.33.0")
+    build, make_request = releases.builders(parts)
+    difference = first_difference(release.path, build, make_request, upstream=release.upstream)
+    assert difference is not None
+
+
+@pytest.mark.parametrize("pool", [BlockPool, v0_33_0.UnhashedFirstAlways])
+def test_the_free_queue_of_0_27_1_is_neither_the_pins_nor_0_33_0s(pool):
+    release = releases.release_of("0.27.1")
+    build, make_request = releases.builders(EngineParts(block_pool=pool))
+    assert first_difference(release.path, build, make_request, upstream=release.upstream)
+
+
+def test_the_pins_engine_differs_from_later_releases_where_they_changed():
+    entries = {v: recording.read(r.path, r.upstream) for v, r in releases.RELEASES.items()}
+    first = {v: [next(e) for _ in range(60)] for v, e in entries.items()}
+    differ = {v: sum(replay(entry)[1] is not None for entry in first[v]) for v in EVERY}
+    assert differ["0.23.0"] == 0 < differ["0.27.1"] < differ["0.33.0"]
+
+
+def stopped(request_class, tokens, min_tokens, max_tokens, max_model_len):
+    request = request_class(
+        "r", [1, 1], SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens), eos_token_id=2
+    )
+    for token in tokens:
+        request.append_output_token(token)
+    return request.maybe_finish(max_model_len), request.status
+
+
+def test_min_tokens_holds_nothing_back_that_ends_a_request_in_0_33_0():
+    case = ([5, 5], 4, 8, 4)  # the model's length, before min_tokens
+    assert stopped(Request, *case) == (False, RequestStatus.WAITING)
+    assert stopped(parts_of("0.33.0").request, *case) == (True, RequestStatus.FINISHED_LENGTH)
+    case = ([5, 2], 4, 8, 99)  # EOS, which sampling would have masked
+    assert stopped(Request, *case) == (False, RequestStatus.WAITING)
+    assert stopped(parts_of("0.33.0").request, *case) == (True, RequestStatus.FINISHED_STOPPED)
+
+
+def test_every_release_serves_the_same_text():
+    prompts = ["The scheduler", "def add(a, b):"]
+    texts = {
+        version: [
+            output.outputs[0].text
+            for output in LLM(
+                num_blocks=24, block_size=4, dtype="float64", release=version
+            ).generate(prompts, SamplingParams(max_tokens=12))
+        ]
+        for version in PARTS
+    }
+    assert len({tuple(text) for text in texts.values()}) == 1, texts
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_release_can_plan_ahead(async_scheduling):
+    llm = LLM("toy", release="0.33.0", async_scheduling=async_scheduling)
+    assert len(llm.generate("abc")[0].outputs[0].token_ids) == 16
+
+
+def test_an_unknown_release_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"release='0\.31\.0': need one of 0\.22\.1, 0\.23\.0"):
+        LLM(release="0.31.0")
+    with pytest.raises(ValueError, match=r"parts and release='0\.33\.0': give one or the other"):
+        LLM(release="0.33.0", parts=EngineParts())
