@@ -434,13 +434,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="replay only this workload")
     parser.add_argument("--all", action="store_true", help="show one difference per workload")
     arguments = parser.parse_args(argv)
-    build = functools.partial(
+    build: Build = functools.partial(
         mini_scheduler,
         scheduler=arguments.scheduler,
         kv_cache_manager=arguments.kv_cache_manager,
         block_pool=arguments.block_pool,
     )
-    files, upstream, make_request = arguments.files, recording.UPSTREAM, mini_request
+    make_request: MakeRequest = mini_request
+    files, upstream = arguments.files, recording.UPSTREAM
     if arguments.release:
         from conformance import releases
 
