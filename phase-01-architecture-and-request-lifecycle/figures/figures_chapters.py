@@ -1,21 +1,14 @@
-"""Draw the figures of phase 01.
+"""The figures of phase 01.
 
-Run `python phase-01-architecture-and-request-lifecycle/figures/make.py [--check] [NAME...]`. What
-shows engine behaviour comes from traces of mini_vllm; `overlap.svg` is a simulation whose
+What shows engine behaviour comes from traces of mini_vllm; `overlap.svg` is a simulation whose
 durations are chosen, and says so. No upstream counterpart.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.truth.figures import (  # noqa: E402
+from course.truth.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -25,11 +18,10 @@ from course.truth.figures import (  # noqa: E402
     SERIES,
     Axes,
     Svg,
-    write_or_check,
 )
-from mini_vllm.config import SamplingParams  # noqa: E402
-from mini_vllm.engine import LLMEngine  # noqa: E402
-from mini_vllm.observe.trace import StepRecord, traced_steps  # noqa: E402
+from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
+from mini_vllm.observe.trace import StepRecord, traced_steps
 
 
 def fixed_length(max_tokens: int) -> SamplingParams:
@@ -477,6 +469,3 @@ FIGURES = {
     "slots.svg": slots,
     "overlap.svg": overlap,
 }
-
-if __name__ == "__main__":
-    raise SystemExit(write_or_check(FIGURES, Path(__file__).parent))

@@ -1,23 +1,16 @@
-"""Draw the figures of the front pages.
+"""The figures of the front pages.
 
-Run `python book/figures/make.py [--check] [NAME...]`. The timeline is a run of mini_vllm, recorded
+The timeline is a run of mini_vllm, recorded
 by `course.site.gantt`. No upstream counterpart.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.site import gantt, widgets  # noqa: E402
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg, write_or_check  # noqa: E402
-from mini_vllm.cudagraph.launches import LAYER, MODES, simulate  # noqa: E402
+from course.site import gantt, widgets
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg
+from mini_vllm.cudagraph.launches import LAYER, MODES, simulate
 
 
 def engine_timeline() -> str:
@@ -105,6 +98,3 @@ FIGURES = {
     "cuda-graphs.svg": cuda_graphs,
     "code-points.svg": code_points,
 }
-
-if __name__ == "__main__":
-    raise SystemExit(write_or_check(FIGURES, Path(__file__).parent))

@@ -1,4 +1,4 @@
-"""Draw the figures of phase 00: `python phase-00-foundations/figures/make.py [--check] [NAME...]`.
+"""The figures of phase 00.
 
 Numbers come from the labs' own functions, from traces of mini_vllm, or from the measurements saved
 in `../experiments/measured/`. No upstream counterpart.
@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
-PHASE = Path(__file__).resolve().parent.parent
-ROOT = PHASE.parent
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.files import load_module  # noqa: E402
-from course.truth.figures import (  # noqa: E402
+from course.files import load_module
+from course.truth.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -29,10 +23,11 @@ from course.truth.figures import (  # noqa: E402
     RED,
     Axes,
     Svg,
-    write_or_check,
 )
-from mini_vllm.config import SamplingParams  # noqa: E402
-from mini_vllm.engine import LLMEngine  # noqa: E402
+from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
+
+PHASE = Path(__file__).resolve().parent.parent
 
 A100 = {"peak_flops": 312e12, "mem_bw": 2.0e12}
 N_8B, KV_8B, ATTENTION_8B = 8e9, 131_072, 524_288
@@ -518,6 +513,3 @@ FIGURES = {
     "my-roofline.svg": my_roofline,
     "growth.svg": growth,
 }
-
-if __name__ == "__main__":
-    raise SystemExit(write_or_check(FIGURES, Path(__file__).parent))

@@ -1,26 +1,17 @@
-"""Draw the figures of phase 02.
+"""The figures of the chapters of phase 02.
 
-Run `python phase-02-paged-attention/figures/make.py [--check] [NAME...]`. What shows engine
-behaviour comes from `mini_vllm`: the film from `course.site.film`, the rest from managers and
-engines run here. Figures of the labs and experiments come from the files that `merge` names. No
-upstream counterpart.
+What shows engine behaviour comes from `mini_vllm`: the film from `course.site.film`, the rest from
+managers and engines run here. No upstream counterpart.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.files import load_module  # noqa: E402
-from course.site.film import BlockState, Frame, pool_film  # noqa: E402
-from course.truth.figures import (  # noqa: E402
+from course.site.film import BlockState, Frame, pool_film
+from course.truth.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -29,14 +20,13 @@ from course.truth.figures import (  # noqa: E402
     RED,
     Axes,
     Svg,
-    write_or_check,
 )
-from mini_vllm.block_pool import ROOT_HASH, BlockPool, hash_block_tokens  # noqa: E402
-from mini_vllm.config import SamplingParams  # noqa: E402
-from mini_vllm.engine import LLMEngine  # noqa: E402
-from mini_vllm.kv_cache import KVCacheManager  # noqa: E402
-from mini_vllm.observe.trace import traced_steps  # noqa: E402
-from mini_vllm.request import Request  # noqa: E402
+from mini_vllm.block_pool import ROOT_HASH, BlockPool, hash_block_tokens
+from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
+from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.observe.trace import traced_steps
+from mini_vllm.request import Request
 
 OWNERS = {"A": BLUE, "B": ORANGE, "C": PURPLE, "D": GREEN}
 
@@ -583,22 +573,3 @@ FIGURES: dict[str, Callable[[], str]] = {
 }
 for _number in range(len(frames())):
     FIGURES[f"film-{_number:02}.svg"] = functools.partial(film_frame, _number)
-
-
-def merge(path: Path) -> None:
-    """Add the figures another script defines, if it is there."""
-    if not path.is_file():
-        return
-    module = load_module(path)
-    twice = FIGURES.keys() & module.FIGURES.keys()
-    if twice:
-        raise ValueError(f"{path}: figures of this name exist already: {sorted(twice)}")
-    FIGURES.update(module.FIGURES)
-
-
-PHASE = Path(__file__).resolve().parents[1]
-merge(PHASE / "experiments" / "figures_experiments.py")
-merge(PHASE / "figures" / "figures_labs_b.py")
-
-if __name__ == "__main__":
-    raise SystemExit(write_or_check(FIGURES, Path(__file__).parent))
