@@ -72,11 +72,11 @@ def load_lab(file: str) -> ModuleType:
 def simulated(lab: ModuleType, capability: str) -> Any:
     """Make this process believe in a GPU, as the recorder does; the lab's description of it."""
     sys.path.insert(0, str(ROOT))
-    from conformance import record_selector
+    from conformance.recorders import attention_selector
 
     setting = {"capability": capability, "fa4": True, "trtllm": True, "batch_invariant": False}
-    record_selector.GRID = {name: values[:1] for name, values in record_selector.GRID.items()}
-    record_selector.observe(setting)
+    attention_selector.GRID = {name: values[:1] for name, values in attention_selector.GRID.items()}
+    attention_selector.observe(setting)
     major, minor = capability.split(".")
     return lab.Device((int(major), int(minor)))
 
