@@ -69,6 +69,14 @@ def _engine(name: str, what: str, needs: str = "engine", **options: Any) -> Part
     )  # fmt: skip
 
 
+def _release(version: str) -> Part:
+    return Part(
+        f"releases/{version}.jsonl.gz", "releases.record:kept",
+        f"`Scheduler` of {version}, seeds 0 to 3,599 of `workloads.py`",
+        f"`replay --release {version}`", "workloads", "releases", options={"version": version},
+    )  # fmt: skip
+
+
 PARTS: dict[str, Part] = {
     **{profile: _schedule(profile) for profile in workloads.PROFILES},
     "async": Part(
@@ -166,6 +174,7 @@ PARTS: dict[str, Part] = {
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`", "runs", "engine", "engine",
     ),
+    **{f"release-{version}": _release(version) for version in ("0.23.0", "0.27.1", "0.33.0")},
 }  # fmt: skip
 """Every part, by name. A recorder that is added adds its line."""
 
@@ -197,7 +206,7 @@ def lines_of(name: str, seeds: Sequence[int] | None = None) -> Iterator[dict[str
     module = importlib.import_module(f"conformance.{module_name}")
     options = dict(part.options)
     if seeds is not None:
-        if module_name != "recorders.scheduler":
+        if module_name not in ("recorders.scheduler", "releases.record"):
             raise ValueError(f"seeds={list(seeds)}: {name} is not made from seeds")
         options["seeds"] = seeds
     if hasattr(module, "ABOUT"):

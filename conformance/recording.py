@@ -197,12 +197,12 @@ BEYOND = 3
 """What an asynchronous recorder samples in the step planned after a request's last token."""
 
 
-def read(path: Path, upstream: Mapping[str, str] = UPSTREAM) -> Iterator[Recording]:
+def read(path: Path, upstream: Mapping[str, str] | None = UPSTREAM) -> Iterator[Recording]:
     """The recordings of a `.jsonl` or `.jsonl.gz` file, one per line, each checked.
 
     Args:
         path: the file.
-        upstream: version and commit that every line must have been recorded from.
+        upstream: version and commit that every line must have been recorded from; None: any.
 
     Raises:
         RecordingError: the file cannot be read, or a line is not a recording of that release.
@@ -273,12 +273,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise RecordingError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def problem_of(recording: object, upstream: Mapping[str, str] = UPSTREAM) -> str:
+def problem_of(recording: object, upstream: Mapping[str, str] | None = UPSTREAM) -> str:
     """What is wrong with one parsed line, "" when nothing is."""
     if not isinstance(recording, dict):
         return "not a JSON object"
     made_from = recording.get("upstream")
-    if isinstance(made_from, dict):
+    if isinstance(made_from, dict) and upstream is not None:
         version, commit = made_from.get("version"), str(made_from.get("commit"))
         if version != upstream["version"] or not commit.startswith(upstream["commit"]):
             return (

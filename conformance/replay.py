@@ -169,7 +169,7 @@ def replay_files(
     fields: Sequence[str] = FIELDS,
     select: Callable[[recording.Recording], bool] | None = None,
     stop_at_first: bool = False,
-    upstream: Mapping[str, str] = recording.UPSTREAM,
+    upstream: Mapping[str, str] | None = recording.UPSTREAM,
 ) -> Result:
     """Replay every workload of some files.
 
@@ -178,7 +178,7 @@ def replay_files(
         build, make_request, fields: as for `replay`.
         select: replay only recordings for which this is true (by seed, by configuration, ...).
         stop_at_first: return as soon as one workload differs.
-        upstream: the release that the files must have been recorded from.
+        upstream: the release that the files must have been recorded from; None: any.
 
     Raises:
         RecordingError: a file is not a recording of the pinned version.
@@ -204,7 +204,7 @@ def first_difference(
     make_request: MakeRequest = mini_request,
     fields: Sequence[str] = FIELDS,
     select: Callable[[recording.Recording], bool] | None = None,
-    upstream: Mapping[str, str] = recording.UPSTREAM,
+    upstream: Mapping[str, str] | None = recording.UPSTREAM,
 ) -> Difference | None:
     """The first difference in one or more files, or None; what a lab's test asserts on."""
     if isinstance(paths, (str, Path)):
@@ -429,7 +429,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-cache-manager", default=KVCacheManager, help="its manager", **part)
     parser.add_argument("--block-pool", default=BlockPool, help="its pool", **part)
     parser.add_argument(
-        "--release", metavar="VERSION", help="its kept recordings (or FILEs) on its parts"
+        "--release", metavar="VERSION", help="its parts, on its kept recordings or on FILEs"
     )
     parser.add_argument("--seed", type=int, help="replay only this workload")
     parser.add_argument("--all", action="store_true", help="show one difference per workload")
@@ -441,7 +441,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         block_pool=arguments.block_pool,
     )
     make_request: MakeRequest = mini_request
-    files, upstream = arguments.files, recording.UPSTREAM
+    files: list[Path] = arguments.files
+    upstream: Mapping[str, str] | None = recording.UPSTREAM
     if arguments.release:
         from conformance import releases
 
@@ -449,7 +450,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             release = releases.release_of(arguments.release)
         except ValueError as error:
             parser.error(str(error))
-        files, upstream = files or [release.path], release.upstream
+        upstream = None if files else release.upstream  # another release's, on these parts
+        files = files or [release.path]
         build, make_request = releases.builders(release.version)
     if not files:
         parser.error("name at least one FILE, or a release with --release")

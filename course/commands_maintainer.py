@@ -20,6 +20,8 @@ app.add_typer(cite_app, name="cite")
 app.add_typer(docs_app, name="docs")
 app.add_typer(book_app, name="book")
 app.add_typer(upstream_app, name="upstream")
+release_app = typer.Typer(help="Releases after the pin.", rich_markup_mode=None)
+app.add_typer(release_app, name="release")
 new_app = typer.Typer(help="Begin something new.", rich_markup_mode=None)
 app.add_typer(new_app, name="new")
 
@@ -181,10 +183,15 @@ def book_serve(
 
 
 @upstream_app.command("fetch")
-def upstream_fetch() -> None:
-    """Put the pinned tree into upstream/."""
-    from course import maintainer
+def upstream_fetch(
+    version: Annotated[str, typer.Option(help="a later release, into build/releases")] = "",
+) -> None:
+    """Put the pinned tree into upstream/, or a later release beside it."""
+    from course import maintainer, releases
 
+    if version:
+        releases.fetch(terminal.make_console(), course_root(), version)
+        raise typer.Exit(0)
     raise typer.Exit(maintainer.upstream_fetch(terminal.make_console(), course_root()))
 
 
@@ -199,8 +206,37 @@ def upstream_verify() -> None:
 @upstream_app.command("show")
 def upstream_show(
     symbol: Annotated[str, typer.Argument(help="Class.method, a function, a constant")],
+    at: Annotated[str, typer.Option(help="as this later release has it")] = "",
 ) -> None:
     """Print the source of a symbol of the pinned tree, with its path and line."""
-    from course import maintainer
+    from course import maintainer, releases
 
+    if at:
+        raise typer.Exit(releases.show(terminal.make_console(), course_root(), symbol, at))
     raise typer.Exit(maintainer.upstream_show(terminal.make_console(), course_root(), symbol))
+
+
+@app.command("drift")
+def drift_command(
+    to: Annotated[str, typer.Option(help="the release; default: the newest compared")] = "",
+    write: Annotated[bool, typer.Option("--write", help="compute the table again")] = False,
+) -> None:
+    """What became of every citation by a later release: same, moved, changed, gone."""
+    from course import releases
+
+    version = to or releases.NEWEST
+    raise typer.Exit(releases.show_drift(terminal.make_console(), course_root(), version, write))
+
+
+@release_app.command("add")
+def release_add(
+    version: Annotated[str, typer.Argument(help="such as 0.34.0")],
+    workloads: Annotated[int, typer.Option(help="how many, from seed 0")] = 600,
+    python: Annotated[Path | None, typer.Option(help="the interpreter that records")] = None,
+) -> None:
+    """Fetch a release, record its scheduler, replay: what differs first, grouped by field."""
+    from course import releases
+
+    root = course_root()
+    interpreter = python or releases.default_python(root)
+    raise typer.Exit(releases.add(terminal.make_console(), root, version, workloads, interpreter))

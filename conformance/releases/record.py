@@ -1,11 +1,12 @@
 """Record what a later release decides on the pin's workloads, from its source archive.
 
     course upstream fetch --version 0.33.0
-    python -m conformance.releases.record 0.33.0
+    python -m conformance.record release-0.33.0             # one that is kept
+    python -m conformance.releases.record 0.34.0 --commit COMMIT --tree TREE --out FILE
 
 Needs the packages of `requirements-upstream.txt` and the archive's tree, which it puts in front of
-`sys.path` itself. Same workloads, same fields, same file format as `conformance/record.py`; only
-`upstream` names the release.
+`sys.path` itself. Same workloads, same fields, same file format as the pin's; only `upstream` names
+the release.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ def import_release(release: Release, tree: Path) -> None:
         RuntimeError: another vLLM is imported already, or the tree is another release.
         FileNotFoundError: the tree is absent.
     """
+    if not tree.is_dir():
+        how = f"course upstream fetch --version {release.version}"
+        raise FileNotFoundError(f"{tree} is not there: {how}")
     if identity(tree) != (release.version, release.commit):
         raise RuntimeError(f"{tree} holds vLLM {identity(tree)}, not {release.version}")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(release.second_runner))
@@ -61,31 +65,37 @@ def import_release(release: Release, tree: Path) -> None:
 
 def record_release(release: Release, seeds: Iterable[int]) -> Iterator[recording.Recording]:
     """One recording per seed; the release must be the `vllm` that is imported."""
-    from conformance.record import record
+    from conformance.recorders.scheduler import record
 
     for seed in seeds:
         yield {**record(workloads.generate(seed)), "upstream": release.upstream}
 
 
+def kept(version: str, seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recording]:
+    """The recordings of a release that is kept, for `conformance.record`."""
+    import_release(release_of(version), tree_of(version))
+    yield from record_release(release_of(version), seeds)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m conformance.releases.record", description=__doc__.splitlines()[0]
+        prog="python -m conformance.releases.record", description="Record any release."
     )
-    parser.add_argument("version", choices=list(RELEASES))
-    parser.add_argument("--seeds", type=int, nargs="+", help="these instead of 0 to 3,599")
-    parser.add_argument("--tree", type=Path, help="default: build/releases/vllm-VERSION")
-    parser.add_argument("--out", type=Path, help="default: the kept file")
+    parser.add_argument("version")
+    parser.add_argument("--commit", required=True, help="as its vllm/_version.py says")
+    parser.add_argument("--tree", type=Path, required=True, help="where its archive is unpacked")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     arguments = parser.parse_args(argv)
-    release = release_of(arguments.version)
+    newest = list(RELEASES.values())[-1]
+    release = Release(arguments.version, arguments.commit, "", newest.second_runner)
     try:
-        import_release(release, arguments.tree or tree_of(release.version))
-    except FileNotFoundError as error:
-        parser.error(f"{error.filename}: run `course upstream fetch --version {release.version}`")
-    out = arguments.out or release.path
-    out.parent.mkdir(parents=True, exist_ok=True)
-    entries = list(record_release(release, arguments.seeds or SEEDS))
-    recording.write(out, entries)
-    print(f"{out}: {len(entries)} workloads of vLLM {release.version}")
+        import_release(release, arguments.tree)
+    except (OSError, RuntimeError) as error:
+        parser.error(str(error))
+    entries = list(record_release(release, arguments.seeds))
+    recording.write(arguments.out, entries)
+    print(f"{arguments.out}: {len(entries)} workloads of vLLM {release.version}")
     return 0
 
 

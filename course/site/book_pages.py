@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from course.learning.labs import CourseError
 from course.site import book_extras
-from course.truth import checking, citations, links, symbols
+from course.truth import checking, citations, drift, links, symbols
 from course.truth.citations import Citation, Finding
 
 COMMIT = "0decac0d96c42b49572498019f0a0e3600f50398"
@@ -48,6 +49,8 @@ def render(
         held.append(piece)
         return f"\ue000{len(held) - 1}\ue001"
 
+    release, fates = drift.newest(root)
+    met: Counter[str] = Counter()
     rows = text.split("\n")
     for citation in sorted(cited, key=lambda c: (c.line, c.column), reverse=True):
         row = rows[citation.line - 1]
@@ -59,8 +62,14 @@ def render(
             piece = hold(include(tree, citation))
         else:
             end = row.index("`", citation.column + 1) + 1
-            piece = hold(f"[{row[citation.column : end]}]({source_link(citation)})")
+            mark = ""
+            if fate := fates.get(citation.text):
+                met[fate.kind] += 1
+                mark = drift_mark(release, fate)
+            piece = hold(f"[{row[citation.column : end]}]({source_link(citation)}){mark}")
         rows[citation.line - 1] = row[: citation.column] + piece + row[end:]
+    if met:
+        _insert_under_title(rows, hold(drift_line(release, met)))
     text = _hold_code("\n".join(rows), hold)
     depth = len(page.relative_to(root).parts) - 1
     text = book_extras.fold_until_passed(page, text)
@@ -73,6 +82,31 @@ def render(
     while _HELD.search(text):
         text = _HELD.sub(lambda match: held[int(match[1])], text)
     return text, files, findings
+
+
+def drift_mark(release: str, fate: drift.Fate) -> str:
+    """A dot that says, when asked, what a later release made of the place before it."""
+    if fate.kind == drift.SAME:
+        return ""
+    says = f"{fate.kind} in {release}" + (f": {fate.place}" if fate.place else "")
+    return f'<abbr class="drift drift-{fate.kind}" title="{html.escape(says)}">\u00b0</abbr>'
+
+
+def drift_line(release: str, met: Counter[str]) -> str:
+    """How much of what a page cites a later release has kept."""
+    counted = ", ".join(f"{met[kind]} {kind}" for kind in drift.FATES if met[kind])
+    return (
+        f'<p class="drift-line">Cited at 0.22.1: {sum(met.values())} places. '
+        f"In {release}: {counted}.</p>\n"
+    )
+
+
+def _insert_under_title(rows: list[str], piece: str) -> None:
+    """Put a paragraph of its own below the first heading; the rows stay as many."""
+    for index, row in enumerate(rows):
+        if row.startswith("# "):
+            rows[index] = f"{row}\n\n{piece}"
+            return
 
 
 def source_link(citation: Citation) -> str:

@@ -63,9 +63,7 @@ def fate_of(citation: Citation, pin: Path, later: Path) -> Fate:
         extents = symbols.lookup(symbols.symbols(later / citation.path), citation.symbol)
         after = [(citation.path, extent) for extent in extents]
     if not after:
-        after = [
-            (path, (first, last)) for path, first, last in _elsewhere(later, citation.symbol)
-        ]
+        after = [(path, (first, last)) for path, first, last in _elsewhere(later, citation.symbol)]
         if len(after) > 1:
             after = []  # several of that name: nobody can say which
     if not before or not after:
@@ -111,11 +109,10 @@ def read(path: Path) -> dict[str, Fate]:
     return {text: Fate(*fate) for text, fate in kept.items()}
 
 
+@lru_cache(maxsize=4)
 def newest(root: Path) -> tuple[str, dict[str, Fate]]:
     """The newest release with a table, and the table; ("", {}) when there is none."""
-    kept = sorted(
-        (root / FOLDER).glob("*.json"), key=lambda p: [int(n) for n in p.stem.split(".")]
-    )
+    kept = sorted((root / FOLDER).glob("*.json"), key=lambda p: [int(n) for n in p.stem.split(".")])
     return (kept[-1].stem, read(kept[-1])) if kept else ("", {})
 
 

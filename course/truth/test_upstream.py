@@ -44,12 +44,12 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, pinned: bool = True) -> None:
-    def download(archive: Path, say: upstream.Progress) -> None:
+    def download(archive: Path, sha256: str | None, say: upstream.Progress) -> str:
         write_archive(archive)
         if pinned:
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
             monkeypatch.setattr(upstream, "SDIST_SHA256", digest)
-        upstream._check_sha256(archive)
+        return upstream._check_sha256(archive, upstream.SDIST_SHA256)
 
     monkeypatch.setattr(upstream, "_download_sdist", download)
 
@@ -114,7 +114,7 @@ def test_fetch_refuses_an_archive_of_another_sha256(
 def test_an_interrupted_download_leaves_no_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(archive: Path, say: upstream.Progress) -> None:
+    def interrupt(archive: Path, sha256: str | None, say: upstream.Progress) -> str:
         archive.write_bytes(b"half")
         raise KeyboardInterrupt
 
@@ -144,3 +144,25 @@ def test_a_clone_of_another_commit_is_not_accepted(
     with pytest.raises(upstream.UpstreamError, match="not the pinned tree"):
         upstream.fetch(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_release_is_fetched_beside_the_pin_by_its_sha256(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def download(archive: Path, sha256: str | None, say: upstream.Progress) -> str:
+        asked.append((archive.name, sha256))
+        write_archive(archive)
+        return upstream._check_sha256(archive, sha256 or "0" * 64)
+
+    monkeypatch.setattr(upstream, "_download_sdist", download)
+    with pytest.raises(upstream.UpstreamError, match="nothing was unpacked"):
+        upstream.fetch_release(tmp_path, "9.9.9", None)
+    assert not upstream.release_tree(tmp_path, "9.9.9").exists()
+    write_archive(tmp_path / "same.tar.gz")
+    digest = hashlib.sha256((tmp_path / "same.tar.gz").read_bytes()).hexdigest()
+    tree, found = upstream.fetch_release(tmp_path, "9.9.9", digest)
+    assert (tree / "vllm" / "_version.py").is_file() and found == digest
+    assert upstream.fetch_release(tmp_path, "9.9.9", digest) == (tree, "")  # there already
+    assert asked == [("vllm-9.9.9.tar.gz", None), ("vllm-9.9.9.tar.gz", digest)]

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 VERSION = "0.22.1"
 COMMIT = "0decac0d9"
@@ -101,7 +102,7 @@ def fetch(root: Path, progress: Progress | None = None) -> str:
             say(f"the git tag is not reachable ({_reason(error)}); trying the package index")
             shutil.rmtree(candidate, ignore_errors=True)
             archive = Path(scratch) / SDIST_NAME
-            _download_sdist(archive, say)
+            _download_sdist(archive, SDIST_SHA256, say)
             say("unpacking")
             _unpack(archive, candidate)
             source = f"sdist {SDIST_NAME}"
@@ -112,6 +113,44 @@ def fetch(root: Path, progress: Progress | None = None) -> str:
             tree.rmdir()  # empty, checked above
         candidate.rename(tree)
     return source
+
+
+def release_tree(root: Path, version: str) -> Path:
+    """Where the tree of another release lies; git-ignored."""
+    return root / "build" / "releases" / f"vllm-{version}"
+
+
+def fetch_release(
+    root: Path, version: str, sha256: str | None, progress: Progress | None = None
+) -> tuple[Path, str]:
+    """Put another release's source archive, unpacked, into `build/releases`.
+
+    Args:
+        root: the repository root.
+        version: such as "0.33.0".
+        sha256: what the archive must be; None takes what the package index says it is.
+        progress: called with one line of text per stage.
+
+    Returns:
+        Its tree and the sha256 of its archive ("" when the tree was there already).
+
+    Raises:
+        UpstreamError: the index has no such archive, or it is another one.
+    """
+    say = progress or (lambda _line: None)
+    tree = release_tree(root, version)
+    if (tree / "vllm" / "_version.py").is_file():
+        return tree, ""
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=tree.parent) as scratch:
+        archive = Path(scratch) / f"vllm-{version}.tar.gz"
+        found = _download_sdist(archive, sha256, say)
+        say("unpacking")
+        _unpack(archive, Path(scratch) / "tree")
+        if tree.exists():
+            shutil.rmtree(tree)
+        (Path(scratch) / "tree").rename(tree)
+    return tree, found
 
 
 # ---------------------------------------------------------------------- parts
@@ -155,8 +194,8 @@ def _clone(target: Path) -> None:
     _git(*slow, "clone", "--quiet", *branch, GIT_URL, str(target), timeout=None)
 
 
-def _download_sdist(archive: Path, say: Progress) -> None:
-    """The pinned sdist from the package index, checked against `SDIST_SHA256`."""
+def _download_sdist(archive: Path, sha256: str | None, say: Progress) -> str:
+    """The sdist of that name from the package index, checked; returns its sha256."""
     try:
         from pypi_simple import PyPISimple
     except ImportError as error:
@@ -169,26 +208,34 @@ def _download_sdist(archive: Path, say: Progress) -> None:
         mirror = os.environ.get("PIP_INDEX_URL")
         with PyPISimple(mirror) if mirror else PyPISimple() as index:
             page = index.get_project_page("vllm", timeout=60)
-            found = [package for package in page.packages if package.filename == SDIST_NAME]
+            found = [package for package in page.packages if package.filename == archive.name]
             if not found:
-                raise UpstreamError(f"the package index does not list {SDIST_NAME}")
-            say(f"downloading {SDIST_NAME}")
+                raise UpstreamError(f"the package index does not list {archive.name}")
+            say(f"downloading {archive.name}")
             index.download_package(found[0], archive, timeout=60)
     except UpstreamError:
         raise
     except Exception as error:  # requests, urllib3 and the parser each have their own
-        raise UpstreamError(f"the package index did not give {SDIST_NAME}: {error}") from error
-    _check_sha256(archive)
+        raise UpstreamError(f"the package index did not give {archive.name}: {error}") from error
+    return _check_sha256(archive, sha256 or _listed_sha256(found[0]))
 
 
-def _check_sha256(archive: Path) -> None:
-    """Refuse an archive that is not, byte for byte, the pinned sdist."""
+def _listed_sha256(package: Any) -> str:
+    """What the index says of an archive that nobody has pinned."""
+    if not (listed := package.digests.get("sha256")):
+        raise UpstreamError(f"the package index names no sha256 of {package.filename}")
+    return str(listed)
+
+
+def _check_sha256(archive: Path, wanted: str) -> str:
+    """Refuse an archive that is not, byte for byte, what was asked for; returns its sha256."""
     with archive.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != SDIST_SHA256:
+    if found != wanted:
         raise UpstreamError(
-            f"{archive.name} has sha256 {found}, the pin is {SDIST_SHA256}: nothing was unpacked"
+            f"{archive.name} has sha256 {found}, the pin is {wanted}: nothing was unpacked"
         )
+    return found
 
 
 def _unpack(archive: Path, target: Path) -> None:

@@ -1,0 +1,137 @@
+"""Releases after the pin: what became of the citations, and how one more release is compared.
+
+Promises: `add` changes nothing that is kept; it fetches, records, replays and says what differs
+first. Recording runs in the environment of `requirements-upstream.txt`, a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance import recording, releases
+from conformance.releases.record import identity
+from conformance.replay import replay
+from course import terminal
+from course.learning.labs import CourseError
+from course.truth import drift, symbols, upstream
+
+NEWEST = list(releases.RELEASES)[-1]
+
+
+def fetch(console: Console, root: Path, version: str) -> Path:
+    """The tree of a release, fetched when it is not there."""
+    known = releases.RELEASES.get(version)
+    try:
+        tree, sha256 = upstream.fetch_release(
+            root,
+            version,
+            known.sha256 if known else None,
+            lambda line: terminal.say(console, line, "dim"),
+        )
+    except upstream.UpstreamError as error:
+        raise CourseError(str(error)) from None
+    where = terminal.relative(tree, root)
+    terminal.say(console, f"{where} is vLLM {' '.join(identity(tree))}", "green")
+    if sha256 and not known:
+        terminal.say(console, f"sha256 {sha256}")
+    return tree
+
+
+def show(console: Console, root: Path, symbol: str, version: str) -> int:
+    """Print a symbol's source as a later release has it."""
+    tree = upstream.release_tree(root, version)
+    if not tree.is_dir():
+        raise CourseError(f"vLLM {version} is not here: course upstream fetch --version {version}")
+    places = symbols.source_of(tree, symbol)
+    if not places:
+        raise CourseError(f"vLLM {version} defines no {symbol!r} under vllm/.")
+    for path, first, last in places:
+        terminal.say(console, f"{path}:{first} {symbol} ({version})", "bold")
+        if len(places) == 1:
+            for number, line in enumerate(symbols.lines_of(tree / path)[first - 1 : last], first):
+                terminal.raw(console, f"{number:>6}  {line}")
+    return 0
+
+
+def show_drift(console: Console, root: Path, version: str, write: bool) -> int:
+    """A table per page: how much of what it cites a release has kept."""
+    kept = root / drift.FOLDER / f"{version}.json"
+    if write:
+        tree, pin = upstream.release_tree(root, version), upstream.path(root)
+        for needed, how in ((pin, "fetch"), (tree, f"fetch --version {version}")):
+            if not needed.is_dir():
+                raise CourseError(f"{needed.name} is not here: course upstream {how}")
+        drift.write(kept, drift.table(root, pin, tree))
+    fates = drift.read(kept)
+    if not fates:
+        raise CourseError(
+            f"No table of {version} is kept: course drift --to {version} --write makes one."
+        )
+    table = Table("page", *drift.FATES, title=f"0.22.1 to {version}", box=None)
+    total: Counter[str] = Counter()
+    for page, counts in drift.per_page(root, fates):
+        total += counts
+        if page.suffix == ".md":
+            row = [str(counts[kind]) for kind in drift.FATES]
+            table.add_row(terminal.relative(page, root), *row)
+    table.add_row("all, code included", *(str(total[kind]) for kind in drift.FATES), style="bold")
+    console.print(table)
+    different = Counter(fate.kind for fate in fates.values())
+    counted = ", ".join(f"{different[kind]} {kind}" for kind in drift.FATES)
+    terminal.say(console, f"{len(fates)} different citations: {counted}")
+    return 0
+
+
+def add(console: Console, root: Path, version: str, workloads: int, python: Path) -> int:
+    """Fetch a release, record its decisions, replay them on the newest parts and group the rest."""
+    if not python.is_file():
+        raise CourseError(
+            f"{terminal.relative(python, root)} is not there: recording needs an environment with "
+            "conformance/requirements-upstream.txt; name its interpreter with --python."
+        )
+    tree = fetch(console, root, version)
+    name, commit = identity(tree)
+    out = root / "build" / "releases" / f"{version}.jsonl.gz"
+    command = [
+        str(python), "-m", "conformance.releases.record", version, "--commit", commit,
+        "--tree", str(tree), "--out", str(out), "--seeds", *map(str, range(workloads)),
+    ]  # fmt: skip
+    terminal.say(console, f"recording {workloads} workloads", "dim")
+    done = subprocess.run(
+        command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        lines = done.stdout.strip().splitlines()[-12:]
+        raise CourseError(f"vLLM {name} could not be recorded:\n" + "\n".join(lines))
+    newest = list(releases.RELEASES)[-1]
+    build, make_request = releases.builders(newest)
+    first: dict[str, list[int]] = {}
+    for entry in recording.read(out, {"version": name, "commit": commit}):
+        _, difference = replay(entry, build, make_request)
+        if difference:
+            first.setdefault(difference.field, []).append(entry["seed"])
+    terminal.say(console, f"{workloads} workloads on the parts of {newest}: "
+                          f"{sum(map(len, first.values()))} differ")  # fmt: skip
+    for field, seeds in sorted(first.items(), key=lambda item: -len(item[1])):
+        terminal.say(console, f"  {field}: {len(seeds)}, the first at seed {seeds[0]}")
+    if first:
+        file = terminal.relative(out, root)
+        one = next(iter(first.values()))[0]
+        terminal.say(
+            console, f"python -m conformance.replay {file} --release {newest} --seed {one}"
+        )
+    return 1 if first else 0
+
+
+def default_python(root: Path) -> Path:
+    """The interpreter that records: CI's environment, else this one."""
+    ours = root / "build" / "ci-env" / "bin" / "python"
+    return ours if ours.is_file() else Path(sys.executable)
