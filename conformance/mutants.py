@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 import mini_vllm
-from benchmarks.report import markdown_table, write_section
 from conformance import recording, replay, situations
+from labkit.tables import markdown_table, write_section
 from mini_vllm.request import Request
 
 RECORDINGS = Path(__file__).parent / "recordings"

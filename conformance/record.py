@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from conformance import recording, workloads
+from labkit.tables import markdown_table, write_section
 
 FOLDER = Path(__file__).parent / "recordings"
 README = Path(__file__).with_name("README.md")
@@ -230,23 +230,17 @@ def command_of(name: str) -> str:
 
 def table() -> str:
     """What is recorded, as Markdown, from `PARTS` and the files."""
-    rows = ["| part, file | what | how much | replayed by | command |", "|---|---|---|---|---|"]
+    rows = []
     for name, part in PARTS.items():
         count = count_of(name)
         if count is not None:
             where = " (a GPU)" if part.needs == "gpu" else ""
-            rows.append(
-                f"| `{part.file.removesuffix('.jsonl.gz')}` | {part.what} | {count:,} {part.unit} "
-                f"| {part.by} | `{command_of(name)}`{where} |"
+            file, command = (
+                f"`{part.file.removesuffix('.jsonl.gz')}`",
+                f"`{command_of(name)}`{where}",
             )
-    return "\n".join(rows)
-
-
-def write_table(page: Path = README) -> None:
-    """Put the table between its two marks on the page."""
-    text = page.read_text(encoding="utf-8")
-    marked = re.compile(r"(<!-- recorded -->\n).*?(<!-- /recorded -->)", re.DOTALL)
-    page.write_text(marked.sub(lambda m: f"{m[1]}\n{table()}\n\n{m[2]}", text), encoding="utf-8")
+            rows.append([file, part.what, f"{count:,} {part.unit}", part.by, command])
+    return markdown_table(["part, file", "what", "how much", "replayed by", "command"], rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -265,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             held = "-" if count is None else f"{count:,} {PARTS[name].unit}"
             print(f"{name:<21} {held:>16}  {command_of(name)}")
         if arguments.write:
-            write_table()
+            write_section("recorded", table(), README)
         return 0
     if not arguments.parts:
         parser.error("name a part or a group; --list says which there are")

@@ -5,9 +5,9 @@ held-out numbers come from whole files that training never saw; the result is a
 Hugging Face folder that `mini_vllm`, `transformers` and vLLM all load.
 
     python models/train.py byte-llama --steps 8000      # the default model, 3.2 M parameters
-    python models/train.py byte-draft --steps 5000      # a drafter for it
-    python models/train.py byte-moe --steps 5000        # 16 experts, two of them per token
-    python models/train.py dense-twin --steps 5000      # as large as what byte-moe puts to work
+    python models/train.py byte-draft --steps 2400      # a drafter for it
+    python models/train.py byte-moe --steps 2400        # 16 experts, two of them per token
+    python models/train.py dense-twin --steps 2400      # as large as what byte-moe puts to work
 
 Needs torch (CPU is enough). Nothing in `mini_vllm` imports this file.
 """

@@ -44,7 +44,7 @@ def test_log_axis_places_decades_evenly():
     assert (axes.y(1), axes.y(100)) == (100, 0)
 
 
-def test_a_missing_a_changed_and_an_orphaned_figure_are_stale(tmp_path, figures):
+def test_a_missing_a_changed_and_an_orphaned_figure_are_stale(tmp_path):
     figures = {"a.svg": lambda: "new", "b.svg": lambda: "b"}
     (tmp_path / "b.svg").write_text("b")
     assert stale(tmp_path, figures) == {"a.svg": "new"}
