@@ -153,14 +153,14 @@ def test_a_release_is_fetched_beside_the_pin_by_its_sha256(
 
     def download(archive: Path, sha256: str | None, say: upstream.Progress) -> str:
         asked.append((archive.name, sha256))
-        write_archive(archive)
+        archive.write_bytes((tmp_path / "same.tar.gz").read_bytes())
         return upstream._check_sha256(archive, sha256 or "0" * 64)
 
     monkeypatch.setattr(upstream, "_download_sdist", download)
+    write_archive(tmp_path / "same.tar.gz")
     with pytest.raises(upstream.UpstreamError, match="nothing was unpacked"):
         upstream.fetch_release(tmp_path, "9.9.9", None)
     assert not upstream.release_tree(tmp_path, "9.9.9").exists()
-    write_archive(tmp_path / "same.tar.gz")
     digest = hashlib.sha256((tmp_path / "same.tar.gz").read_bytes()).hexdigest()
     tree, found = upstream.fetch_release(tmp_path, "9.9.9", digest)
     assert (tree / "vllm" / "_version.py").is_file() and found == digest
