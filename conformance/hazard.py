@@ -67,6 +67,28 @@ WORKLOAD: dict[str, Any] = {
     "outputs": {"low": [7, 7], "high": [8, 8]},
 }
 
+WITH_A_THIRD: dict[str, Any] = {
+    **WORKLOAD,
+    "events": [
+        {
+            **WORKLOAD["events"][0],
+            "add": [
+                *WORKLOAD["events"][0]["add"],
+                {
+                    **WORKLOAD["events"][0]["add"][0],
+                    "request_id": "later",
+                    "prompt_token_ids": list(range(40, 65)),
+                    "priority": 9,
+                },
+            ],
+        },
+        WORKLOAD["events"][1],
+    ],
+    "outputs": {**WORKLOAD["outputs"], "later": [9, 9]},
+
+}
+"""With somebody waiting, since a release that does not cap a lone request computes `low` at once."""
+
 
 def recorded() -> Iterator[Any]:
     """The workload as the real scheduler decides it."""

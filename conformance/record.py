@@ -175,6 +175,11 @@ PARTS: dict[str, Part] = {
         "`test_public_api.py`", "runs", "engine", "engine",
     ),
     **{f"release-{version}": _release(version) for version in ("0.23.0", "0.27.1", "0.33.0")},
+    "release-hazard": Part(
+        "releases/hazard-0.33.0.jsonl.gz", "releases.record:hazard",
+        "the stale read under the priority policy, at 0.33.0", "`test_releases.py`", "workloads",
+        "releases", options={"version": "0.33.0"},
+    ),
 }  # fmt: skip
 """Every part, by name. A recorder that is added adds its line."""
 

@@ -77,6 +77,15 @@ def kept(version: str, seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recor
     yield from record_release(release_of(version), seeds)
 
 
+def hazard(version: str) -> Iterator[recording.Recording]:
+    """The priority hazard, somebody else waiting, as a release that is kept decides it."""
+    import_release(release_of(version), tree_of(version))
+    from conformance.hazard import WITH_A_THIRD
+    from conformance.recorders.scheduler import record
+
+    yield {**record(WITH_A_THIRD), "upstream": release_of(version).upstream}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.releases.record", description="Record any release."

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from conformance import recording, releases
+from conformance import hazard, recording, releases, shadow
 from conformance.replay import first_difference, replay, replay_files
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.block_pool import BlockPool
@@ -106,6 +106,16 @@ def test_the_free_queue_of_0_27_1_is_neither_the_pins_nor_0_33_0s(pool):
     release = releases.release_of("0.27.1")
     build, make_request = releases.builders(EngineParts(block_pool=pool))
     assert first_difference(release.path, build, make_request, upstream=release.upstream)
+
+
+def test_the_priority_hazard_is_still_there_in_0_33_0():
+    release = releases.release_of("0.33.0")
+    path = releases.FOLDER / "hazard-0.33.0.jsonl.gz"
+    (entry,) = recording.read(path, release.upstream)
+    assert {key: entry[key] for key in hazard.WITH_A_THIRD} == hazard.WITH_A_THIRD
+    assert len(shadow.stale_reads(entry)) == 8
+    build, make_request = releases.builders("0.33.0")
+    assert first_difference(path, build, make_request, upstream=release.upstream) is None
 
 
 def test_the_pins_engine_differs_from_later_releases_where_they_changed():
