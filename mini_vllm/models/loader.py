@@ -108,6 +108,11 @@ def load_weights(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
             f"{folder / 'config.json'}: num_hidden_layers={num_layers}: the weights hold "
             f"{len(held)} tensor(s), {than}"
         )
+    if config.moe is not None and config.moe.num_experts > len(held):
+        raise ValueError(
+            f"{folder / 'config.json'}: {config.moe.num_experts} experts: the weights hold "
+            f"{len(held)} tensor(s), fewer than one an expert"
+        )
     wanted = expected_shapes(config)
     missing = sorted(set(wanted) - held)
     if missing:
