@@ -46,6 +46,10 @@ SIZES = {
     "eos_token_id": 256,
     "pad_token_id": None,
 }
+EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 56,
+    "norm_topk_prob": True, "head_dim": 16,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama tied": ("Llama", {"tie_word_embeddings": True}),
@@ -58,6 +62,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 24}),
     "qwen3 tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3 biased": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "qwen3 moe": ("Qwen3Moe", EXPERTS),
+    "qwen3 moe in parts": (
+        "Qwen3Moe",
+        EXPERTS | {"norm_topk_prob": False, "tie_word_embeddings": True, "mlp_only_layers": [1]},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 SAVES: dict[str, tuple[str, dict[str, Any]]] = {
     "sharded": ("float32", {"max_shard_size": "100KB"}),
@@ -107,11 +117,17 @@ def load_theirs(folder: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    # Of the ways to compute experts, the plain loop is the one that knows float64.
+    options = {"experts_implementation": "eager"} if "experts" in _config_text(folder) else {}
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **options).eval()
     with float64_inside():  # rotary frequencies are computed when the module is made
         theirs.model.rotary_emb = type(theirs.model.rotary_emb)(theirs.config)
     assert theirs.model.rotary_emb.inv_freq.dtype == torch.float64
     return theirs
+
+
+def _config_text(folder: Path) -> str:
+    return (folder / "config.json").read_text(encoding="utf-8")
 
 
 def their_logits(theirs: Any, token_ids: list[int]) -> np.ndarray:
