@@ -1,0 +1,153 @@
+"""Greedy texts of models with experts, from the real engine: recorded, and compared without it.
+
+    python -m conformance.moe_texts record MODEL...     # in the environment of the real engine
+    python -m conformance.moe_texts compare             # any machine
+
+MODEL is "qwen3-moe" or "mixtral", random checkpoints that this module makes anew wherever it runs,
+or "byte-moe", the shipped one. What is recorded holds prompts, so later pages change nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance.real_engine import provenance
+from labkit import processes
+from mini_vllm import LLM, SamplingParams
+from mini_vllm.models.config import expected_shapes, parse_config
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = Path(__file__).parent / "recordings" / "engine"
+BYTE_MOE = ROOT / "models" / "byte-moe"
+NUM_PROMPTS, MAX_TOKENS = 100, 24
+SIZES = {
+    "vocab_size": 257, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "float32",
+    "bos_token_id": None, "eos_token_id": 256,
+}  # fmt: skip
+RANDOM: dict[str, dict[str, Any]] = {
+    "qwen3-moe": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 16,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True,
+        "mlp_only_layers": [1], "decoder_sparse_step": 1, "attention_bias": False,
+    },
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8,
+        "num_experts_per_tok": 2, "sliding_window": None,
+    },
+}  # fmt: skip
+
+
+def random_checkpoint(name: str, folder: Path) -> Path:
+    """Write one of `RANDOM` into `folder`: the same numbers on every machine, loud enough to route.
+
+    Raises:
+        ValueError: another name.
+    """
+    from safetensors.numpy import save_file
+
+    if name not in RANDOM:
+        raise ValueError(f"name={name!r}: need one of {', '.join(RANDOM)}")
+    raw = SIZES | RANDOM[name]
+    rng = np.random.default_rng(0)
+    weights = {}
+    for key, shape in expected_shapes(parse_config(raw, folder)).items():
+        noise = rng.standard_normal(shape)
+        weight = 1.0 + 0.2 * noise if "norm" in key else 0.15 * noise
+        weights[key] = weight.astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((ROOT / "models" / "byte-llama" / file).read_bytes())
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def prompts() -> list[list[int]]:
+    """Bytes of the course's glossary, 8 to 133 a prompt; every second begins with the same 40."""
+    text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").encode()
+    made = []
+    for number in range(NUM_PROMPTS):
+        start = 100 + 61 * number
+        own = text[start : start + 8 + 5 * (number % 18)]
+        made.append(list(text[:40] + own if number % 2 else own))
+    return made
+
+
+def record(folder: Path) -> list[list[int]]:
+    """What vLLM answers, float32 and greedy, all prompts handed over at once."""
+    import vllm
+
+    llm = vllm.LLM(
+        model=str(folder), dtype="float32", seed=0, max_model_len=256, max_num_seqs=32,
+        enforce_eager=True, gpu_memory_utilization=0.4,
+    )  # fmt: skip
+    params = vllm.SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    asked: Any = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    return [list(r.outputs[0].token_ids) for r in llm.generate(asked, params, use_tqdm=False)]
+
+
+def mini(folder: Path, asked: Sequence[Sequence[int]], dtype: str = "float32") -> list[list[int]]:
+    """What the mini engine answers to the same prompts, batched, in chunks, with a prefix cache."""
+    llm = LLM(folder, dtype=dtype, num_blocks=400, max_num_seqs=32, max_num_batched_tokens=512)
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    return [list(result.outputs[0].token_ids) for result in llm.generate(asked, params)]
+
+
+def kept(name: str) -> dict[str, Any]:
+    """One recording: "machine", "prompts" and "outputs"."""
+    found: dict[str, Any] = json.loads(gzip.decompress((KEPT / f"{name}.json.gz").read_bytes()))
+    return found
+
+
+def folder_of(name: str, home: Path) -> Path:
+    """The checkpoint of that name; random ones are written below `home`."""
+    return BYTE_MOE if name == "byte-moe" else random_checkpoint(name, home / name)
+
+
+def differing(found: Mapping[str, Any], answers: Sequence[Sequence[int]]) -> list[int]:
+    """Numbers of the prompts whose texts are not the recorded ones."""
+    pairs = zip(found["outputs"], answers, strict=True)
+    return [number for number, (theirs, ours) in enumerate(pairs) if theirs != list(ours)]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Record or compare; returns the exit status."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("what", choices=["record", "compare"])
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--out", type=Path, default=KEPT)
+    args = parser.parse_args(argv)
+    failed = 0
+    with tempfile.TemporaryDirectory() as home:
+        there = [name for name in (*RANDOM, "byte-moe") if (KEPT / f"{name}.json.gz").is_file()]
+        for name in args.models or there:
+            folder = folder_of(name, Path(home))
+            if args.what == "record":
+                outputs = record(folder)
+                machine = provenance("python -m conformance.moe_texts", "float32")
+                content = {"machine": machine, "prompts": prompts(), "outputs": outputs}
+                data = json.dumps(content, separators=(",", ":")).encode()
+                (args.out / f"{name}.json.gz").write_bytes(gzip.compress(data, 9, mtime=0))
+                processes.answer({"model": name, "prompts": len(outputs)})
+            else:
+                found = kept(name)
+                differ = differing(found, mini(folder, found["prompts"]))
+                failed += bool(differ)
+                print(f"{name}: {len(found['prompts'])} prompts: {len(differ)} differ")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
