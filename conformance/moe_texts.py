@@ -30,7 +30,7 @@ KEPT = Path(__file__).parent / "recordings" / "engine"
 BYTE_MOE = ROOT / "models" / "byte-moe"
 NUM_PROMPTS, MAX_TOKENS = 100, 24
 SIZES = {
-    "vocab_size": 257, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3,
+    "vocab_size": 257, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
     "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
     "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "float32",
