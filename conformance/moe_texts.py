@@ -105,6 +105,11 @@ def mini(folder: Path, asked: Sequence[Sequence[int]], dtype: str = "float32") -
     return [list(result.outputs[0].token_ids) for result in llm.generate(asked, params)]
 
 
+def recorded() -> list[str]:
+    """The models whose texts are kept."""
+    return [name for name in (*RANDOM, "byte-moe") if (KEPT / f"{name}.json.gz").is_file()]
+
+
 def kept(name: str) -> dict[str, Any]:
     """One recording: "machine", "prompts" and "outputs"."""
     found: dict[str, Any] = json.loads(gzip.decompress((KEPT / f"{name}.json.gz").read_bytes()))
@@ -131,8 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     failed = 0
     with tempfile.TemporaryDirectory() as home:
-        there = [name for name in (*RANDOM, "byte-moe") if (KEPT / f"{name}.json.gz").is_file()]
-        for name in args.models or there:
+        for name in args.models or recorded():
             folder = folder_of(name, Path(home))
             if args.what == "record":
                 outputs = record(folder)

@@ -1,4 +1,4 @@
-"""Lab 07-01: route tokens to experts, and compute the experts one after the other.
+"""Lab 07-01, solved: route tokens to experts, and compute the experts one after the other.
 
 `route`, `moe_forward_reference`, `moe_forward_grouped` and `align_block_size` are the lab. The
 third has the signature the engine calls, so a model with experts can run on it.
