@@ -106,6 +106,7 @@ def test_below_the_ridge_a_hot_expert_costs_little(lab):
     close(lab.ep_step_time_roofline([24, 0, 0, 0, 8, 8, 8, 8], 4, 153), 2.0,
           "decode: the hot rank reads one expert, the even ones two; reading decides")  # fmt: skip
     close(lab.ep_step_time_roofline([4, 4, 4, 4], 4, 153), 1.0, "one expert a rank")
+    close(lab.ep_step_time_roofline([24, 0, 0, 9], 2, 153), 1.0, "an idle expert is not read")
 
 
 # --- placement ------------------------------------------------------------------------------------
