@@ -140,7 +140,7 @@ def test_larger_tiles_read_less_and_need_more_room(lab):
         assert turned == more, f"transposed, the same is read: {turned} and {more}"
     sizes = [lab.fast_memory_bytes(t, t, 32, 2) for t in (64, 128, 144, 160)]
     same(sizes, [24_576, 81_920, 101_376, 122_880],
-         "two input tiles of 2 bytes, sums of 4 bytes: 144 still fits 99 KiB, 160 does not")  # fmt: skip
+         "two input tiles of 2 bytes, 4-byte sums: 144 fits 99 KiB, 160 does not")  # fmt: skip
 
 
 # --- all experts in one launch --------------------------------------------------------------------
