@@ -94,17 +94,17 @@ def moe_forward_grouped(
     order = np.argsort(flat, kind="stable")
     tokens = order // top_k
     ends = np.cumsum(np.bincount(flat, minlength=len(experts))).tolist()
+    weights = topk_weights.reshape(-1, 1)[order].astype(x.dtype, copy=False)
     pairs = np.empty((num_tokens * top_k, x.shape[1]), dtype=x.dtype)
     start = 0
     for expert, end in zip(experts, ends, strict=True):
         if end > start:
-            pairs[order[start:end]] = expert(x[tokens[start:end]])
+            pairs[order[start:end]] = expert(x[tokens[start:end]]) * weights[start:end]
             start = end
     by_slot = pairs.reshape(num_tokens, top_k, -1).swapaxes(0, 1)  # [k, num_tokens, hidden_size]
-    weights = topk_weights.astype(x.dtype, copy=False).T[..., None]  # [k, num_tokens, 1]
-    out = by_slot[0] * weights[0]
+    out = by_slot[0].copy()
     for slot in range(1, top_k):
-        out += by_slot[slot] * weights[slot]
+        out += by_slot[slot]
     return out
 
 
