@@ -181,6 +181,27 @@ def test_the_kernel_compiles_for_an_h100(lab):
     )
 
 
+@pytest.mark.torch
+def test_the_run_script_without_a_gpu(lab):
+    same(lab.naive_traffic(2, 3, 4), 48, "write the lab first: 24 products with two factors each")
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed (it comes with torch for CUDA on Linux)")
+    said = subprocess.run(
+        [sys.executable, str(HERE / "run.py"), "--dry-run", "--file", str(HERE / "solution.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+    assert said.returncode == 0, f"run.py --dry-run failed:\n{said.stderr[-2000:]}"
+    errors = [
+        float(line.split("error ")[1].split(",")[0])
+        for line in said.stdout.splitlines()
+        if "not measured" in line
+    ]
+    assert len(errors) == 4 and max(errors) < 1e-5, (
+        f"a layer by two launches and by a loop, for 1 and 5 tokens, equal float64:\n{said.stdout}"
+    )
+
+
 @pytest.mark.gpu
 def test_the_compiled_kernel_is_the_product_of_every_pair(lab, gpu_device):
     from course.files import load_module
