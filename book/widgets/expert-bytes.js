@@ -75,9 +75,9 @@ CourseWidgets.mount("expert-bytes", (data) => {
         const shown = [
             ["read, this draw", "drawn", drawn, `${drawn} of ${E}`],
             ["on average", "touched", expected, expected.toFixed(1)],
-            ["bytes of experts", "bytes", drawn * bytes, `${(drawn * bytes / 1e9).toFixed(2)} GB`],
+            ["expert bytes", "bytes", drawn * bytes, `${(drawn * bytes / 1e9).toFixed(2)} GB`],
             ["reading them", "ms", milliseconds, `${milliseconds.toFixed(2)} ms`],
-            ["rows an expert read", "rows", B * k / drawn, (B * k / drawn).toFixed(1)],
+            ["rows of each", "rows", B * k / drawn, (B * k / drawn).toFixed(1)],
         ];
         results.replaceChildren(...shown.map(([name, id, value, words]) =>
             el("div", {}, el("dt", {}, name), el("dd", { "data-result": id, "data-value": value }, words))));

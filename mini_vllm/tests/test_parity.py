@@ -19,7 +19,7 @@ import pytest
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
-from mini_vllm.models.loader import load_checkpoint, resolve
+from mini_vllm.models.loader import MODELS, load_checkpoint, resolve
 from mini_vllm.models.transformer import Transformer
 from mini_vllm.tests.test_checkpoint import byte_tokenizer_json
 
@@ -264,6 +264,11 @@ def test_a_saved_form_gives_the_logits_and_greedy_tokens_of_transformers(tmp_pat
 
 def test_the_shipped_model_gives_the_logits_and_greedy_tokens_of_transformers():
     check_parity(resolve("byte-llama"), text_prompts())
+
+
+@pytest.mark.skipif(not (MODELS / "byte-moe").is_dir(), reason="byte-moe is not shipped yet")
+def test_the_shipped_mixture_gives_the_logits_and_greedy_tokens_of_transformers():
+    check_parity(resolve("byte-moe"), text_prompts())
 
 
 def test_the_shipped_tokenizer_gives_the_ids_of_transformers():

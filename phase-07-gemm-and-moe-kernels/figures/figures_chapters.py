@@ -2,7 +2,8 @@
 
 `loads` and `touched` are drawn from traces of `mini_vllm` serving a model with experts, `step-time`
 from decode steps measured on an H100 (`benchmarks/gpu/models.json`), `ranks` from the loads of the
-same traces and lab 07-04's balancer. `groups` and `tiles` are diagrams. No upstream counterpart.
+same traces and lab 07-04's balancer, `skew` from that lab's arithmetic. `groups` and `tiles` are
+diagrams. No upstream counterpart.
 """
 
 from __future__ import annotations
@@ -178,6 +179,52 @@ def ranks() -> str:
     return svg.render()
 
 
+def skew() -> str:
+    """Time of the busiest of 8 ranks over that of even routing: rows against the hottest share."""
+    module = lab("04")
+    experts, num_ranks, ridge = 64, 8, 295.0
+    tokens = [2**power for power in range(3, 16)]
+    shares = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the pairs; k = 2, so at most a half
+
+    def time(rows: int, share: float) -> float:
+        chances = np.full(experts, (1 - share) / (experts - 1))
+        chances[0] = share
+        rng = np.random.default_rng(0)
+        draws = rng.multinomial(rows, chances, size=40)
+        return statistics.mean(
+            module.ep_step_time_roofline(loads, num_ranks, ridge) for loads in draws
+        )
+
+    cell_w, cell_h, left, top = 45, 34, 66, 52
+    svg = Svg(left + cell_w * len(tokens) + 16, top + cell_h * len(shares) + 62,
+              "What a hot expert costs", "Step time over even routing.")  # fmt: skip
+    svg.text(
+        14,
+        22,
+        "Step time over that of even routing: 64 experts on 8 ranks, k = 2, ridge 295",
+        size=13,
+    )
+    svg.text(14, 42, "pairs on expert 0", size=11, css="soft")
+    for row, share in enumerate(shares):
+        y = top + cell_h * row
+        svg.text(left - 8, y + 21, f"1/{round(1 / share)}", size=12, anchor="end")
+        for column, count in enumerate(tokens):
+            ratio = time(2 * count, share) / time(2 * count, 1 / experts)
+            x = left + cell_w * column
+            color = ORANGE if ratio > 1 else BLUE
+            opacity = min(0.85, 0.06 + abs(np.log2(ratio)) / 3)
+            svg.rect(x, y, cell_w - 2, cell_h - 2, fill=color, opacity=opacity,
+                     tip=f"{count} tokens, share 1/{round(1 / share)}: {ratio:.2f}")  # fmt: skip
+            svg.text(x + cell_w / 2 - 1, y + 21, f"{ratio:.1f}", size=11, anchor="middle")
+    for column, count in enumerate(tokens):
+        words = str(count) if count < 1024 else f"{count // 1024}k"
+        svg.text(left + cell_w * (column + 0.5), top + cell_h * len(shares) + 16, words, size=11,
+                 anchor="middle", css="soft")  # fmt: skip
+    svg.text(left + cell_w * len(tokens) / 2, top + cell_h * len(shares) + 40, "tokens of the step",
+             size=12, anchor="middle")  # fmt: skip
+    return svg.render()
+
+
 def groups() -> str:
     """The worked example: four tokens, pairs sorted by expert, blocks of four."""
     svg = Svg(680, 300, "Four tokens, two experts each, grouped", "Pairs sorted into blocks.")
@@ -244,6 +291,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "touched.svg": touched,
     "step-time.svg": step_time,
     "ranks.svg": ranks,
+    "skew.svg": skew,
     "groups.svg": groups,
     "tiles.svg": tiles,
 }

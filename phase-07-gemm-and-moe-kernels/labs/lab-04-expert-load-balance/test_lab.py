@@ -203,7 +203,7 @@ def test_a_served_model_is_uneven_and_rebalancing_evens_it(lab, measured, record
         assert held == set(range(len(loads))), f"every expert needs a slot; missing from {slots}"
         after.append(max(rank_loads(slots, loads, 4)))
     assert sum(after) < sum(before), (
-        f"with four more slots the busiest of four ranks has {sum(after):.1f} pairs over all layers, "
+        f"with four more slots the busiest of four ranks has {sum(after):.1f} pairs in all layers, "
         f"and had {sum(before)} under the linear placement"
     )
     record_property("measured.saved", float(1 - sum(after) / sum(before)))
