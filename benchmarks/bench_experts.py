@@ -17,15 +17,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.report import Paired, machine, markdown_table, write_section
-from mini_vllm.models.moe import Expert, moe_forward_grouped, route
-from mini_vllm.models.transformer import Linear, Mlp
+from mini_vllm.models.mlp import Mlp
+from mini_vllm.models.moe import moe_forward_grouped, route
+from mini_vllm.models.transformer import Linear
 
 HIDDEN, INNER, NUM_EXPERTS, TOP_K = 256, 56, 16, 2
 TARGETS = {"pairs": {64: 3.0}, "experts": dict.fromkeys((1, 8, 64, 512), 1.0)}
 
 
 def by_pairs(
-    x: np.ndarray, experts: Sequence[Expert], topk_ids: np.ndarray, topk_weights: np.ndarray
+    x: np.ndarray, experts: Sequence[Mlp], topk_ids: np.ndarray, topk_weights: np.ndarray
 ) -> np.ndarray:
     """One product of one row for each pair."""
     out = np.zeros_like(x)
@@ -36,7 +37,7 @@ def by_pairs(
 
 
 def by_experts(
-    x: np.ndarray, experts: Sequence[Expert], topk_ids: np.ndarray, topk_weights: np.ndarray
+    x: np.ndarray, experts: Sequence[Mlp], topk_ids: np.ndarray, topk_weights: np.ndarray
 ) -> np.ndarray:
     """One product for each expert that a mask finds tokens for."""
     out = np.zeros_like(x)

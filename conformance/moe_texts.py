@@ -121,6 +121,37 @@ def folder_of(name: str, home: Path) -> Path:
     return BYTE_MOE if name == "byte-moe" else random_checkpoint(name, home / name)
 
 
+def for_processors(folder: Path, home: Path) -> Path:
+    """The same model for vLLM's CPU build: experts made wider with zeros where it needs that.
+
+    At the pin experts whose gate and up together are no multiple of 32 go to a form that fails on
+    its first call (`vllm/model_executor/layers/fused_moe/cpu_fused_moe.py:428`
+    `cpu_fused_moe_torch` builds a layer outside of any configuration), and those of 32 that are no
+    multiple of 64 are refused by the kernel. Zero rows of gate and up and zero columns of down add
+    nothing: SiLU(0) x 0 = 0.
+    """
+    from safetensors.numpy import load_file, save_file
+
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    key = "moe_intermediate_size" if "moe_intermediate_size" in raw else "intermediate_size"
+    inner = raw[key]
+    more = -inner % 32
+    if not more:
+        return folder
+    wider = home / f"{folder.name}-wider"
+    wider.mkdir(parents=True, exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    for name in [n for n in weights if ".experts." in n]:
+        down = name.endswith(("down_proj.weight", "w2.weight"))
+        room = ((0, 0), (0, more)) if down else ((0, more), (0, 0))
+        weights[name] = np.ascontiguousarray(np.pad(weights[name], room))
+    save_file(weights, wider / "model.safetensors", metadata={"format": "pt"})
+    for file in folder.glob("*.json"):
+        (wider / file.name).write_bytes(file.read_bytes())
+    (wider / "config.json").write_text(json.dumps(raw | {key: inner + more}), encoding="utf-8")
+    return wider
+
+
 def differing(found: Mapping[str, Any], answers: Sequence[Sequence[int]]) -> list[int]:
     """Numbers of the prompts whose texts are not the recorded ones."""
     pairs = zip(found["outputs"], answers, strict=True)
@@ -139,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in args.models or recorded():
             folder = folder_of(name, Path(home))
             if args.what == "record":
-                outputs = record(folder)
+                outputs = record(for_processors(folder, Path(home)))
                 machine = provenance("python -m conformance.moe_texts", "float32")
                 content = {"machine": machine, "prompts": prompts(), "outputs": outputs}
                 data = json.dumps(content, separators=(",", ":")).encode()

@@ -164,6 +164,19 @@ def test_a_hundred_texts_of_the_real_engine_are_the_mini_engines(model):
     assert moe_texts.differing(found, moe_texts.mini(folder, found["prompts"])) == []
 
 
+def test_wider_experts_of_zeros_answer_the_same(tmp_path, monkeypatch):
+    """What vLLM's CPU build is given in the place of experts it cannot compute."""
+    monkeypatch.setitem(moe_texts.SIZES, "hidden_size", 32)
+    odd = moe_texts.RANDOM["qwen3-moe"] | {"moe_intermediate_size": 24}
+    monkeypatch.setitem(moe_texts.RANDOM, "qwen3-moe", odd)
+    folder = moe_texts.random_checkpoint("qwen3-moe", tmp_path / "odd")
+    wider = moe_texts.for_processors(folder, tmp_path)
+    assert wider != folder
+    asked = moe_texts.prompts()[:8]
+    assert moe_texts.mini(wider, asked, "float64") == moe_texts.mini(folder, asked, "float64")
+    assert moe_texts.for_processors(wider, tmp_path) == wider
+
+
 @pytest.mark.upstream
 def test_recording_again_gives_the_kept_cases():
     from conformance import record_moe

@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy as np
 
-Expert = Callable[[np.ndarray], np.ndarray]
-"""[num_rows, hidden_size] to [num_rows, hidden_size], each row for itself."""
-ExpertsFn = Callable[[np.ndarray, Sequence[Expert], np.ndarray, np.ndarray], np.ndarray]
+from mini_vllm.models.mlp import Mlp, silu_and_mul
+
+_MANY_PAIRS = 256
+ExpertsFn = Callable[[np.ndarray, Sequence[Mlp], np.ndarray, np.ndarray], np.ndarray]
+"""x [num_tokens, hidden_size], experts by id, `topk_ids` and `topk_weights` [num_tokens, k]; an
+expert is called with rows [n, hidden_size] and returns as many."""
 RoutingObserver = Callable[[int, np.ndarray], None]
 """Called with a layer's number and `topk_ids` [num_tokens, k] of one step."""
 
@@ -74,12 +77,14 @@ def route(logits: np.ndarray, top_k: int, renormalize: bool) -> tuple[np.ndarray
 
 
 def moe_forward_grouped(
-    x: np.ndarray, experts: Sequence[Expert], topk_ids: np.ndarray, topk_weights: np.ndarray
+    x: np.ndarray, experts: Sequence[Mlp], topk_ids: np.ndarray, topk_weights: np.ndarray
 ) -> np.ndarray:
-    """Each token's chosen experts, weighted and summed: one call for each expert that was chosen.
+    """Each token's chosen experts, weighted and summed: two products for each expert chosen.
 
     Pair p belongs to token p // k. Sorted by expert, the pairs of one expert lie together; each
-    result goes into the row of its pair, so the end is a sum over slots and not a scatter.
+    result goes into the row of its pair, so the end is a sum over slots and not a scatter. With few
+    pairs calls cost most, so the activation runs once for all; with many, an expert's rows stay in
+    a core's cache from the gather to the result.
 
     Args:
         x: [num_tokens, hidden_size].
@@ -92,15 +97,25 @@ def moe_forward_grouped(
     num_tokens, top_k = topk_ids.shape
     flat = topk_ids.reshape(-1)  # [num_tokens * k]
     order = np.argsort(flat, kind="stable")
-    tokens = order // top_k
     ends = np.cumsum(np.bincount(flat, minlength=len(experts))).tolist()
+    chosen = [
+        (expert, start, end)
+        for expert, start, end in zip(experts, [0, *ends], ends, strict=False)
+        if end > start
+    ]
     weights = topk_weights.reshape(-1, 1)[order].astype(x.dtype, copy=False)
-    pairs = np.empty((num_tokens * top_k, x.shape[1]), dtype=x.dtype)
-    start = 0
-    for expert, end in zip(experts, ends, strict=True):
-        if end > start:
-            pairs[order[start:end]] = expert(x[tokens[start:end]]) * weights[start:end]
-            start = end
+    if flat.size > _MANY_PAIRS:
+        pairs = np.empty((flat.size, x.shape[1]), dtype=x.dtype)
+        for expert, start, end in chosen:
+            mine = order[start:end]
+            pairs[mine] = expert(x[mine // top_k]) * weights[start:end]
+    else:
+        pairs = x[order // top_k]  # one expert's rows after the other's
+        inner = silu_and_mul(
+            np.concatenate([expert.gate_up_proj(pairs[start:end]) for expert, start, end in chosen])
+        )
+        for expert, start, end in chosen:
+            pairs[order[start:end]] = expert.down_proj(inner[start:end]) * weights[start:end]
     by_slot = pairs.reshape(num_tokens, top_k, -1).swapaxes(0, 1)  # [k, num_tokens, hidden_size]
     out = by_slot[0].copy()
     for slot in range(1, top_k):
@@ -115,8 +130,8 @@ class SparseMlp:
         self,
         config: MoeConfig,
         layer: int,
-        gate: Expert,
-        experts: Sequence[Expert],
+        gate: Callable[[np.ndarray], np.ndarray],
+        experts: Sequence[Mlp],
         forward: ExpertsFn = moe_forward_grouped,
     ) -> None:
         """Args: gate, [num_tokens, hidden_size] to logits [num_tokens, num_experts]; the experts;

@@ -15,6 +15,7 @@ import numpy as np
 
 from mini_vllm.attention import paged_attention, write_kv
 from mini_vllm.batch import ForwardBatch
+from mini_vllm.models.mlp import Mlp, silu_and_mul
 from mini_vllm.models.moe import ExpertsFn, MoeConfig, SparseMlp, moe_forward_grouped
 
 _TOKEN_TILE = 128
@@ -80,18 +81,6 @@ class Linear:
         if self.bias is not None:
             y += self.bias
         return y
-
-
-@dataclass(frozen=True, slots=True)
-class Mlp:
-    """SwiGLU: down(silu(gate(x)) * up(x)), gate and up in one product: an MLP or one expert."""
-
-    gate_up_proj: LinearLike
-    down_proj: LinearLike
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """[num_tokens, hidden_size] to the same."""
-        return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
 
 
 class Transformer:
@@ -268,21 +257,6 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     normed = x / np.sqrt(mean_square)[..., None]
     normed *= weight
     return normed
-
-
-def silu_and_mul(gate_up: np.ndarray) -> np.ndarray:
-    """silu(gate) * up, from [num_tokens, 2 * size] to [num_tokens, size].
-
-    silu(x) = x * sigmoid(x), with the sigmoid written as tanh so that no input overflows.
-    """
-    size = gate_up.shape[1] // 2
-    gate, up = gate_up[:, :size], gate_up[:, size:]
-    result = gate * gate.dtype.type(0.5)
-    up = up * result
-    np.tanh(result, out=result)
-    result += 1
-    result *= up
-    return result
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.config import SamplingParams
 from mini_vllm.models.config import expected_shapes, num_parameters, parse_config
 from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.mlp import Mlp, silu_and_mul
 from mini_vllm.models.moe import (
     ExpertLoads,
     MoeConfig,
@@ -21,7 +22,7 @@ from mini_vllm.models.moe import (
     route,
     sparse_layers,
 )
-from mini_vllm.models.transformer import Linear, Mlp, Transformer, silu_and_mul
+from mini_vllm.models.transformer import Linear, Transformer
 from mini_vllm.observe.trace import traced_steps
 from mini_vllm.tests.test_checkpoint import random_weights, write_checkpoint
 
@@ -121,7 +122,7 @@ def test_logits_of_another_shape_are_refused():
 # ------------------------------------------------------------------ the grouped product
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 7, 64])
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 64, 300])
 @pytest.mark.parametrize("top_k", [1, 2, 5])
 def test_grouped_experts_give_what_every_pair_for_itself_gives(num_tokens, top_k):
     rng = np.random.default_rng(num_tokens * 10 + top_k)
@@ -144,8 +145,12 @@ def test_an_expert_is_called_once_if_chosen_and_never_otherwise():
     """Rows in the order of their tokens: 0 and 2 for expert 1, and 2 for expert 3."""
     calls: list[tuple[int, list[float]]] = []
 
-    def expert(number: int):
-        return lambda rows: calls.append((number, rows[:, 0].tolist())) or rows
+    def expert(number: int) -> Mlp:
+        def gate_up(rows):
+            calls.append((number, rows[:, 0].tolist()))
+            return np.repeat(rows, 2, axis=1)
+
+        return Mlp(gate_up, lambda rows: rows)
 
     x = np.array([[10.0], [20.0], [30.0]])
     ids = np.array([[1, 0], [0, 4], [3, 1]])
@@ -158,17 +163,20 @@ def test_the_input_is_left_as_it_was_and_the_dtype_is_kept():
     x = rng.standard_normal((5, 8)).astype(np.float32)
     before = x.copy()
     ids, weights = route(rng.standard_normal((5, 3)), 2, True)
-    out = moe_forward_grouped(x, [lambda rows: rows] * 3, ids, weights)
+    experts = [Mlp(lambda rows: np.repeat(rows, 2, axis=1), lambda rows: rows)] * 3
+    out = moe_forward_grouped(x, experts, ids, weights)
     assert np.array_equal(x, before)
     assert out.dtype == np.float32
-    assert np.allclose(out, x, rtol=1e-6)
+    assert np.allclose(out, experts[0](x), rtol=1e-5)
 
 
 def test_the_grouped_form_does_a_twelfth_of_the_calls_at_64_tokens():
     """64 tokens and 2 of 16 experts: 128 products by pairs, at most 16 by groups."""
     rng = np.random.default_rng(0)
     calls = []
-    experts = [lambda rows: calls.append(len(rows)) or rows] * 16
+    gate_up = Linear(rng.standard_normal((6, 4)))
+    expert = Mlp(lambda rows: calls.append(len(rows)) or gate_up(rows), Linear(np.ones((4, 3))))
+    experts = [expert] * 16
     ids, weights = route(rng.standard_normal((64, 16)), 2, True)
     moe_forward_grouped(rng.standard_normal((64, 4)), experts, ids, weights)
     assert len(calls) == len(np.unique(ids)) <= 16
@@ -356,7 +364,7 @@ def test_observing_changes_nothing_and_ends_with_the_block(tmp_path):
 def test_the_experts_of_a_step_are_asked_for_by_nobody_unless_observed():
     """No observer, no count: the router's choice goes to the experts and nowhere else."""
     config = MoeConfig(3, 1, 4, True)
-    block = SparseMlp(config, 0, lambda x: x[:, :3], [lambda rows: rows] * 3)
+    block = SparseMlp(config, 0, lambda x: x[:, :3], [], lambda x, *choice: x)
     x = np.array([[0.0, 1.0, 0.0, 5.0]])
     assert block(x).tolist() == x.tolist()
     assert block.observers == []
