@@ -1,7 +1,7 @@
 """SwiGLU: the MLP of a decoder layer, and of one expert.
 
 Promises: gate and up are one product, and each row is computed for itself. Mirrors
-`vllm/model_executor/models/qwen3_moe.py:87` `Qwen3MoeMLP`.
+`vllm/model_executor/models/qwen3_moe.py:92` `Qwen3MoeMLP`.
 """
 
 from __future__ import annotations

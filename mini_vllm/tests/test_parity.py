@@ -62,6 +62,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 24}),
     "qwen3 tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3 biased": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
+}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 moe": ("Qwen3Moe", EXPERTS),
     "qwen3 moe in parts": (
         "Qwen3Moe",
@@ -82,7 +84,7 @@ def save_model(folder: Path, family: str, dtype: str = "float32", **options: Any
     import torch
     import transformers
 
-    name, changes = FAMILIES[family]
+    name, changes = (FAMILIES | MIXTURES)[family]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES | changes)
     theirs = getattr(transformers, f"{name}ForCausalLM")(config)
@@ -266,9 +268,22 @@ def test_the_shipped_model_gives_the_logits_and_greedy_tokens_of_transformers():
     check_parity(resolve("byte-llama"), text_prompts())
 
 
+def check_mixture(folder: Path, prompts: list[list[int]]) -> None:
+    """Logits alone, of every step: their loop over experts takes minutes for 64 tokens a prompt."""
+    for dtype, bound in (("float64", 1e-9), ("float32", 1e-4)):
+        _, worst, events, _ = under_pressure(folder, dtype, prompts)
+        assert min(events.values()) > 0, f"the workload was meant to exercise all of {events}"
+        assert worst < bound, dtype
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_gives_the_logits_of_transformers(tmp_path, family):
+    check_mixture(save_model(tmp_path, family), random_prompts())
+
+
 @pytest.mark.skipif(not (MODELS / "byte-moe").is_dir(), reason="byte-moe is not shipped yet")
-def test_the_shipped_mixture_gives_the_logits_and_greedy_tokens_of_transformers():
-    check_parity(resolve("byte-moe"), text_prompts())
+def test_the_shipped_mixture_gives_the_logits_of_transformers():
+    check_mixture(resolve("byte-moe"), text_prompts())
 
 
 def test_the_shipped_tokenizer_gives_the_ids_of_transformers():
