@@ -22,7 +22,8 @@ import threadpoolctl
 import torch
 import transformers
 
-from benchmarks.report import Paired, machine, markdown_table, paired, write_section
+from benchmarks.report import README, Paired, machine, paired
+from labkit.tables import markdown_table, write_section
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.models.loader import resolve
 
@@ -152,7 +153,7 @@ def main() -> None:
     versions = ", ".join(f"{m.__name__} {m.__version__}" for m in modules) + f"; {blas_kernel()}"
     text += f"\n\n{machine()}; {versions}; 2 threads each, float32, {args.repeats} pairs."
     if args.write:
-        write_section("engine", text)
+        write_section("engine", text, README)
 
 
 if __name__ == "__main__":

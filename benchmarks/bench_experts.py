@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.report import Paired, machine, markdown_table, write_section
+from benchmarks.report import README, Paired, machine
+from labkit.tables import markdown_table, write_section
 from mini_vllm.models.mlp import Mlp
 from mini_vllm.models.moe import moe_forward_grouped, route
 from mini_vllm.models.transformer import Linear
@@ -86,7 +87,7 @@ def main() -> None:
     text = markdown_table(header, rows)
     text += f"\n\nOne layer, median of {args.repeats} pairs. {machine()}."
     if args.write:
-        write_section("experts", text)
+        write_section("experts", text, README)
 
 
 if __name__ == "__main__":

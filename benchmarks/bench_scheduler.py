@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.report import Paired, machine, markdown_table, write_section
+from benchmarks.report import README, Paired, machine
 from conformance import replay
+from labkit.tables import markdown_table, write_section
 
 RUNNING = (16, 64, 256, 1024)
 TARGET = 2.0
@@ -167,7 +168,7 @@ def main() -> None:
     text += f"\n\nMicroseconds of CPU time per request-step, median of {args.repeats} pairs."
     text += f" {machine()}."
     if args.write:
-        write_section("scheduler", text)
+        write_section("scheduler", text, README)
 
 
 if __name__ == "__main__":

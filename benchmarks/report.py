@@ -56,23 +56,3 @@ def machine() -> str:
         found = re.search(r"model name\s*:\s*(.+)", info.read_text())
         model = found[1] if found else model
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
-
-
-def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    """A GitHub table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def write_section(name: str, text: str, path: Path = README) -> None:
-    """Replace the part of the README between `<!-- name -->` and `<!-- /name -->`.
-
-    Raises:
-        ValueError: the README has no such pair of markers.
-    """
-    page = path.read_text(encoding="utf-8")
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    if not pattern.search(page):
-        raise ValueError(f"{path}: no section <!-- {name} --> ... <!-- /{name} -->")
-    page = pattern.sub(lambda m: f"{m[1]}\n{text}\n\n{m[2]}", page)
-    path.write_text(page, encoding="utf-8")

@@ -13,11 +13,11 @@ adopts it: positions 16 to 19 are read from slots that nobody wrote.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conformance import record, recording, replay, shadow
+from conformance import replay, shadow
+from conformance.recorders import scheduler
 from mini_vllm.scheduler import Scheduler
 
 WORKLOAD: dict[str, Any] = {
@@ -68,6 +68,11 @@ WORKLOAD: dict[str, Any] = {
 }
 
 
+def recorded() -> Iterator[Any]:
+    """The workload as the real scheduler decides it."""
+    yield scheduler.record(WORKLOAD)
+
+
 def build(forget_withdrawn_blocks: bool) -> replay.Build:
     """The mini scheduler, as upstream or with the fix."""
 
@@ -83,10 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m conformance.hazard", description="Show the priority hazard, step by step."
     )
     parser.add_argument("--real", action="store_true", help="on the real scheduler")
-    parser.add_argument("--out", type=Path, help="write the recording to this file")
     arguments = parser.parse_args(argv)
     if arguments.real:
-        runs = {"the real scheduler": record.record(WORKLOAD)}
+        runs = {"the real scheduler": scheduler.record(WORKLOAD)}
     else:
         runs = {
             "as upstream": replay.run(WORKLOAD, build(False)),
@@ -99,8 +103,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         stale = shadow.stale_reads(entry)
         first = f", first {stale[0]}" if stale else ""
         print(f"  {len(stale)} stale reads{first}")
-        if arguments.out:
-            recording.write(arguments.out, [entry])
     return 0
 
 

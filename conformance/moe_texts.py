@@ -1,27 +1,26 @@
 """Greedy texts of models with experts, from the real engine: recorded, and compared without it.
 
-    python -m conformance.moe_texts record MODEL...     # in the environment of the real engine
-    python -m conformance.moe_texts compare             # any machine
+    course engine run -m conformance.record texts-qwen3-moe      # or texts-mixtral, texts-byte-moe
+    python -m conformance.moe_texts                              # compare: any machine
 
-MODEL is "qwen3-moe" or "mixtral", random checkpoints that this module makes anew wherever it runs,
-or "byte-moe", the shipped one. What is recorded holds prompts, so later pages change nothing.
+The first two are random checkpoints that this module makes anew wherever it runs; "byte-moe" is the
+shipped one. What is recorded holds the prompts, so later pages change nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from conformance import recording
 from conformance.real_engine import provenance
-from labkit import processes
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.models.config import expected_shapes, parse_config
 
@@ -85,17 +84,25 @@ def prompts() -> list[list[int]]:
     return made
 
 
-def record(folder: Path) -> list[list[int]]:
-    """What vLLM answers, float32 and greedy, all prompts handed over at once."""
+def recorded(name: str) -> Iterator[dict[str, Any]]:
+    """What vLLM answers, float32 and greedy, all prompts handed over at once: one line."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import vllm
 
-    llm = vllm.LLM(
-        model=str(folder), dtype="float32", seed=0, max_model_len=256, max_num_seqs=32,
-        enforce_eager=True, gpu_memory_utilization=0.4,
-    )  # fmt: skip
     params = vllm.SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    asked: Any = [{"prompt_token_ids": prompt} for prompt in prompts()]
-    return [list(r.outputs[0].token_ids) for r in llm.generate(asked, params, use_tqdm=False)]
+    with tempfile.TemporaryDirectory() as home:
+        llm = vllm.LLM(
+            model=str(for_processors(folder_of(name, Path(home)), Path(home))), dtype="float32",
+            seed=0, max_model_len=256, max_num_seqs=32, enforce_eager=True,
+            gpu_memory_utilization=0.4,
+        )  # fmt: skip
+        asked: Any = [{"prompt_token_ids": prompt} for prompt in prompts()]
+        outputs = [list(r.outputs[0].token_ids) for r in llm.generate(asked, params)]
+    machine = provenance("float32")
+    yield {
+        "upstream": recording.UPSTREAM, "machine": machine, "prompts": prompts(),
+        "outputs": outputs,
+    }  # fmt: skip
 
 
 def mini(folder: Path, asked: Sequence[Sequence[int]], dtype: str = "float32") -> list[list[int]]:
@@ -105,14 +112,14 @@ def mini(folder: Path, asked: Sequence[Sequence[int]], dtype: str = "float32") -
     return [list(result.outputs[0].token_ids) for result in llm.generate(asked, params)]
 
 
-def recorded() -> list[str]:
+def models(folder: Path = KEPT) -> list[str]:
     """The models whose texts are kept."""
-    return [name for name in (*RANDOM, "byte-moe") if (KEPT / f"{name}.json.gz").is_file()]
+    return [n for n in (*RANDOM, "byte-moe") if (folder / f"texts-{n}.jsonl.gz").is_file()]
 
 
-def kept(name: str) -> dict[str, Any]:
+def kept(name: str, folder: Path = KEPT) -> dict[str, Any]:
     """One recording: "machine", "prompts" and "outputs"."""
-    found: dict[str, Any] = json.loads(gzip.decompress((KEPT / f"{name}.json.gz").read_bytes()))
+    (found,) = recording.lines(folder / f"texts-{name}.jsonl.gz")
     return found
 
 
@@ -158,29 +165,15 @@ def differing(found: Mapping[str, Any], answers: Sequence[Sequence[int]]) -> lis
     return [number for number, (theirs, ours) in enumerate(pairs) if theirs != list(ours)]
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Record or compare; returns the exit status."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("what", choices=["record", "compare"])
-    parser.add_argument("models", nargs="*", metavar="MODEL")
-    parser.add_argument("--out", type=Path, default=KEPT)
-    args = parser.parse_args(argv)
+def main() -> int:
+    """Compare; returns the exit status."""
     failed = 0
     with tempfile.TemporaryDirectory() as home:
-        for name in args.models or recorded():
-            folder = folder_of(name, Path(home))
-            if args.what == "record":
-                outputs = record(for_processors(folder, Path(home)))
-                machine = provenance("python -m conformance.moe_texts", "float32")
-                content = {"machine": machine, "prompts": prompts(), "outputs": outputs}
-                data = json.dumps(content, separators=(",", ":")).encode()
-                (args.out / f"{name}.json.gz").write_bytes(gzip.compress(data, 9, mtime=0))
-                processes.answer({"model": name, "prompts": len(outputs)})
-            else:
-                found = kept(name)
-                differ = differing(found, mini(folder, found["prompts"]))
-                failed += bool(differ)
-                print(f"{name}: {len(found['prompts'])} prompts: {len(differ)} differ")
+        for name in models():
+            found = kept(name)
+            differ = differing(found, mini(folder_of(name, Path(home)), found["prompts"]))
+            failed += bool(differ)
+            print(f"{name}: {len(found['prompts'])} prompts: {len(differ)} differ")
     return 1 if failed else 0
 
 

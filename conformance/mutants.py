@@ -9,6 +9,7 @@ misreading of the real scheduler. Each names the recording file and the situatio
 from __future__ import annotations
 
 import argparse
+import collections
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 import mini_vllm
-from benchmarks.report import markdown_table, write_section
 from conformance import recording, replay, situations
+from labkit.tables import markdown_table, write_section
 from mini_vllm.request import Request
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -332,7 +333,7 @@ def sources(mutant: Mutant) -> dict[str, str]:
     """
     changed: dict[str, str] = {}
     for module, old, new in mutant.edits:
-        text = changed.get(module) or (Path(mini_vllm.__path__[0]) / f"{module}.py").read_text()
+        text = changed.get(module) or _source(module)
         if text.count(old) != 1:
             raise ValueError(
                 f"mutant {mutant.name!r}: {module}.py holds {text.count(old)} times {old!r}"
@@ -341,9 +342,16 @@ def sources(mutant: Mutant) -> dict[str, str]:
     return changed
 
 
+def _source(module: str) -> str:
+    return (Path(mini_vllm.__path__[0]) / f"{module}.py").read_text(encoding="utf-8")
+
+
 def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
     """The mutated engine, for `replay.replay`. Raises ValueError as `sources` does."""
-    modules = {name: _load(name, text) for name, text in sources(mutant).items()}
+    texts = sources(mutant)
+    if mutant.profile == "async":
+        texts = _on_top(texts)
+    modules = {name: _load(name, text) for name, text in texts.items()}
 
     def part(module: str, name: str) -> Any:
         owner: Any = modules.get(module) or sys.modules[f"mini_vllm.{module}"]
@@ -351,11 +359,22 @@ def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
 
     make_scheduler = functools.partial(
         replay.mini_scheduler,
-        scheduler=part("scheduler", "Scheduler"),
+        scheduler=part(*(_ASYNC if mutant.profile == "async" else ("scheduler", "Scheduler"))),
         kv_cache_manager=part("kv_cache", "KVCacheManager"),
         block_pool=part("block_pool", "BlockPool"),
     )
     return make_scheduler, _request_maker(part("request", "Request"))
+
+
+_ASYNC = ("async_scheduler", "AsyncScheduler")
+
+
+def _on_top(texts: Mapping[str, str]) -> dict[str, str]:
+    """The same sources with an `AsyncScheduler` upon the changed `Scheduler`, where one is."""
+    source = texts.get(_ASYNC[0]) or _source(_ASYNC[0])
+    if "scheduler" in texts:
+        source = source.replace("from mini_vllm.scheduler", "from _mutant_scheduler")
+    return {**texts, _ASYNC[0]: source}
 
 
 def _request_maker(request: Callable[..., Request]) -> replay.MakeRequest:
@@ -371,6 +390,22 @@ def _load(name: str, source: str) -> ModuleType:
     sys.modules[module.__name__] = module
     exec(compile(source, f"<mutant {name}.py>", "exec"), module.__dict__)
     return module
+
+
+def _count_async() -> list[list[str]]:
+    """Per asynchronous mutant its name, how many workloads differ, and where they first do."""
+    from conformance.async_mutants import ASYNC_MUTANTS
+
+    entries = list(recording.read(RECORDINGS / "async.jsonl.gz"))
+    rows = []
+    for mutant in ASYNC_MUTANTS:
+        make_scheduler, make_request = build(mutant)
+        found = (replay.replay(entry, make_scheduler, make_request)[1] for entry in entries)
+        fields = collections.Counter(each.field for each in found if each)
+        most = fields.most_common(1)[0][0] if fields else "none"
+        rows.append([mutant.name, str(fields.total()), f"`{most}`"])
+        print(f"{fields.total():6}  async          {mutant.name}")
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -392,7 +427,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append([mutant.name, mutant.situation, f"`{mutant.profile}`", str(caught)])
         all_held = all_held and caught > 0
         print(f"{caught:6}  {mutant.profile:14} {mutant.name}")
+    async_rows = _count_async()
+    all_held = all_held and all(int(row[1]) for row in async_rows)
     if arguments.write:
+        names = ["an asynchronous scheduler that", "workloads that differ", "most of them first in"]
+        write_section("async-mutants", markdown_table(names, async_rows), situations.README)
         header = ["a scheduler that", "differs only where", "file", "workloads of it that differ"]
         write_section("mutants", markdown_table(header, rows), situations.README)
     return 0 if all_held else 1

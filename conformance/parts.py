@@ -1,6 +1,6 @@
 """Recordings of the real parts around the scheduler: read them by name, replay sequences.
 
-`load("block_pool")` gives the cases that `record_parts.py` describes. `replay_block_pool`,
+`load("block_pool")` gives the cases that `recorders/block_pool.py` describes. `replay_block_pool`,
 `replay_free_queue` and `replay_kv_cache_manager` drive the mini classes, or a learner's, through
 the recorded operations and return the first difference in words, "" when there is none.
 `selector_outcome` looks up one answer of the recorded attention selector.
@@ -9,8 +9,6 @@ the recorded operations and return the first difference in words, "" when there 
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,22 +30,11 @@ def load(name: str, folder: Path = FOLDER) -> list[Case]:
     Raises:
         RecordingError: there is no such file, or it is not a recording of the pinned version.
     """
-    path = folder / f"{name}.json.gz"
-    try:
-        content = json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, ValueError) as error:
-        raise recording.RecordingError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(content, dict) or content.get("upstream") != recording.UPSTREAM:
+    path = folder / f"{name}.jsonl.gz"
+    header, *cases = recording.lines(path)
+    if header.get("upstream") != recording.UPSTREAM:
         raise recording.RecordingError(f"{path}: not a recording of {recording.UPSTREAM}")
-    cases: list[Case] = content["cases"]
     return cases
-
-
-def save(path: Path, part: str, about: str, cases: Sequence[Case]) -> None:
-    """Write one part's cases; equal cases give equal bytes."""
-    content = {"upstream": recording.UPSTREAM, "part": part, "about": about, "cases": list(cases)}
-    data = json.dumps(content, separators=(",", ":")).encode()
-    path.write_bytes(gzip.compress(data, 9, mtime=0))
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """One script, two engines: the public API of vLLM and of mini_vllm, answer by answer.
 
-    python -m conformance.public_api --out FILE       # vLLM 0.22.1, on its GPU or CPU build
+    course engine run -m conformance.record public-api     # vLLM 0.22.1, on its GPU or CPU build
 
 `run_script` is written against `LLM` and `SamplingParams` and takes them as arguments: the import
 is all that changes. Kept is what vLLM answered, text, token ids and finish reason, and what it
@@ -10,15 +10,13 @@ refused; `test_public_api.py` runs the same script on mini_vllm. Mirrors
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from conformance.real_engine import MODEL, check_can_record, provenance
 
-RECORDED = Path(__file__).parent / "recordings" / "engine" / "public-api.json"
+RECORDED = Path(__file__).parent / "recordings" / "engine" / "public-api.jsonl.gz"
 CACHE = "The KV cache is divided into"
 CODEC = "mappings from 'VENDORS/MICSFT/PC/CP437.TXT' with gencodec.py."
 """Of the texts the shipped model has read many end with this word."""
@@ -113,20 +111,10 @@ def run_script(
     return {"answers": answers, "refusals": refusals}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m conformance.public_api")
-    parser.add_argument("--out", type=Path, required=True, help="a .json file")
-    arguments = parser.parse_args(argv)
-    check_can_record(arguments.out)
+def recorded() -> Iterator[dict[str, Any]]:
+    """One line: what vLLM answers and refuses here, and on what it ran."""
+    check_can_record()
     from vllm import LLM, SamplingParams
 
     found = run_script(LLM, SamplingParams, enforce_eager=True, gpu_memory_utilization=0.3)
-    kept = {"machine": provenance("python -m conformance.public_api", "float32"), **found}
-    text = json.dumps(kept, indent=1, ensure_ascii=False)
-    arguments.out.write_text(text + "\n", encoding="utf-8")
-    print(f"{len(found['answers'])} answers, {len(found['refusals'])} refusals: {arguments.out}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    yield {"machine": provenance("float32"), **found}

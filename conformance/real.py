@@ -1,7 +1,7 @@
 """The real v0.22.1 scheduler on a CPU: one attention group, no model, scripted tokens.
 
 Everything here needs the pinned tree on `PYTHONPATH` and the packages of
-`requirements-upstream.txt`. Only `record.py`, `record_parts.py`, the live test and the benchmark
+`requirements-upstream.txt`. Only `recorders/`, the live test and the benchmark
 import it.
 """
 

@@ -1,11 +1,11 @@
 """The whole real engine on the shipped model, beside the mini engine on the same arrivals.
 
-    python -m conformance.real_engine record --out engine.json.gz    # needs vllm==0.22.1
-    python -m conformance.real_engine compare engine.json.gz         # any machine
+    course engine run -m conformance.record arrivals-float32     # needs vllm==0.22.1
+    python -m conformance.real_engine FILE.jsonl.gz              # any machine
 
 `record` wraps the scheduler inside vLLM's engine core and notes every step in the format of
-`recording.py`, with the tokens that vLLM's model chose and their two likeliest candidates.
-`compare` asks apart: given those tokens, does the mini scheduler decide the same? Was every read of
+`recording.py`, with the tokens that vLLM's model chose and their two likeliest candidates. The
+program asks apart: given those tokens, does the mini scheduler decide the same? Was every read of
 the KV cache sound? And does the mini model choose the same tokens, with each prompt alone, and with
 the same arrivals? Greedy decoding in another precision may leave the recorded text where two
 candidates are close, so each first difference is shown with both gaps.
@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gzip
 import importlib.util
 import itertools
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from conformance import recording, replay, shadow
-from conformance.record import MAX_STEPS, observe
+from conformance.recorders.scheduler import MAX_STEPS, observe
 from labkit import versions
 from mini_vllm import EngineParts, LLMEngine, Sampler, SamplingParams
 
@@ -218,23 +216,25 @@ def record(
         work,
         lambda **wishes: vllm.SamplingParams(temperature=0.0, logprobs=2, **wishes),
     )
-    found["machine"] = provenance("python -m conformance.real_engine", dtype)
+    found["machine"] = provenance(dtype)
     return found
 
 
-def check_can_record(out: Path) -> None:
-    """Refuse before the run what would lose it afterwards.
+def recorded(
+    dtype: str, workload: str = "arrivals", eager: bool = True, synchronous: bool = True
+) -> Iterator[dict[str, Any]]:
+    """One line: `record` on a workload of `WORKLOADS`."""
+    check_can_record()
+    yield record(WORKLOADS[workload](), dtype, eager, synchronous)
 
-    Raises:
-        SystemExit: vLLM is not installed, or `out` cannot be written.
-    """
+
+def check_can_record() -> None:
+    """Refuse in words where vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise SystemExit("recording needs vllm==0.22.1, with or without a GPU: see SETUP.md")
-    if not out.parent.is_dir():
-        raise SystemExit(f"--out {out}: there is no folder {out.parent}")
 
 
-def provenance(program: str, dtype: str) -> dict[str, str]:
+def provenance(dtype: str) -> dict[str, str]:
     """What vLLM runs on here, and the command of this process, as a capture names them."""
     import torch
     import vllm
@@ -252,7 +252,7 @@ def provenance(program: str, dtype: str) -> dict[str, str]:
         "vllm": versions.vllm() or vllm.__version__,
         "dtype": dtype,
         "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join([program, *sys.argv[1:]]),
+        "command": " ".join(["python -m conformance.record", *sys.argv[1:]]),
     }
 
 
@@ -441,34 +441,15 @@ def _in_words(each: FirstDifference) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m conformance.real_engine")
-    commands = parser.add_subparsers(dest="command", required=True)
-    recorder = commands.add_parser("record", help="run vLLM on the shipped model")
-    recorder.add_argument("--out", type=Path, required=True, help="a .json.gz file")
-    recorder.add_argument("--dtype", default="float16", choices=("float16", "bfloat16", "float32"))
-    recorder.add_argument("--workload", default="arrivals", choices=tuple(WORKLOADS))
-    recorder.add_argument("--eager", action="store_true", help="neither compile nor capture graphs")
-    recorder.add_argument(
-        "--default-scheduling", action="store_true", help="the platform's, not the synchronous one"
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.real_engine", description="The mini engine against a run."
     )
-    comparer = commands.add_parser("compare", help="the mini engine against a recorded run")
-    comparer.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, help="a recorded run: conformance/recordings/engine/*")
     arguments = parser.parse_args(argv)
-    if arguments.command == "record":
-        check_can_record(arguments.out)
-        found = record(
-            WORKLOADS[arguments.workload](),
-            arguments.dtype,
-            arguments.eager,
-            not arguments.default_scheduling,
-        )
-        arguments.out.write_bytes(gzip.compress(json.dumps(found).encode(), 9, mtime=0))
-        print(f"{len(found['recording']['steps'])} steps written to {arguments.out}")
-        return 0
     try:
-        found = json.loads(gzip.decompress(arguments.file.read_bytes()))
+        (found,) = recording.lines(arguments.file)
         words, same = compare(found)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, recording.RecordingError) as error:
+    except (ValueError, KeyError, TypeError, recording.RecordingError) as error:
         print(f"{arguments.file}: not a recorded engine: {error}", file=sys.stderr)
         return 2
     print(words)

@@ -1,219 +1,283 @@
-"""Write recordings: what the real v0.22.1 scheduler decides on generated workloads.
+"""Write recordings: what the real v0.22.1 decides, part by part.
 
-    python -m conformance.record --workloads 1200 --out conformance/recordings
-    python -m conformance.record --seeds 4711 4719 --out /some/folder
-    python -m conformance.record --async --out conformance/recordings
+    python -m conformance.record --list
+    python -m conformance.record free_queue check_stop          # into conformance/recordings
+    python -m conformance.record scheduler                      # a group: nine files
+    python -m conformance.record basic --seeds 4711 --out /some/folder
 
-Needs the pinned tree on `PYTHONPATH` (`conformance/README.md` has the commands). One file per
-profile of `workloads.py`, one workload per line, in the format of `recording.py`.
+A part is one file of JSON lines, gzipped, made by one function of `recorders/`. Recording needs the
+pinned tree on `PYTHONPATH`, or the real engine; `--list` says which. Equal decisions give equal
+bytes. `PARTS` is the list: a new part is a line there.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
-from collections.abc import Iterable, Sequence
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from conformance import recording, workloads
+from labkit.tables import markdown_table, write_section
 
-MAX_STEPS = 2000
-STALL_STEPS = 3
-ASYNC_SEEDS = range(30_000, 31_080)
-"""The seeds of `async.jsonl.gz`: 120 of each profile."""
+FOLDER = Path(__file__).parent / "recordings"
+README = Path(__file__).with_name("README.md")
+COMMANDS = {
+    "upstream": "python -m conformance.record",
+    "engine": "course engine run -m conformance.record",
+    "gpu": "course engine run -m conformance.record",
+}
+"""How a part is recorded: with the pinned tree, with the real engine, with it on a GPU."""
 
 
-class Stalled(Exception):
-    """The real scheduler stopped scheduling with work left: the workload asks the impossible."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One recorded part of the real engine."""
+
+    file: str
+    """Below `recordings/`."""
+    function: str
+    """`module:function` of this package; it yields the lines. A module with `ABOUT` gets a header
+    line `{"upstream", "part", "about"}` in front of them."""
+    what: str
+    by: str
+    """What replays it."""
+    unit: str = "cases"
+    group: str = "parts"
+    needs: str = "upstream"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def record(workload: workloads.Workload) -> recording.Recording:
-    """Run one workload on the real scheduler and note every field of every step.
+def _part(name: str, what: str, by: str, needs: str = "upstream") -> Part:
+    return Part(f"parts/{name}.jsonl.gz", f"recorders.{name}:cases", what, by, needs=needs)
 
-    Aborts of a step are applied after its arrivals, one by one in the order given. The script of
-    `outputs` is cut to the tokens that were used.
+
+def _schedule(profile: str) -> Part:
+    return Part(
+        f"{profile}.jsonl.gz", "recorders.scheduler:profile",
+        "`vllm/v1/core/sched/scheduler.py:64` `Scheduler`, this profile of `workloads.py`",
+        "`replay`", "workloads", "scheduler", options={"name": profile},
+    )  # fmt: skip
+
+
+def _engine(name: str, what: str, needs: str = "engine", **options: Any) -> Part:
+    return Part(
+        f"engine/{name}.jsonl.gz", "real_engine:recorded", what, "`real_engine`", "runs", "engine",
+        needs, options,
+    )  # fmt: skip
+
+
+def _texts(name: str) -> Part:
+    return Part(
+        f"engine/texts-{name}.jsonl.gz", "moe_texts:recorded",
+        f"greedy texts of 100 prompts, a model with experts: {name}", "`test_moe.py`", "runs",
+        "engine", "engine", {"name": name},
+    )  # fmt: skip
+
+
+PARTS: dict[str, Part] = {
+    **{profile: _schedule(profile) for profile in workloads.PROFILES},
+    "async": Part(
+        "async.jsonl.gz", "recorders.scheduler:asynchronous",
+        "`vllm/v1/core/sched/async_scheduler.py:12` `AsyncScheduler`, two batches in the queue",
+        "`replay`, lab 01-03", "workloads", "scheduler",
+    ),
+    "hazard": Part(
+        "hazard/priority.jsonl.gz", "hazard:recorded",
+        "the smallest stale read under the priority policy", "lab 03-07", "workloads", "scheduler",
+    ),
+    "block_hashing": _part(
+        "block_hashing", "`vllm/v1/core/kv_cache_utils.py:637` `get_request_block_hasher`",
+        "`hash_block_tokens`; LoRA and salt keys against the rule",
+    ),
+    "free_queue": _part(
+        "free_queue", "`vllm/v1/core/kv_cache_utils.py:164` `FreeKVCacheBlockQueue`",
+        "`FreeKVCacheBlockQueue`",
+    ),
+    "block_pool": _part(
+        "block_pool", "`vllm/v1/core/block_pool.py:130` `BlockPool`", "`BlockPool`"
+    ),
+    "kv_cache_manager": _part(
+        "kv_cache_manager", "`vllm/v1/core/kv_cache_manager.py:110` `KVCacheManager`",
+        "`KVCacheManager`",
+    ),
+    "paged_attention": _part(
+        "paged_attention",
+        "`vllm/v1/attention/backends/cpu_attn.py:292` `CPUAttentionBackendImpl.forward`: the CPU "
+        "build's kernel over a paged cache",
+        "`paged_attention`, lab 02-06", needs="engine",
+    ),
+    "check_stop": _part(
+        "check_stop", "`vllm/v1/core/sched/utils.py:94` `check_stop`", "`Request.maybe_finish`"
+    ),
+    "sampling_masks": _part(
+        "sampling_masks",
+        "`vllm/v1/sample/ops/topk_topp_sampler.py:328` `apply_top_k_top_p_pytorch`, "
+        "`vllm/v1/sample/logits_processor/builtin.py:22` `MinPLogitsProcessor`",
+        "the sampler's three masks",
+    ),
+    "attention_selector": _part(
+        "attention_selector",
+        "`vllm/platforms/cuda.py:258` `CudaPlatformBase.get_valid_backends` on simulated devices",
+        "`test_selector.py`, lab 04-02",
+    ),
+    "cudagraph_dispatcher": _part(
+        "cudagraph_dispatcher", "`vllm/v1/cudagraph_dispatcher.py:15` `CudagraphDispatcher`",
+        "the rule in `test_parts.py`",
+    ),
+    "cudagraph_modes": _part(
+        "cudagraph_modes", "default capture sizes, mode resolution, dispatch of 1 to 600 tokens",
+        "the rules in `test_cudagraphs.py`",
+    ),
+    "quantization_layouts": _part(
+        "quantization_layouts",
+        "packers of 4-bit weights (GPTQ, AWQ, compressed-tensors), AWQ's repacking and reference "
+        "quantizers",
+        "`test_quantization.py`, lab 06-03",
+    ),
+    "moe": _part(
+        "moe",
+        "routing, the aligned blocks' reference, placement of experts, and the load balancer's "
+        "packing, copies and slots",
+        "`test_moe.py`, labs 07-01 and 07-04",
+    ),
+    "block_sizes": _part(
+        "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
+        "the rule in `test_parts.py`",
+    ),
+    "kv_capacity": _part(
+        "kv_capacity",
+        "`vllm/v1/core/kv_cache_utils.py:935` `get_num_blocks`, "
+        "`vllm/v1/core/kv_cache_utils.py:877` `get_max_concurrency_for_kv_cache_config`",
+        "the arithmetic in `test_parts.py`",
+    ),
+    "async_plans": _part(
+        "async_plans", "`vllm/v1/core/sched/async_scheduler.py:12` `AsyncScheduler`",
+        "what a plan ahead of the tokens costs",
+    ),
+    "arrivals-float32": _engine("arrivals-float32", "vLLM whole, eager", dtype="float32"),
+    "arrivals-float16": _engine("arrivals-float16", "the same in float16", dtype="float16"),
+    "arrivals-bfloat16": _engine("arrivals-bfloat16", "the same in bfloat16", dtype="bfloat16"),
+    "compiled-float32": _engine(
+        "compiled-float32", "vLLM whole, compiled", dtype="float32", eager=False
+    ),
+    "default-float32": _engine(
+        "default-float32", "eager, scheduled as the platform has it: not kept", dtype="float32",
+        synchronous=False,
+    ),
+    "gpu-bfloat16": _engine(
+        "gpu-bfloat16", "vLLM whole on a GPU, compiled", "gpu", dtype="bfloat16", eager=False
+    ),
+    "alone-float32": _engine(
+        "alone-float32", "one request of the hazard alone", dtype="float32", workload="alone"
+    ),
+    "hazard-float32": _engine(
+        "hazard-float32", "the hazard on vLLM whole", dtype="float32", workload="hazard"
+    ),
+    **{f"texts-{name}": _texts(name) for name in ("qwen3-moe", "mixtral", "byte-moe")},
+    "public-api": Part(
+        "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
+        "`test_public_api.py`", "runs", "engine", "engine",
+    ),
+}  # fmt: skip
+"""Every part, by name. A recorder that is added adds its line."""
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """Part names, groups resolved, each once.
 
     Raises:
-        Stalled: unfinished work, no event to come, and nothing scheduled.
+        ValueError: a name is neither a part nor a group.
     """
-    from conformance import real
-
-    config, script = workload["config"], workload["outputs"]
-    scheduler = real.make_scheduler(config)
-    block_size, eos = config["block_size"], workload["eos_token_id"]
-    events = {event["step"]: event for event in workload["events"]}
-    live: dict[str, Any] = {}
-    used: dict[str, int] = dict.fromkeys(script, 0)
-    steps: list[dict[str, Any]] = []
-    idle = 0
-    while scheduler.has_unfinished_requests() or any(step >= len(steps) for step in events):
-        reasons: dict[str, str] = {}
-        event = events.get(len(steps), {"add": [], "abort": []})
-        for add in event["add"]:
-            live[add["request_id"]] = real.make_request(add, block_size, eos)
-            scheduler.add_request(live[add["request_id"]])
-        for request_id in event["abort"]:
-            real.abort(scheduler, request_id)
-            if live.pop(request_id, None):
-                reasons[request_id] = "abort"
-        plan = scheduler.schedule()
-        step = observe(scheduler, plan)
-        sampled: dict[str, int] = {}
-        for request_id in plan.num_scheduled_tokens:
-            request = live[request_id]
-            if request.num_computed_tokens == request.num_tokens:
-                sampled[request_id] = script[request_id][request.num_output_tokens]
-                used[request_id] += 1
-        scheduler.update_from_output(plan, real.runner_output(plan, sampled))
-        finished = [r for r in plan.num_scheduled_tokens if live[r].is_finished()]
-        for request_id in finished:
-            reasons[request_id] = str(live.pop(request_id).get_finished_reason())
-        steps.append({**step, "finished": sorted(finished), "finish_reasons": reasons})
-        idle = 0 if plan.num_scheduled_tokens or any(s >= len(steps) for s in events) else idle + 1
-        if idle >= STALL_STEPS or len(steps) >= MAX_STEPS:
-            raise Stalled(f"seed {workload['seed']}: no progress after {len(steps)} steps")
-    outputs = {request_id: script[request_id][:count] for request_id, count in used.items()}
-    return {"upstream": recording.UPSTREAM, **workload, "outputs": outputs, "steps": steps}
+    groups = {part.group for part in PARTS.values()}
+    found: list[str] = []
+    for name in names:
+        if name not in PARTS and name not in groups:
+            known = ", ".join([*sorted(groups), *PARTS])
+            raise ValueError(f"part {name!r}: there are {known}")
+        found += [name] if name in PARTS else [n for n, p in PARTS.items() if p.group == name]
+    return list(dict.fromkeys(found))
 
 
-def record_async(workload: workloads.Workload) -> recording.Recording:
-    """As `record`, on the real `AsyncScheduler` with a queue of two batches.
-
-    Step k is planned, observed, and then step k - 1 is updated: `EngineCore.step_with_batch_queue`
-    where no batch is ever done early. The script says each request's tokens; a step planned
-    before its request's end was known samples `recording.BEYOND`, which the update ignores.
+def lines_of(name: str, seeds: Sequence[int] | None = None) -> Iterator[dict[str, Any]]:
+    """What the real part says now, line by line.
 
     Raises:
-        Stalled: unfinished work, no event to come, and nothing scheduled.
+        ValueError: `seeds` are given for a part that is not made from seeds.
     """
-    from conformance import real
+    part = PARTS[name]
+    module_name, function = part.function.split(":")
+    module = importlib.import_module(f"conformance.{module_name}")
+    options = dict(part.options)
+    if seeds is not None:
+        if module_name != "recorders.scheduler":
+            raise ValueError(f"seeds={list(seeds)}: {name} is not made from seeds")
+        options["seeds"] = seeds
+    if hasattr(module, "ABOUT"):
+        yield {"upstream": recording.UPSTREAM, "part": name, "about": module.ABOUT}
+    yield from getattr(module, function)(**options)
 
-    config, script = {**workload["config"], "async_scheduling": True}, workload["outputs"]
-    scheduler = real.make_scheduler(config, async_scheduling=True)
-    events = {event["step"]: event for event in workload["events"]}
-    live: dict[str, Any] = {}
-    num_sampled: dict[str, int] = dict.fromkeys(script, 0)
-    used: dict[str, int] = dict.fromkeys(script, 0)
-    steps: list[dict[str, Any]] = []
-    queue: collections.deque[tuple[Any, dict[str, list[int]]]] = collections.deque(maxlen=2)
-    idle = 0
 
-    def busy() -> bool:
-        in_flight = bool(queue and queue[0][0].num_scheduled_tokens)
-        return scheduler.has_unfinished_requests() or in_flight
+def count_of(name: str, folder: Path = FOLDER) -> int | None:
+    """How many cases, workloads or runs the kept file holds; None where there is none."""
+    path = folder / PARTS[name].file
+    if not path.is_file():
+        return None
+    entries = recording.lines(path)
+    return sum(1 for _ in entries) - (PARTS[name].group == "parts")
 
-    while busy() or any(step >= len(steps) for step in events):
-        reasons: dict[str, str] = {}
-        event = events.get(len(steps), {"add": [], "abort": []})
-        for add in event["add"]:
-            live[add["request_id"]] = real.make_request(
-                add, config["block_size"], workload["eos_token_id"]
+
+def command_of(name: str) -> str:
+    """The command that records a part."""
+    return f"{COMMANDS[PARTS[name].needs]} {name}"
+
+
+def table() -> str:
+    """What is recorded, as Markdown, from `PARTS` and the files."""
+    rows = []
+    for name, part in PARTS.items():
+        count = count_of(name)
+        if count is not None:
+            where = " (a GPU)" if part.needs == "gpu" else ""
+            file, command = (
+                f"`{part.file.removesuffix('.jsonl.gz')}`",
+                f"`{command_of(name)}`{where}",
             )
-            scheduler.add_request(live[add["request_id"]])
-        for request_id in event["abort"]:
-            real.abort(scheduler, request_id)
-            if live.pop(request_id, None):
-                reasons[request_id] = "abort"
-        plan = scheduler.schedule()
-        step = observe(scheduler, plan)
-        step["num_output_placeholders"] = {
-            request_id: request.num_output_placeholders
-            for request_id, request in scheduler.requests.items()
-            if request.num_output_placeholders
-        }
-        sampled: dict[str, list[int]] = {}
-        for request_id in plan.num_scheduled_tokens:
-            if not live[request_id].is_prefill_chunk:
-                position = num_sampled[request_id]
-                known = script[request_id]
-                token = known[position] if position < len(known) else recording.BEYOND
-                sampled[request_id] = [token]
-                num_sampled[request_id] += 1
-        finished = []
-        if queue:  # the batch before this one, the oldest
-            done, tokens = queue.popleft()
-            planned = [live[r] for r in done.num_scheduled_tokens if r in live]
-            before = {r.request_id: r.num_output_tokens for r in planned}
-            if done.num_scheduled_tokens:
-                output = real.runner_output(done, {r: t[0] for r, t in tokens.items()})
-                scheduler.update_from_output(done, output)
-            for request in planned:
-                used[request.request_id] += request.num_output_tokens - before[request.request_id]
-            finished = [r for r in planned if r.is_finished()]
-            for request in finished:
-                reasons[request.request_id] = str(request.get_finished_reason())
-                del live[request.request_id]
-        queue.append((plan, sampled))
-        steps.append(
-            {
-                **step,
-                "sampled_token_ids": sampled,
-                "finished": sorted(request.request_id for request in finished),
-                "finish_reasons": reasons,
-            }
-        )
-        idle = 0 if plan.num_scheduled_tokens or any(s >= len(steps) for s in events) else idle + 1
-        if idle > STALL_STEPS or len(steps) >= MAX_STEPS:
-            raise Stalled(f"seed {workload['seed']}: no progress after {len(steps)} steps")
-    outputs = {request_id: script[request_id][:count] for request_id, count in used.items()}
-    return {
-        "upstream": recording.UPSTREAM, **workload, "config": config, "outputs": outputs,
-        "steps": steps,
-    }  # fmt: skip
-
-
-def observe(scheduler: Any, plan: Any) -> dict[str, Any]:
-    """The state between `schedule` and the update: the counters have already advanced."""
-    running, manager = scheduler.running, scheduler.kv_cache_manager
-    return {
-        "num_scheduled_tokens": dict(plan.num_scheduled_tokens),
-        "new": [data.req_id for data in plan.scheduled_new_reqs],
-        "resumed": sorted(plan.scheduled_cached_reqs.resumed_req_ids),
-        "preempted": sorted(plan.preempted_req_ids),
-        "finished_before": sorted(plan.finished_req_ids),
-        "running": [request.request_id for request in running],
-        "waiting": [request.request_id for request in scheduler.waiting],
-        "block_ids": {
-            request.request_id: list(manager.get_block_ids(request.request_id)[0])
-            for request in running
-        },
-        "num_computed_tokens": {
-            request.request_id: request.num_computed_tokens for request in running
-        },
-        "free_blocks": manager.block_pool.get_num_free_blocks(),
-    }
-
-
-def record_seeds(seeds: Iterable[int], folder: Path, is_async: bool = False) -> dict[str, int]:
-    """Record seeds into one file per profile, or all into `async.jsonl.gz`; workloads per file."""
-    by_profile = collections.defaultdict(list)
-    for seed in seeds:
-        workload = workloads.generate(seed)
-        name = "async" if is_async else workloads.profile_of(seed)
-        by_profile[name].append(record_async(workload) if is_async else record(workload))
-    folder.mkdir(parents=True, exist_ok=True)
-    for profile, recordings in by_profile.items():
-        recording.write(folder / f"{profile}.jsonl.gz", recordings)
-    return {profile: len(recordings) for profile, recordings in by_profile.items()}
+            rows.append([file, part.what, f"{count:,} {part.unit}", part.by, command])
+    return markdown_table(["part, file", "what", "how much", "replayed by", "command"], rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m conformance.record", description=__doc__)
-    parser.add_argument("--workloads", type=int, default=1200, help="seeds 0 to N-1")
-    parser.add_argument("--seeds", type=int, nargs="+", help="these seeds instead")
-    parser.add_argument(
-        "--async",
-        dest="is_async",
-        action="store_true",
-        help=f"the asynchronous scheduler; by default seeds {ASYNC_SEEDS[0]} to {ASYNC_SEEDS[-1]}",
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.record", description="Record parts of the real engine."
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the files")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="names or groups; see --list")
+    parser.add_argument("--list", action="store_true", help="every part, its count and command")
+    parser.add_argument("--write", action="store_true", help="with --list: the table of README.md")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of scheduler parts: these seeds only")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder for the files")
     arguments = parser.parse_args(argv)
-    kept = ASYNC_SEEDS if arguments.is_async else range(arguments.workloads)
-    seeds = arguments.seeds or kept
-    for profile, count in record_seeds(seeds, arguments.out, arguments.is_async).items():
-        print(f"{profile}: {count} workloads")
+    if arguments.list:
+        for name in PARTS:
+            count = count_of(name)
+            held = "-" if count is None else f"{count:,} {PARTS[name].unit}"
+            print(f"{name:<21} {held:>16}  {command_of(name)}")
+        if arguments.write:
+            write_section("recorded", table(), README)
+        return 0
+    if not arguments.parts:
+        parser.error("name a part or a group; --list says which there are")
+    try:
+        for name in chosen(arguments.parts):
+            path = arguments.out / PARTS[name].file
+            entries = list(lines_of(name, arguments.seeds))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            recording.write(path, entries)
+            print(f"{path}: {count_of(name, arguments.out):,} {PARTS[name].unit}")
+    except ValueError as error:
+        parser.error(str(error))
     return 0
 
 

@@ -221,6 +221,26 @@ def read(path: Path) -> Iterator[Recording]:
         raise RecordingError(f"{path}:1: the file holds no recording")
 
 
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines, whatever they hold: nothing in them is checked.
+
+    Raises:
+        RecordingError: the file cannot be read, is empty, or a line is no JSON object.
+    """
+    found = []
+    for number, line in _lines(path):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RecordingError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(entry, dict):
+            raise RecordingError(f"{path}:{number}: not a JSON object")
+        found.append(entry)
+    if not found:
+        raise RecordingError(f"{path}:1: the file holds no recording")
+    return found
+
+
 def write(path: Path, recordings: Iterable[Recording]) -> None:
     """Write recordings, gzipped when the name says so; equal recordings give equal bytes."""
     text = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in recordings)

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import markdown_table, write_section
 from conformance import recording, replay
+from labkit.tables import markdown_table, write_section
 from mini_vllm import Scheduler, SchedulerOutput
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.kv_cache import KVCacheManager

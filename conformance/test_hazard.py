@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance import hazard, mutants, record, recording, replay, shadow, workloads
+from conformance import hazard, mutants, recording, replay, shadow, workloads
+from conformance.recorders import scheduler
 from conformance.shadow import Stale
 
 KEPT = mutants.RECORDINGS / "hazard" / "priority.jsonl.gz"
@@ -73,4 +74,4 @@ def test_a_run_that_does_not_end_is_an_error() -> None:
 @pytest.mark.upstream
 def test_the_real_scheduler_still_says_so() -> None:
     (entry,) = recording.read(KEPT)
-    assert record.record(hazard.WORKLOAD) == entry
+    assert scheduler.record(hazard.WORKLOAD) == entry

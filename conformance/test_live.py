@@ -12,7 +12,8 @@ import random
 import pytest
 
 from benchmarks import bench_scheduler
-from conformance import record, replay, workloads
+from conformance import replay, workloads
+from conformance.recorders import scheduler
 from mini_vllm.config import SamplingParams
 
 NUM_WORKLOADS = int(os.environ.get("CONFORMANCE_WORKLOADS", "720"))
@@ -28,10 +29,10 @@ def test_fresh_workloads_are_decided_as_by_the_real_scheduler(profile: str) -> N
         if workloads.profile_of(seed) == profile
     ]
     for seed in seeds:
-        _, difference = replay.replay(record.record(workloads.generate(seed)))
+        _, difference = replay.replay(scheduler.record(workloads.generate(seed)))
         assert difference is None, (
-            f"{difference}\nreproduce: python -m conformance.record --seeds {seed} --out FOLDER, "
-            f"then python -m conformance.replay FOLDER/{profile}.jsonl.gz"
+            f"{difference}\nreproduce: python -m conformance.record {profile} --seeds {seed} "
+            f"--out FOLDER, then python -m conformance.replay FOLDER/{profile}.jsonl.gz"
         )
     assert len(seeds) >= NUM_WORKLOADS // len(workloads.PROFILES)
 
@@ -39,7 +40,7 @@ def test_fresh_workloads_are_decided_as_by_the_real_scheduler(profile: str) -> N
 @pytest.mark.upstream
 def test_fresh_asynchronous_workloads_are_decided_as_by_the_real_scheduler() -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + len(workloads.PROFILES)):
-        _, difference = replay.replay(record.record_async(workloads.generate(seed)))
+        _, difference = replay.replay(scheduler.record_async(workloads.generate(seed)))
         assert difference is None, str(difference)
 
 
@@ -50,7 +51,9 @@ def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
 
     for path in sorted(mutants.RECORDINGS.glob("*.jsonl.gz")):
         kept = next(recording.read(path))
-        again = record.record_async if kept["config"].get("async_scheduling") else record.record
+        again = (
+            scheduler.record_async if kept["config"].get("async_scheduling") else scheduler.record
+        )
         assert again(workloads.generate(kept["seed"])) == kept, path.name
 
 
@@ -91,7 +94,7 @@ def test_the_run_on_the_first_page_is_what_the_real_scheduler_decides() -> None:
         "events": [{"step": at, "add": adds, "abort": []} for at, adds in events.items()],
         "outputs": {name: list(request.output_token_ids) for name, request in requests.items()},
     }
-    real = record.record(workload)["steps"]
+    real = scheduler.record(workload)["steps"]
     assert len(real) == timeline["steps"]
     for decided, total in zip(real, timeline["totals"], strict=True):
         number = total["step"]

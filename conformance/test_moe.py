@@ -1,7 +1,7 @@
 """Routing, alignment, placement, balancing as the pinned tree has them; the real engine's texts.
 
-What the tree gave is in `recordings/parts/moe.json.gz`, by `record_moe.py`; the texts are in
-`recordings/engine`, by `moe_texts.py`.
+What the tree gave is in `recordings/parts/moe.jsonl.gz`; the texts are in `recordings/engine`, by
+`moe_texts.py`.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def test_the_lab_packs_replicates_and_rebalances_as_vllm_does():
 # ------------------------------------------------------------------ texts
 
 
-@pytest.fixture(scope="module", params=moe_texts.recorded())
+@pytest.fixture(scope="module", params=moe_texts.models())
 def model(request, tmp_path_factory) -> tuple[str, Path]:
     home = tmp_path_factory.mktemp("models")
     return request.param, moe_texts.folder_of(request.param, home)
@@ -179,6 +179,6 @@ def test_wider_experts_of_zeros_answer_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.upstream
 def test_recording_again_gives_the_kept_cases():
-    from conformance import record_moe
+    from conformance.recorders import moe as recorder
 
-    assert record_moe.record() == CASES
+    assert list(recorder.cases()) == CASES

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from conformance import public_api
+from conformance import public_api, recording
 from mini_vllm import LLM, SamplingParams
 
-REAL = json.loads(public_api.RECORDED.read_text(encoding="utf-8"))
+REAL = recording.lines(public_api.RECORDED)[0]
 INSIDE = "ends inside a character"
 
 

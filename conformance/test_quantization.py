@@ -1,7 +1,7 @@
 """Bit for bit: the packers and quantizers of labs 06-01 and 06-03 against vLLM's references.
 
-What the pinned tree gave is in `recordings/parts/quantization_layouts.json.gz`, by
-`record_quantization.py`. Compared in both directions: codes to words, and words to codes.
+What the pinned tree gave is in `recordings/parts/quantization_layouts.jsonl.gz`. Compared in both
+directions: codes to words, and words to codes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_the_evaluations_rules_with_16_codes_are_the_reference_quantizers(kind: 
 
 @pytest.mark.upstream
 def test_recording_again_gives_the_kept_cases() -> None:
-    from conformance import record_quantization as recorder
+    from conformance.recorders import quantization_layouts as recorder
 
     records = (recorder.pack, recorder.unpack, recorder.int8_rows, recorder.groups)
     assert [case for record in records for case in record()] == CASES

@@ -9,29 +9,28 @@ from __future__ import annotations
 import copy
 import gzip
 import importlib.util
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from conformance import public_api, real_engine, replay, shadow
+from conformance import real_engine, record, recording, replay, shadow
 from mini_vllm import LLMEngine, SamplingParams
 
 MACHINE = {"gpu": "none, a stand-in", "dtype": "float64"}
-RECORDED = sorted((Path(__file__).parent / "recordings" / "engine").glob("*.json.gz"))
+RECORDED = sorted((Path(__file__).parent / "recordings" / "engine").glob("*float*.jsonl.gz"))
 
 
 def load(name: str) -> dict[str, Any]:
     """A recorded run of vLLM."""
-    (path,) = [path for path in RECORDED if path.name == f"{name}.json.gz"]
-    return json.loads(gzip.decompress(path.read_bytes()))
+    (path,) = [path for path in RECORDED if path.name == f"{name}.jsonl.gz"]
+    return recording.lines(path)[0]
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.split(".")[0])
 def test_given_its_tokens_the_recorded_engine_decided_as_the_mini_scheduler_does(path):
-    found = json.loads(gzip.decompress(path.read_bytes()))
+    found = recording.lines(path)[0]
     steps, difference = replay.replay(found["recording"])
     assert difference is None
     assert steps == len(found["recording"]["steps"]) >= 18
@@ -175,30 +174,26 @@ def test_another_end_is_a_difference_too(found, tokens):
 
 
 def test_the_command_reads_what_was_written(found, tmp_path, capsys):
-    path = tmp_path / "engine.json.gz"
-    path.write_bytes(gzip.compress(json.dumps(found).encode()))
-    assert real_engine.main(["compare", str(path)]) == 0
+    path = tmp_path / "engine.jsonl.gz"
+    recording.write(path, [found])
+    assert real_engine.main([str(path)]) == 0
     assert "16 of 16" in capsys.readouterr().out
 
 
-def test_what_would_lose_a_run_is_refused_before_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    for program in (real_engine.main, public_api.main):
-        arguments = ["record"] if program is real_engine.main else []
-        with pytest.raises(SystemExit, match="there is no folder"):
-            program([*arguments, "--out", str(tmp_path / "nowhere" / "engine.json.gz")])
+def test_recording_without_the_engine_is_refused_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="needs vllm"):
-        real_engine.main(["record", "--out", str(tmp_path / "engine.json.gz")])
+    for part in ("arrivals-float32", "public-api"):
+        with pytest.raises(SystemExit, match="needs vllm"):
+            record.main([part, "--out", str(tmp_path)])
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{}", *(gzip.compress(text, mtime=0) for text in (b"{}", b"[1]"))]
 )
 def test_a_file_that_is_none_is_refused(tmp_path, capsys, content):
-    path = tmp_path / "engine.json.gz"
+    path = tmp_path / "engine.jsonl.gz"
     path.write_bytes(content)
-    assert real_engine.main(["compare", str(path)]) == 2
+    assert real_engine.main([str(path)]) == 2
     assert "not a recorded engine" in capsys.readouterr().err
 
 
@@ -236,12 +231,13 @@ class StandIn:
 
 @pytest.mark.upstream
 def test_the_probe_notes_what_the_real_scheduler_does(work, tokens):
-    from conformance import real, record
+    from conformance import real
+    from conformance.recorders import scheduler as recorder
 
     scheduler = real.make_scheduler(work["config"])
     engine = StandIn(scheduler, tokens, real)
     found = real_engine.drive(engine, scheduler, work, dict)
-    assert found["recording"] == record.record({**work, "outputs": tokens})
+    assert found["recording"] == recorder.record({**work, "outputs": tokens})
     assert found["recording"]["outputs"] == tokens
     assert found["candidates"]["r0"][0] == [[8, -0.25], [7, -2.0]]
     assert scheduler.schedule.__func__ is type(scheduler).schedule
@@ -265,6 +261,5 @@ def test_the_probe_refuses_an_engine_that_schedules_twice(work, tokens):
 @pytest.mark.gpu
 def test_the_real_engine_on_a_gpu(tmp_path):
     pytest.importorskip("vllm", reason="needs vllm==0.22.1")
-    path = tmp_path / "engine.json.gz"
-    assert real_engine.main(["record", "--out", str(path)]) == 0
-    assert real_engine.main(["compare", str(path)]) == 0
+    assert record.main(["gpu-bfloat16", "--out", str(tmp_path)]) == 0
+    assert real_engine.main([str(tmp_path / "engine" / "gpu-bfloat16.jsonl.gz")]) == 0

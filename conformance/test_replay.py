@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from conformance import mutants, recording, replay, situations, workloads
+from conformance.async_mutants import ASYNC_MUTANTS
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.scheduler import Scheduler
 
@@ -61,6 +63,13 @@ def test_the_recordings_catch_the_mutant(mutant: mutants.Mutant) -> None:
     assert difference, f"a scheduler that {mutant.name} replays {path.name} without a difference"
     caught_by = next(e for e in recording.read(path) if e["seed"] == difference.seed)
     assert mutant.situation in situations.situations_of(caught_by)
+
+
+@pytest.mark.parametrize("mutant", ASYNC_MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_asynchronous_recordings_catch_the_mutant(mutant: mutants.Mutant) -> None:
+    path = mutants.RECORDINGS / "async.jsonl.gz"
+    difference = replay.first_difference(path, *mutants.build(mutant))
+    assert difference, f"a scheduler that {mutant.name} replays {path.name} without a difference"
 
 
 def test_a_mutant_whose_source_has_moved_on_is_an_error() -> None:
@@ -353,3 +362,5 @@ def test_the_readme_lists_every_situation_and_every_mutant() -> None:
         assert f"| {name} | {meaning} | " in page, name
     for mutant in mutants.MUTANTS:
         assert f"| {mutant.name} | {mutant.situation} | `{mutant.profile}` | " in page, mutant.name
+    for mutant in ASYNC_MUTANTS:
+        assert re.search(rf"^\| {mutant.name} \| [1-9]\d* \| `", page, re.MULTILINE), mutant.name

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from conformance import parts, record_selector
+from conformance import parts
+from conformance.recorders import attention_selector
 
 CASES = parts.load("attention_selector")
 
@@ -24,27 +25,27 @@ def choice(recorded: dict[str, Any], **asked: Any) -> str:
     """The backend recorded for a configuration, "" for an error."""
     wanted = {"head_size": 128, "dtype": "bfloat16", "kv_cache_dtype": "auto", "block_size": None}
     wanted |= asked
-    number = list(record_selector.configurations()).index(wanted)
+    number = list(attention_selector.configurations()).index(wanted)
     valid = recorded["outcomes"][recorded["found"][number]]["valid"]
     return valid[0] if valid else ""
 
 
 def test_the_recording_covers_every_device_and_every_configuration():
-    settings = list(record_selector.settings())
+    settings = list(attention_selector.settings())
     assert [{key: c[key] for key in settings[0]} for c in CASES] == settings
-    size = len(list(record_selector.configurations()))
+    size = len(list(attention_selector.configurations()))
     for recorded in CASES:
-        assert recorded["grid"] == record_selector.GRID
-        assert recorded["features"] == record_selector.FEATURES
+        assert recorded["grid"] == attention_selector.GRID
+        assert recorded["features"] == attention_selector.FEATURES
         assert len(recorded["found"]) == size
         assert set(recorded["found"]) == set(range(len(recorded["outcomes"])))
 
 
 def test_the_lookup_finds_what_the_recording_holds_at_every_place():
-    features = record_selector.FEATURES
+    features = attention_selector.FEATURES
     for recorded in CASES:
         setting = {key: recorded[key] for key in ("fa4", "trtllm", "batch_invariant")}
-        for number, asked in enumerate(record_selector.configurations()):
+        for number, asked in enumerate(attention_selector.configurations()):
             if number % 89:
                 continue
             feature = {key: asked[key] for key in asked if key not in recorded["grid"]}
@@ -112,5 +113,5 @@ def test_every_reason_and_every_backend_of_the_priority_lists_occurs():
 @pytest.mark.upstream
 def test_the_real_selector_still_says_so():
     (recorded,) = [c for c in CASES if c == case("9.0")]
-    setting = {key: recorded[key] for key in next(record_selector.settings())}
-    assert record_selector.record([setting]) == [recorded]
+    setting = {key: recorded[key] for key in next(attention_selector.settings())}
+    assert attention_selector.record([setting]) == [recorded]

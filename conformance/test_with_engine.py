@@ -7,8 +7,6 @@ with the mini engine directly, and with them.
 
 from __future__ import annotations
 
-import gzip
-import json
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from conformance import moe_texts, public_api, real_engine, replay, serve_stream, shadow
+from conformance import (
+    moe_texts,
+    public_api,
+    real_engine,
+    recording,
+    replay,
+    serve_stream,
+    shadow,
+)
 from labkit import environment, processes
 from mini_vllm import LLM, SamplingParams
 
@@ -55,7 +61,8 @@ def run(found: environment.Environment) -> Run:
 
 
 def load(path: Path) -> dict[str, Any]:
-    return json.loads(gzip.decompress(path.read_bytes()))
+    (found,) = recording.lines(path)
+    return found
 
 
 # ------------------------------------------------------------------ 128 requests, step by step
@@ -66,19 +73,10 @@ def recorded(run, found, tmp_path_factory, request) -> dict[str, Any]:
     """The workload of `real_engine`, recorded now: synchronous, and as the platform has it."""
     if request.param == "default" and not found.on_cpu:
         pytest.skip("a GPU schedules asynchronously by default, which this probe does not follow")
-    out = tmp_path_factory.mktemp("engine") / f"{request.param}.json.gz"
-    how = ["--default-scheduling"] if request.param == "default" else []
-    run(
-        "conformance.real_engine",
-        "record",
-        "--dtype",
-        "float32",
-        "--eager",
-        *how,
-        "--out",
-        str(out),
-    )
-    return load(out)
+    out = tmp_path_factory.mktemp("engine")
+    part = {"synchronous": "arrivals-float32", "default": "default-float32"}[request.param]
+    run("conformance.record", part, "--out", str(out))
+    return load(out / "engine" / f"{part}.jsonl.gz")
 
 
 def test_every_step_is_the_mini_schedulers(recorded):
@@ -103,7 +101,7 @@ def mini_texts() -> dict[str, list[int]]:
 
 
 def test_it_is_what_another_build_recorded(recorded):
-    assert recorded["recording"] == load(KEPT / "arrivals-float32.json.gz")["recording"]
+    assert recorded["recording"] == load(KEPT / "arrivals-float32.jsonl.gz")["recording"]
 
 
 # ------------------------------------------------------------------ the public interface
@@ -111,13 +109,13 @@ def test_it_is_what_another_build_recorded(recorded):
 
 @pytest.fixture(scope="session")
 def script(run, tmp_path_factory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("engine") / "api.json"
-    run("conformance.public_api", "--out", str(out))
-    return json.loads(out.read_text(encoding="utf-8"))
+    out = tmp_path_factory.mktemp("engine")
+    run("conformance.record", "public-api", "--out", str(out))
+    return load(out / "engine" / "public-api.jsonl.gz")
 
 
 def test_the_script_answers_and_refuses_as_recorded(script):
-    kept = json.loads(public_api.RECORDED.read_text(encoding="utf-8"))
+    kept = load(public_api.RECORDED)
     assert script["answers"] == kept["answers"]
     assert script["refusals"] == kept["refusals"]
 
@@ -166,8 +164,8 @@ def test_the_servers_counters_count_the_same_tokens(served):
 def test_a_hundred_texts_of_a_model_with_experts_are_the_mini_engines(run, tmp_path):
     """The shipped one, or a random one while none is shipped; float32, greedy, in one batch."""
     name = "byte-moe" if moe_texts.BYTE_MOE.is_dir() else "qwen3-moe"
-    run("conformance.moe_texts", "record", name, "--out", str(tmp_path))
-    heard = load(tmp_path / f"{name}.json.gz")
+    run("conformance.record", f"texts-{name}", "--out", str(tmp_path))
+    heard = moe_texts.kept(name, tmp_path / "engine")
     folder = moe_texts.folder_of(name, tmp_path)
     assert moe_texts.differing(heard, moe_texts.mini(folder, heard["prompts"])) == []
 

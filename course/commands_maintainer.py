@@ -141,6 +141,17 @@ def docs_check(
     )
 
 
+@app.command("figures")
+def figures_command(
+    phase: Annotated[str, typer.Argument(help="03, or book; default: all")] = "",
+    check: Annotated[bool, typer.Option("--check", help="write nothing")] = False,
+) -> None:
+    """Draw the figures again, from traces and measurements, and write what has changed."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.draw_figures(terminal.make_console(), course_root(), phase, check))
+
+
 @app.command()
 def words() -> None:
     """How long the pages of the phases are, and which are over their budget."""

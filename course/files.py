@@ -1,16 +1,16 @@
-"""Files: written so that a reader sees the old text or the new one, and loaded as modules."""
+"""Files: written so that a reader sees the old text or the new one."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
-import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+
+from labkit.modules import load_module
+
+__all__ = ["load_module", "locked", "write_atomically"]
 
 
 def write_atomically(path: Path, text: str | bytes) -> None:
@@ -44,26 +44,3 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes, also by a crash
         yield
-
-
-def load_module(path: Path, name: str = "") -> ModuleType:
-    """A Python file as a new module, by path: phases and labs are folders, not packages.
-
-    Args:
-        name: the module's name in `sys.modules`; one made of the path unless given.
-
-    Raises:
-        FileNotFoundError: there is no such file. Whatever the file raises is raised as it is, and
-            no half-made module stays behind.
-    """
-    parts = "_".join(["_loaded", *path.resolve().with_suffix("").parts[-3:]])
-    spec = importlib.util.spec_from_file_location(name or re.sub(r"\W", "_", parts), path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickling look their module up by name
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(spec.name, None)
-        raise
-    return module

@@ -15,7 +15,7 @@ from course.files import write_atomically
 from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
 from course.site import book, book_site
-from course.truth import checking, links, new_lab, pages, symbols, upstream, words
+from course.truth import checking, figures, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
 
@@ -225,6 +225,32 @@ def words_check(console: Console, root: Path) -> int:
     )
     for page in over:
         terminal.say(console, f"{page.path}: {page.over} words over {page.budget:,}", "red")
+    return 1 if bad else 0
+
+
+def draw_figures(console: Console, root: Path, phase: str, check: bool) -> int:
+    """Write the figures that are out of date, or with `check` only name them; 1 when one is."""
+    found = figures.folders(root)
+    if phase:
+        wanted = (f"phase-{phase}-", phase)
+        found = [path for path in found if path.parent.name.startswith(wanted)]
+        if not found:
+            raise CourseError(f"There are no figures in {phase!r}.")
+    count = bad = 0
+    for folder in found:
+        drawn = figures.collect(folder)
+        count += len(drawn)
+        for name, text in figures.stale(folder, drawn).items():
+            where = terminal.relative(folder / name, root)
+            if check or not text:
+                bad += 1
+                told = "is not what its script draws" if text else "is drawn by no script"
+                terminal.say(console, f"{where} {told}", "red")
+            else:
+                write_atomically(folder / name, text)
+                terminal.say(console, f"{where} is written")
+    told = f"{bad} to mend" if bad else "all up to date"
+    terminal.say(console, f"{count} figures, {told}", "red" if bad else "green")
     return 1 if bad else 0
 
 

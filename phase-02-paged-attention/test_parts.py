@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from course import cli
 from course.files import load_module
 from course.learning import mine
 from course.learning.labs import find_labs
+from labkit.mine import PassedCourse
 from mini_vllm import BlockPool, EngineParts, LLMEngine, SamplingParams
 
 PHASE = Path(__file__).parent
@@ -112,26 +110,10 @@ def test_the_manifests_supply_these_two_parts():
 
 
 def test_course_run_mine_serves_from_the_learners_passed_labs(tmp_path, monkeypatch, capsys):
-    """A course of these two labs, both solved: `course run --mine` grades and uses them."""
-    root = tmp_path / "course"
-    root.mkdir()
-    shutil.copy(PHASE.parent / "conftest.py", root)
-    shutil.copy(PHASE.parent / "pyproject.toml", root)
-    for solution in (ALLOCATOR, MANAGER):
-        folder = root / PHASE.name / "labs" / solution.parent.name
-        shutil.copytree(solution.parent, folder)
-        shutil.copy(solution, folder / "starter.py")
-    monkeypatch.chdir(root)
-    monkeypatch.delenv("COURSE_ROOT", raising=False)
-
-    def said(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["course", *arguments])
-        with pytest.raises(SystemExit):
-            cli.main()
-        return capsys.readouterr().out
-
-    prompt, count = "The block pool hands", ["--max-tokens", "16"]
-    plain, mine_said = said("run", *count, prompt), said("run", "--mine", *count, prompt)
+    """A course of these two labs, both passed: `course run --mine` uses them."""
+    course = PassedCourse(tmp_path, ["02-01", "02-05"], monkeypatch, capsys)
+    prompt = "The block pool hands"
+    plain, mine_said = (course.run(prompt, *how, max_tokens=16) for how in ((), ("--mine",)))
     assert "block_pool         yours, from lab 02-01" in mine_said
     assert "kv_cache_manager   yours, from lab 02-05" in mine_said
     text = plain.partition("\n\n")[0]

@@ -6,20 +6,16 @@ Parts are found as `course run --mine` finds them, from the solutions.
 from __future__ import annotations
 
 import runpy
-import shutil
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from course import cli
 from course.learning import mine
-from course.learning.grading import Report, TestResult
 from course.learning.labs import find_labs
-from course.learning.progress import Progress, digest_of
 from labkit import shipped_model
+from labkit.mine import PassedCourse
 from mini_vllm import EngineParts, LLMEngine, SamplingParams, Scheduler
 
 PHASE = Path(__file__).resolve().parent
@@ -106,24 +102,7 @@ def test_it_refuses_what_the_engines_own_refuses():
 
 
 def test_course_run_mine_uses_it(tmp_path, monkeypatch, capsys):
-    (lab,) = (lab for lab in find_labs(ROOT) if lab.id == "03-01")
-    shutil.copy(ROOT / "conftest.py", tmp_path)
-    folder = tmp_path / lab.folder.relative_to(ROOT)
-    shutil.copytree(lab.folder, folder)
-    (copy,) = find_labs(tmp_path)
-    shutil.copy(copy.solution, copy.starter)
-    results = [TestResult("starter", "test_lab.py::test", "passed")]
-    passed = Report(results, digest=digest_of(copy))  # graded elsewhere: `course selfcheck`
-    Progress(tmp_path).record(copy, passed)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COURSE_ROOT", raising=False)
-    said = {}
-    for arguments in (["run"], ["run", "--mine"]):
-        monkeypatch.setattr(sys, "argv", ["course", *arguments, "--max-tokens", "12", TEXTS[0]])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert not end.value.code
-        said[len(arguments)] = capsys.readouterr().out
-    assert "scheduler          yours, from lab 03-01" in said[2]
-    assert said[1].splitlines()[0] == said[2].splitlines()[0]
+    course = PassedCourse(tmp_path, ["03-01"], monkeypatch, capsys)
+    plain, mine_said = course.run(TEXTS[0]), course.run(TEXTS[0], "--mine")
+    assert "scheduler          yours, from lab 03-01" in mine_said
+    assert plain.splitlines()[0] == mine_said.splitlines()[0]

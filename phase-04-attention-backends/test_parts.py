@@ -5,8 +5,6 @@ The part is found as `course run --mine` finds it, from the solution.
 
 from __future__ import annotations
 
-import shutil
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from course import cli
 from course.files import load_module
 from course.learning import mine
-from course.learning.grading import Report, TestResult
 from course.learning.labs import find_labs
-from course.learning.progress import Progress, digest_of
 from labkit import shipped_model
+from labkit.mine import PassedCourse
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 
 PHASE = Path(__file__).resolve().parent
@@ -138,28 +134,10 @@ def test_it_works_beside_the_other_labs_parts():
 
 def test_course_run_mine_uses_it(tmp_path, monkeypatch, capsys):
     """A course with both attention labs passed: the later one runs."""
-    wanted = {lab.id: lab for lab in find_labs(ROOT) if lab.id in ("02-06", "04-03")}
-    shutil.copy(ROOT / "conftest.py", tmp_path)
-    for lab in wanted.values():
-        shutil.copytree(lab.folder, tmp_path / lab.folder.relative_to(ROOT))
-    copies = find_labs(tmp_path)
-    results = [TestResult("starter", "test_lab.py::test", "passed")]
-    for copy in copies:
-        shutil.copy(copy.solution, copy.starter)
-        passed = Report(results, digest=digest_of(copy))  # graded elsewhere: `course selfcheck`
-        Progress(tmp_path).record(copy, passed)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COURSE_ROOT", raising=False)
-    said = {}
-    for arguments in (["run"], ["run", "--mine"]):
-        monkeypatch.setattr(sys, "argv", ["course", *arguments, "--max-tokens", "12", PROMPTS[2]])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert not end.value.code
-        said[len(arguments)] = capsys.readouterr().out
-    assert "attention          yours, from lab 04-03" in said[2]
-    assert said[1].splitlines()[0] == said[2].splitlines()[0]
+    course = PassedCourse(tmp_path, ["02-06", "04-03"], monkeypatch, capsys)
+    plain, mine_said = course.run(PROMPTS[2]), course.run(PROMPTS[2], "--mine")
+    assert "attention          yours, from lab 04-03" in mine_said
+    assert plain.splitlines()[0] == mine_said.splitlines()[0]
 
 
 def test_run_of_lab_02_compares_no_flashinfer_places_where_it_is_not_installed() -> None:

@@ -6,8 +6,6 @@ other tokens than the engine's own; what must not change them is how the engine 
 
 from __future__ import annotations
 
-import shutil
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from course import cli
 from course.learning import mine
-from course.learning.grading import Report, TestResult
 from course.learning.labs import find_labs
-from course.learning.progress import Progress, digest_of
+from labkit.mine import PassedCourse
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Linear, Transformer
@@ -119,25 +115,7 @@ def _logits(transformer: Transformer, tokens: np.ndarray) -> np.ndarray:
 
 def test_course_run_mine_uses_the_later_lab(tmp_path, monkeypatch, capsys):
     """A course with both labs passed: the int4 layers run, and say what they say in an engine."""
-    wanted = {lab.id: lab for lab in find_labs(ROOT) if lab.id in SUPPLIERS}
-    shutil.copy(ROOT / "conftest.py", tmp_path)
-    for lab in wanted.values():
-        shutil.copytree(lab.folder, tmp_path / lab.folder.relative_to(ROOT))
-    copies = find_labs(tmp_path)
-    results = [TestResult("starter", "test_lab.py::test", "passed")]
-    for copy in copies:
-        shutil.copy(copy.solution, copy.starter)
-        passed = Report(results, digest=digest_of(copy))  # graded elsewhere: `course selfcheck`
-        Progress(tmp_path).record(copy, passed)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COURSE_ROOT", raising=False)
-    arguments = ["course", "run", "--mine", "--max-tokens", "12", PROMPTS[2]]
-    monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code
-    said = capsys.readouterr().out
+    said = PassedCourse(tmp_path, SUPPLIERS, monkeypatch, capsys).run(PROMPTS[2], "--mine")
     assert "linear             yours, from lab 06-03" in said
     engine = LLMEngine(parts=EngineParts(linear=part_of("06-03")))
     (result,) = engine.generate([PROMPTS[2]], SamplingParams(max_tokens=12))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from conformance.moe_texts import random_checkpoint
-from course import cli
 from course.files import load_module
 from course.learning import mine
 from course.learning.labs import find_labs
+from labkit.mine import PassedCourse
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 
 PHASE = Path(__file__).parent
@@ -49,25 +47,11 @@ def test_the_manifest_supplies_the_part():
 
 
 def test_course_run_mine_serves_a_model_with_experts(tmp_path, monkeypatch, capsys):
-    root = tmp_path / "course"
-    root.mkdir()
-    shutil.copy(PHASE.parent / "conftest.py", root)
-    shutil.copy(PHASE.parent / "pyproject.toml", root)
-    folder = root / PHASE.name / "labs" / SOLUTION.parent.name
-    shutil.copytree(SOLUTION.parent, folder)
-    shutil.copy(SOLUTION, folder / "starter.py")
     model = random_checkpoint("qwen3-moe", tmp_path / "model")
-    monkeypatch.chdir(root)
-    monkeypatch.delenv("COURSE_ROOT", raising=False)
-
-    def said(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["course", *arguments])
-        with pytest.raises(SystemExit):
-            cli.main()
-        return capsys.readouterr().out
-
-    asked = ["--model", str(model), "--max-tokens", "12", "The experts"]
-    plain, mine_said = said("run", *asked), said("run", "--mine", *asked)
+    (tmp_path / "course").mkdir()
+    course = PassedCourse(tmp_path / "course", ["07-01"], monkeypatch, capsys)
+    plain = course.run("The experts", "--model", str(model))
+    mine_said = course.run("The experts", "--mine", "--model", str(model))
     assert "experts            yours, from lab 07-01" in mine_said
     text = plain.partition("\n\n")[0]
     assert text.startswith("The experts") and text in mine_said

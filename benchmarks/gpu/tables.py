@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.models import experts_touched, step_floor_ms
-from benchmarks.report import markdown_table, write_section
+from labkit.tables import markdown_table, write_section
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.report import markdown_table, write_section
 from conformance import mutants
 from conformance.upstream_tests import harness
+from labkit.tables import markdown_table, write_section
 
 DATA = Path(__file__).with_name("catches.json")
 PAGE = harness.ROOT / "phase-03-continuous-batching-scheduler" / "labs" / "UPSTREAM_TESTS.md"

@@ -1,4 +1,4 @@
-"""A small SVG writer for the course's figures: shapes, axes, and write-or-check.
+"""A small SVG writer for the course's figures: shapes, axes, and what is out of date.
 
 Promises: the same calls give the same bytes; text and lines follow the reader's light or dark
 theme through one media query; every figure carries a title and a description for screen readers.
@@ -6,7 +6,6 @@ theme through one media query; every figure carries a title and a description fo
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -280,14 +279,23 @@ def _share(value: float, limits: tuple[float, float], log: bool) -> float:
     return (value - low) / (high - low)
 
 
+def folders(root: Path) -> list[Path]:
+    """Every folder of figures: those of the phases, then the book's."""
+    found = sorted(root.glob("phase-*/figures"))
+    return [path for path in (*found, root / "book" / "figures") if any(path.glob("figures_*.py"))]
+
+
 def collect(folder: Path) -> dict[str, Callable[[], str]]:
-    """The `FIGURES`, file name to drawing function, of every `figures_*.py` in a folder.
+    """The `FIGURES`, file name to drawing function, of a folder.
+
+    They stand in its `figures_*.py` and in those of the `experiments` beside it.
 
     Raises:
         ValueError: two of them name the same file.
     """
     figures: dict[str, Callable[[], str]] = {}
-    for path in sorted(folder.glob("figures_*.py")):
+    scripts = [folder, folder.parent / "experiments"]
+    for path in [script for each in scripts for script in sorted(each.glob("figures_*.py"))]:
         own = load_module(path).FIGURES
         if twice := figures.keys() & own.keys():
             raise ValueError(f"{path.name}: {', '.join(sorted(twice))} is drawn twice")
@@ -295,35 +303,14 @@ def collect(folder: Path) -> dict[str, Callable[[], str]]:
     return figures
 
 
-def write_or_check(
-    figures: Mapping[str, Callable[[], str]], folder: Path, argv: Sequence[str] | None = None
-) -> int:
-    """Entry point of a phase's `figures/make.py`.
+def stale(folder: Path, figures: Mapping[str, Callable[[], str]]) -> dict[str, str]:
+    """File name to the text drawn now, of each of `figures` whose file is missing or another.
 
-    Writes each figure to `folder`; with `--check` writes nothing and reports those whose file is
-    missing or different.
-
-    Args:
-        figures: file name to a function that returns the SVG text.
-        folder: where the files lie.
-        argv: command line without the program name.
-
-    Returns:
-        Exit status: 1 when `--check` found a difference, else 0.
+    A file that nothing draws is stale too; its text is "".
     """
-    parser = argparse.ArgumentParser(description="Draw the figures of this phase.")
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    parser.add_argument("names", nargs="*", help="only these files")
-    args = parser.parse_args(argv)
-    status = 0
+    texts = {path.name: "" for path in folder.glob("*.svg") if path.name not in figures}
     for name, draw in figures.items():
-        if args.names and name not in args.names:
-            continue
         path, text = folder / name, draw()
-        if not args.check:
-            path.write_text(text, encoding="utf-8", newline="\n")
-            print(f"wrote {path.name}")
-        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            print(f"{path}: not what make.py draws; run it without --check")
-            status = 1
-    return status
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            texts[name] = text
+    return texts

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from course.truth.figures import Axes, Svg, collect, num, write_or_check
+from course.truth.figures import Axes, Svg, collect, num, stale
 
 
 def draw() -> str:
@@ -44,14 +44,24 @@ def test_log_axis_places_decades_evenly():
     assert (axes.y(1), axes.y(100)) == (100, 0)
 
 
-def test_check_reports_a_stale_or_missing_figure(tmp_path, capsys):
-    figures = {"a.svg": draw}
-    assert write_or_check(figures, tmp_path, ["--check"]) == 1
-    assert write_or_check(figures, tmp_path, []) == 0
-    assert write_or_check(figures, tmp_path, ["--check"]) == 0
+def test_a_missing_a_changed_and_an_orphaned_figure_are_stale(tmp_path):
+    figures = {"a.svg": lambda: "new", "b.svg": lambda: "b"}
+    (tmp_path / "b.svg").write_text("b")
+    assert stale(tmp_path, figures) == {"a.svg": "new"}
     (tmp_path / "a.svg").write_text("old")
-    assert write_or_check(figures, tmp_path, ["--check"]) == 1
-    assert "a.svg" in capsys.readouterr().out
+    (tmp_path / "gone.svg").write_text("nobody draws it")
+    assert stale(tmp_path, figures) == {"a.svg": "new", "gone.svg": ""}
+
+
+def test_the_command_writes_what_is_stale_and_check_says_it(course, little_course):
+    folder = little_course / "phase-90-little" / "figures"
+    folder.mkdir()
+    (folder / "figures_a.py").write_text("FIGURES = {'a.svg': lambda: '<svg/>'}")
+    ran = course("figures", "--check")
+    assert ran.code == 1 and "phase-90-little/figures/a.svg is not what its script draws" in ran.out
+    assert course("figures", "90").code == 0 and (folder / "a.svg").read_text() == "<svg/>"
+    assert course("figures", "--check").out == "1 figures, all up to date\n"
+    assert "There are no figures in '17'" in course("figures", "17").err
 
 
 def test_figures_of_a_folder_are_collected_and_none_may_be_drawn_twice(tmp_path):

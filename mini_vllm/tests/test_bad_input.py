@@ -12,8 +12,8 @@ from mini_vllm.engine import LLMEngine
 from mini_vllm.llm import LLM
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.request import Request
-from mini_vllm.tests.support import engine_state
 from mini_vllm.tests.test_shipped_model import model
+from mini_vllm.tests.watching import engine_state
 
 NAN, INF = float("nan"), float("inf")
 

@@ -16,7 +16,8 @@ from mini_vllm.block_pool import (
 from mini_vllm.config import SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm.tests.support import Scenario, for_all, kv_state, scenarios, watch_calls
+from mini_vllm.tests.support import Scenario, for_all, scenarios
+from mini_vllm.tests.watching import kv_state, watch_calls
 
 
 def queue_ids(pool: BlockPool) -> list[int]:

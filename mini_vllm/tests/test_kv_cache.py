@@ -9,17 +9,19 @@ from mini_vllm.models.toy import ToyModel
 from mini_vllm.request import Request
 from mini_vllm.tests.support import (
     Arrival,
-    Call,
     Moment,
     Scenario,
-    ShadowModel,
     TinyTokenizer,
-    WatchedKVCacheManager,
     drive,
-    drive_with_shadow,
     for_all,
-    kv_state,
     scenarios,
+)
+from mini_vllm.tests.watching import (
+    Call,
+    ShadowModel,
+    WatchedKVCacheManager,
+    drive_with_shadow,
+    kv_state,
     watch_calls,
 )
 

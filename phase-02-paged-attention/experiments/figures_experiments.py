@@ -1,6 +1,6 @@
 """Figures of the experiments, from `measured/`, and of labs 02-01, 02-02 and 02-05.
 
-`figures/make.py` of this phase merges `FIGURES` into its own. Each function returns an SVG text and
+Each function returns an SVG text and
 reads nothing but the committed measurements and mini_vllm. No upstream counterpart.
 """
 

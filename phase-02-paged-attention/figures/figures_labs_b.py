@@ -1,4 +1,4 @@
-"""The figures of labs 02-03, 02-04 and 02-06; `make.py` takes them in with its own.
+"""The figures of labs 02-03, 02-04 and 02-06.
 
 What shows block tables, slots, splits or block counts is computed by the labs' reference solutions,
 not typed. No upstream counterpart.
@@ -6,17 +6,12 @@ not typed. No upstream counterpart.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.files import load_module  # noqa: E402
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg  # noqa: E402
+from course.files import load_module
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 
@@ -256,9 +251,3 @@ FIGURES: dict[str, Callable[[], str]] = {
     "lab-04-split-and-merge.svg": split_and_merge,
     "lab-06-write-and-read.svg": write_and_read,
 }
-
-
-if __name__ == "__main__":
-    from course.truth.figures import write_or_check
-
-    sys.exit(write_or_check(FIGURES, Path(__file__).parent))

@@ -1,4 +1,4 @@
-"""Figures of the chapters of phase 03; `make.py` writes them.
+"""Figures of the chapters of phase 03.
 
 What shows engine behaviour is drawn from a run of `mini_vllm` made here, most of it through
 `course.site.gantt`. Diagrams of upstream's structure (`queues`, `seam`, `victims`) are drawn by

@@ -1,4 +1,4 @@
-"""Figures of labs 03-01, 03-04, 03-06 and of the priority hazard; `make.py` writes them.
+"""Figures of labs 03-01, 03-04, 03-06 and of the priority hazard.
 
 What shows engine behaviour is drawn from runs of mini_vllm. No upstream counterpart.
 """

@@ -1,4 +1,4 @@
-"""Figures of labs 03-02, 03-03, 03-05 and of the policy laboratory; `make.py` writes them.
+"""Figures of labs 03-02, 03-03, 03-05 and of the policy laboratory.
 
 What shows engine behaviour is drawn from runs of mini_vllm; the policy figures are drawn from the
 results in `experiments/measured/`. No upstream counterpart.

@@ -1,4 +1,4 @@
-"""Figures of the chapters of phase 04; `make.py` writes them.
+"""Figures of the chapters of phase 04.
 
 `step-metadata` and `head-scores` are drawn from runs of `mini_vllm` made here, `matrix` and
 `reasons` from the recording of the real selector, `cascade` and `launch` from the arithmetic of the
@@ -8,19 +8,13 @@ functions they name. `paths`, `mask` and `merge` are diagrams. No upstream count
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from conformance.parts import selector_outcome as outcome  # noqa: E402
-from course.truth.figures import (  # noqa: E402
+from conformance.parts import selector_outcome as outcome
+from course.truth.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -30,9 +24,9 @@ from course.truth.figures import (  # noqa: E402
     Axes,
     Svg,
 )
-from mini_vllm import EngineParts, LLMEngine, SamplingParams  # noqa: E402
-from mini_vllm.attention import paged_attention  # noqa: E402
-from mini_vllm.batch import ForwardBatch  # noqa: E402
+from mini_vllm import EngineParts, LLMEngine, SamplingParams
+from mini_vllm.attention import paged_attention
+from mini_vllm.batch import ForwardBatch
 
 COLORS = {
     "FLASH_ATTN": BLUE,

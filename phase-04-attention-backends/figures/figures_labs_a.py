@@ -1,4 +1,4 @@
-"""The figures of labs 04-01, 04-03, 04-04 and of the experiments; `make.py` takes them in.
+"""The figures of labs 04-01, 04-03, 04-04 and of the experiments.
 
 States, reads and merges come from the labs' reference solutions; measured curves from
 `experiments/measured/`. No upstream counterpart.
@@ -16,12 +16,8 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.files import load_module  # noqa: E402
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
+from course.files import load_module
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
 
 PHASE = Path(__file__).resolve().parents[1]
 

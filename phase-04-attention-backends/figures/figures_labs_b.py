@@ -1,21 +1,16 @@
-"""The figure of lab 04-02; `make.py` takes it in. Choices and reasons come from the lab's solution.
+"""The figure of lab 04-02. Choices and reasons come from the lab's solution.
 
 No upstream counterpart.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.files import load_module  # noqa: E402
-from course.truth.figures import BLUE, GREEN, RED, Svg  # noqa: E402
+from course.files import load_module
+from course.truth.figures import BLUE, GREEN, RED, Svg
 
 LAB = Path(__file__).resolve().parents[1] / "labs" / "lab-02-backend-selection"
 

@@ -1,4 +1,4 @@
-"""Figures of the chapters of phase 05; `make.py` writes them.
+"""Figures of the chapters of phase 05.
 
 `served_steps` is a run of the mini engine, `lanes` and `regimes` are runs of
 `mini_vllm.cudagraph.launches`; `dispatch` and `fallback` come from the recording of the real
@@ -8,21 +8,16 @@ dispatcher. `freeze`, `strip`, `wrappers` and `pipeline` are diagrams. No upstre
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-for folder in (str(ROOT), str(Path(__file__).resolve().parent)):
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+from conformance import parts
+from course.files import load_module
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from mini_vllm.cudagraph.launches import LAYER, MODES, simulate
 
-import served  # noqa: E402
-
-from conformance import parts  # noqa: E402
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
-from mini_vllm.cudagraph.launches import LAYER, MODES, simulate  # noqa: E402
+served = load_module(Path(__file__).with_name("served.py"))
 
 COLORS = {"FULL": GREEN, "PIECEWISE": BLUE, "NONE": GREY}
 

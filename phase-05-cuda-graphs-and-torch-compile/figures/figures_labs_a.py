@@ -1,4 +1,4 @@
-"""The figures of labs 05-01, 05-02, 05-03 and 05-05; `make.py` takes them in.
+"""The figures of labs 05-01, 05-02, 05-03 and 05-05.
 
 What they show comes from the labs' reference solutions, `mini_vllm.cudagraph` and
 `mini_vllm.cudagraph.launches`. No upstream counterpart.
@@ -7,24 +7,18 @@ What they show comes from the labs' reference solutions, `mini_vllm.cudagraph` a
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-for folder in (str(ROOT), str(Path(__file__).resolve().parent)):
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+from conformance import parts
+from course.files import load_module
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg
+from mini_vllm.cudagraph.launches import LAYER, simulate
 
-import served  # noqa: E402
-
-from conformance import parts  # noqa: E402
-from course.files import load_module  # noqa: E402
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
-from mini_vllm.cudagraph.launches import LAYER, simulate  # noqa: E402
+served = load_module(Path(__file__).with_name("served.py"))
 
 PHASE = Path(__file__).resolve().parents[1]
 

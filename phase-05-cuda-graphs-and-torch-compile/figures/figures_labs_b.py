@@ -1,24 +1,19 @@
-"""The figures of labs 05-04, 05-06 and 05-07; `make.py` takes them in.
+"""The figures of labs 05-04, 05-06 and 05-07.
 
 What they show comes from the labs' reference solutions. No upstream counterpart.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from conformance import parts  # noqa: E402
-from course.files import load_module  # noqa: E402
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
+from conformance import parts
+from course.files import load_module
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg
 
 PHASE = Path(__file__).resolve().parents[1]
 

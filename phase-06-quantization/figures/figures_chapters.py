@@ -1,4 +1,4 @@
-"""Figures of the chapters of phase 06; `make.py` writes them.
+"""Figures of the chapters of phase 06.
 
 `grid`, `row-max`, `fused` and `activations` are drawn from the shipped model's own weights and from
 its activations, recorded while the engine runs; `step-size`, `crossover`, `streamed` and `card` are

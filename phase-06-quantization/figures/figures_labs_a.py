@@ -1,4 +1,4 @@
-"""Figures of labs 06-01 and 06-03 and of the experiments; `make.py` writes them.
+"""Figures of labs 06-01 and 06-03 and of the experiments.
 
 Those of the labs are computed by the labs' own solutions, those of the experiments are drawn from
 `experiments/measured`. No upstream counterpart.

@@ -1,4 +1,4 @@
-"""Figures of labs 06-02, 06-04 and 06-05 and of the studies; `make.py` writes them.
+"""Figures of labs 06-02, 06-04 and 06-05 and of the studies.
 
 Those of the labs are computed by the labs' own solutions, those of the studies are drawn from
 `studies/measured` and the shipped weights. No upstream counterpart.

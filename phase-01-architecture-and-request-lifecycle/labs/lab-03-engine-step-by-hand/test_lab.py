@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from conformance import parts
+from conformance import parts, recording, replay
 from labkit import shipped_model
 from mini_vllm import (
     KVCacheManager,
@@ -20,6 +20,7 @@ from mini_vllm import (
     SchedulerConfig,
 )
 
+RECORDED = parts.FOLDER.parent / "async.jsonl.gz"
 MAX_STEPS = 400
 STEP_CAP = (
     f"still unfinished after {MAX_STEPS} steps: is every caught-up request given a token, and does "
@@ -417,6 +418,68 @@ def test_plans_equal_the_real_async_scheduler(lab):
                 f"recorded workload {number}, {name}: tokens and reason\n"
                 f"expected {expected}\ncame     {came}"
             )
+
+
+def recorded_ahead() -> list[dict]:
+    """Workloads of the real AsyncScheduler within this loop's terms: no caching, no preemption."""
+    return [
+        entry
+        for entry in recording.read(RECORDED)
+        if not entry["config"]["enable_prefix_caching"]
+        and not any(step["preempted"] for step in entry["steps"])
+    ]
+
+
+def decided(lab, scheduler, device, in_flight) -> dict[str, object]:
+    """One `async_step`: the books after planning, as the recorder notes them, and what ended."""
+    seen: dict[str, object] = {}
+    schedule = type(scheduler).schedule
+
+    def watched():
+        plan = schedule(scheduler)
+        running = scheduler.running
+        seen.update(
+            num_scheduled_tokens=dict(plan.num_scheduled_tokens),
+            running=[r.request_id for r in running],
+            waiting=[r.request_id for r in scheduler.waiting],
+            num_computed_tokens={
+                r.request_id: r.num_computed_tokens + plan.num_scheduled_tokens.get(r.request_id, 0)
+                for r in running
+            },
+            block_ids={
+                r.request_id: list(scheduler.kv.get_block_ids(r.request_id)) for r in running
+            },
+            free_blocks=scheduler.kv.block_pool.get_num_free_blocks(),
+        )
+        return plan
+
+    scheduler.schedule = watched
+    ended = lab.async_step(scheduler, device, in_flight)
+    seen["finished"] = sorted(request.request_id for request in ended)
+    seen["finish_reasons"] = {request.request_id: request.finish_reason for request in ended}
+    return seen
+
+
+def test_every_step_is_the_real_async_schedulers(lab):
+    entries = recorded_ahead()
+    assert len(entries) == 418, "the recordings have moved on"
+    for entry in entries:
+        scheduler = replay.mini_scheduler({**entry["config"], "async_scheduling": False})
+        device, in_flight = ScriptedDevice(entry["outputs"]), deque()
+        events = {event["step"]: event for event in entry["events"]}
+        for index, expected in enumerate(entry["steps"]):
+            event = events.get(index, {"add": [], "abort": []})
+            for add in event["add"]:
+                scheduler.add_request(replay.mini_request(add, entry["eos_token_id"]))
+            aborted = [name for name in event["abort"] if scheduler.abort_request(name)]
+            came = decided(lab, scheduler, device, in_flight)
+            came["finish_reasons"] |= dict.fromkeys(aborted, "abort")
+            for field, value in came.items():
+                assert value == expected[field], (
+                    f"async.jsonl.gz, seed {entry['seed']}, step {index}, {field}: what the real "
+                    f"AsyncScheduler had here (aborted before it: {aborted})\n"
+                    f"expected {expected[field]}\ncame     {value}"
+                )
 
 
 def test_planning_ahead_changes_no_token(lab):

@@ -14,14 +14,13 @@ caching off. Needs vllm==0.22.1.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from labkit import processes, versions
+from labkit.modules import load_module
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parents[2] / "models" / "byte-llama"
@@ -134,16 +133,6 @@ def start(arguments: argparse.Namespace, *more: str) -> Started:
     return Started(ran.needed(), ran.lines)
 
 
-def load_lab(file: str) -> ModuleType:
-    """A lab file as a module."""
-    spec = importlib.util.spec_from_file_location("lab_02_03", file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lab_02_03"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def show_capacity(lab: ModuleType, run: Started) -> None:
     """Blocks in the engine, and behind its log."""
     startup, size = lab.read_startup(run.lines), run.result["block_size"]
@@ -199,7 +188,7 @@ def main() -> None:
     versions.need_vllm("the tests")
     on_cpu = versions.on_cpu()
     low, high = arguments.utils or ((0.1, 0.2) if on_cpu else (0.5, 0.9))
-    lab = load_lab(arguments.file)
+    lab = load_module(arguments.file)
 
     def begin(title: str, util: float, length: int, *more: str) -> Started:
         print(f"=== {title}", flush=True)

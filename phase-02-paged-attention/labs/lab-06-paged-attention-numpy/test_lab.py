@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from conformance import parts, record_attention
+from conformance import parts
+from conformance.recorders import paged_attention as recorder
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 from mini_vllm.attention import paged_attention as shipped_attention
 
@@ -510,8 +511,8 @@ def test_attention_of_the_shipped_model(lab):
 
 def test_it_answers_what_vllms_kernel_answers(lab):
     for case in parts.load("paged_attention"):
-        query, cache, batch, scale = record_attention.make(case)
-        expected = record_attention.output_of(case)
+        query, cache, batch, scale = recorder.make(case)
+        expected = recorder.output_of(case)
         difference = largest_difference(lab.paged_attention(query, cache, batch, scale), expected)
         assert difference <= 1e-5, (
             f"{case['what']}: what the attention kernel of vLLM v0.22.1's CPU build answered, in "

@@ -809,7 +809,7 @@ def test_stage_mixture(lab):
 
 
 def test_it_decides_as_the_whole_engine_did(lab):
-    path = RECORDINGS / "engine" / "arrivals-float32.json.gz"
+    path = RECORDINGS / "engine" / "arrivals-float32.jsonl.gz"
     entry = json.loads(gzip.decompress(path.read_bytes()))["recording"]
     build = partial(replay.mini_scheduler, scheduler=lab.Scheduler)
     steps, difference = replay.replay(entry, build)

@@ -15,9 +15,7 @@ The `/metrics` page is read around each, the cache usage between steps. Needs vl
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from labkit import processes, versions
+from labkit.modules import load_module
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parents[2] / "models" / "byte-llama"
@@ -146,16 +145,6 @@ def start(arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
     command += ["--dummy"] if arguments.dummy else []
     command += more  # the last one given of an option counts
     return processes.start(command, show=("Prefix cache hit rate",)).needed()
-
-
-def load_lab(file: str) -> ModuleType:
-    """A lab file as a module."""
-    spec = importlib.util.spec_from_file_location("lab_03_03", file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lab_03_03"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def peak_blocks(lengths: Sequence[int], cached: Sequence[int], size: int, max_tokens: int) -> int:
@@ -288,7 +277,7 @@ def main() -> None:
         arguments.util = 0.1 if versions.on_cpu() else 0.5
     if arguments.one:
         return one_run(arguments)
-    lab = load_lab(arguments.file)
+    lab = load_module(arguments.file)
     sizes = arguments.block_sizes
     arms = [arm(lab, arguments, f"caching on, blocks of {size}", size, True) for size in sizes]
     off = arm(lab, arguments, f"caching off, blocks of {sizes[0]}", sizes[0], False)

@@ -106,7 +106,7 @@ def test_a_block_given_to_two_requests_is_seen(lab):
 
 def engine_run(name: str) -> dict[str, Any]:
     """A run of the whole vLLM v0.22.1 on the shipped model, recorded."""
-    content = (RECORDINGS / "engine" / f"{name}-float32.json.gz").read_bytes()
+    content = (RECORDINGS / "engine" / f"{name}-float32.jsonl.gz").read_bytes()
     return json.loads(gzip.decompress(content))["recording"]
 
 

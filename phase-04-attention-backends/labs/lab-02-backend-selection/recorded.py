@@ -2,9 +2,9 @@
 
     python recorded.py --file starter.py        all choices, a few seconds
 
-The recording was made by `conformance/record_selector.py`, which runs vLLM's own code for devices
-that it simulates. The lab's tests use a sample of it: the first configuration of every distinct
-outcome of every device, and every 97th. Given; nothing here is for you to write.
+The recording was made by `conformance/recorders/attention_selector.py`, which runs vLLM's own
+code for devices that it simulates. The lab's tests use a sample: the first configuration of every
+distinct outcome of every device, and every 97th. Given; nothing here is for you to write.
 """
 
 from __future__ import annotations

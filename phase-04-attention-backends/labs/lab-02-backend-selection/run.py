@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from labkit import processes, versions
+from labkit.modules import load_module
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -59,24 +60,14 @@ CASES: tuple[tuple[dict[str, Any], str | None], ...] = (
 """A configuration and an override each."""
 
 
-def load_lab(file: str) -> ModuleType:
-    """A lab file as a module."""
-    spec = importlib.util.spec_from_file_location("lab_04_02", file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lab_04_02"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def simulated(lab: ModuleType, capability: str) -> Any:
     """Make this process believe in a GPU, as the recorder does; the lab's description of it."""
     sys.path.insert(0, str(ROOT))
-    from conformance import record_selector
+    from conformance.recorders import attention_selector
 
     setting = {"capability": capability, "fa4": True, "trtllm": True, "batch_invariant": False}
-    record_selector.GRID = {name: values[:1] for name, values in record_selector.GRID.items()}
-    record_selector.observe(setting)
+    attention_selector.GRID = {name: values[:1] for name, values in attention_selector.GRID.items()}
+    attention_selector.observe(setting)
     major, minor = capability.split(".")
     return lab.Device((int(major), int(minor)))
 
@@ -236,7 +227,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         return one_engine(arguments)
-    lab = load_lab(arguments.file)
+    lab = load_module(arguments.file)
     if arguments.simulate:
         device = simulated(lab, arguments.simulate)
         raise SystemExit(bool(probe(lab, device, nullcontext)))

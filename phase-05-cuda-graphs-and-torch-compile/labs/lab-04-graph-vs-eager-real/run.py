@@ -15,9 +15,7 @@ tokens. A last process counts graphs and padding. Needs vllm==0.22.1 and a CUDA 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,21 +23,12 @@ from types import ModuleType
 from typing import Any
 
 from labkit import processes, versions
+from labkit.modules import load_module
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parents[2] / "models" / "byte-llama"
 READ_BYTES = {"facebook/opt-125m": 2 * 123_664_896}
 """Weights that a decode step reads, in float16: layers, final norm, output head. See the README."""
-
-
-def load(path: Path) -> ModuleType:
-    """A lab file as a module."""
-    spec = importlib.util.spec_from_file_location("lab_05_04", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lab_05_04"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 # --- one engine, in a process of its own ----------------------------------------------------------
@@ -221,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--one", metavar="ARM", help="one engine, in this process")
     parser.add_argument("--count", action="store_true", help="with --one: graphs, not times")
     arguments = parser.parse_args(argv)
-    lab = load(Path(arguments.file).resolve())
+    lab = load_module(Path(arguments.file).resolve())
     if arguments.one:
         return one_arm(lab, arguments)
     if not arguments.pretend:

@@ -14,14 +14,14 @@ CUDA events around the step. The eager column is then predicted from the others 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from types import ModuleType
 from typing import Any, NamedTuple
+
+from labkit.modules import load_module
 
 HERE = Path(__file__).resolve().parent
 
@@ -43,16 +43,6 @@ class Timing(NamedTuple):
     host: float
     all: float
     events: float
-
-
-def load(path: Path, name: str) -> ModuleType:
-    """A file as a module."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def capture(torch: Any, work: Callable[[], Any]) -> tuple[Any, Any]:
@@ -217,10 +207,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--file", default=str(HERE / "solution.py"), help="your starter.py")
     parser.add_argument("--pretend", action="store_true", help="an invented device")
     arguments = parser.parse_args(argv)
-    lab = load(Path(arguments.file).resolve(), "lab_05_07")
+    lab = load_module(Path(arguments.file).resolve(), "lab_05_07")
     torch: Any
     if arguments.pretend:
-        pretend = load(HERE / "pretend.py", "lab_05_07_pretend")
+        pretend = load_module(HERE / "pretend.py", "lab_05_07_pretend")
         device = pretend.Device(launch_us=5.0, replay_us=10.0, floor_us=2.0, bandwidth=1e11)
         torch, clock = pretend.make(device), device.clock
         arguments.elements = [n for n in arguments.elements if n <= 2**18]

@@ -15,17 +15,16 @@ as one JSON line, too.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import random
 import statistics
-import sys
 import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from labkit import processes, versions
+from labkit.modules import load_module
 
 HERE = Path(__file__).resolve().parent
 TEXT = HERE.parents[1] / "studies" / "texts" / "prose.txt"
@@ -130,16 +129,6 @@ def start(arguments: argparse.Namespace, model: str, quantization: str | None) -
     return {**ran.needed(), "lines": ran.lines}
 
 
-def load_lab(file: str) -> ModuleType:
-    """A lab file as a module."""
-    spec = importlib.util.spec_from_file_location("lab_06_02", file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lab_06_02"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def predict(lab: ModuleType, shape: Any, batches: list[int], hbm: float, flops: float) -> None:
     """The table to write down beforehand."""
     print(f"PREDICTED, not measured: {hbm / 1e12:.2f} TB/s, {flops / 1e12:.0f} TFLOP/s in 16 bits")
@@ -218,7 +207,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         return one_configuration(arguments)
-    lab = load_lab(arguments.file)
+    lab = load_module(arguments.file)
     if arguments.predict:
         hbm, flops = DEVICES[arguments.device]
         shape = lab.ModelShape(**QWEN_05B)

@@ -1,0 +1,100 @@
+"""The figures of the front pages.
+
+The timeline is a run of mini_vllm, recorded
+by `course.site.gantt`. No upstream counterpart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from course.site import gantt, widgets
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg
+from mini_vllm.cudagraph.launches import LAYER, MODES, simulate
+
+
+def engine_timeline() -> str:
+    """The run that the interactive timeline steps through, as one picture."""
+    return gantt.draw(gantt.engine_timeline())
+
+
+def cuda_graphs() -> str:
+    """Three layers of short kernels in the three modes, both lanes, on one scale."""
+    launch_us, kernel_us, layers = 5, 2, 3
+    lines = {m: simulate(LAYER * layers, m, launch_us, kernel_us) for m in MODES}
+    longest = max(line.step_us for line in lines.values())
+    left, right, row, gap = 90, 12, 22, 34
+    width, height = 760, len(MODES) * (2 * row + gap) + 30
+    svg = Svg(
+        width,
+        height,
+        "Launches and kernels of one step in three modes",
+        f"{layers} layers of {len(LAYER)} kernels of {kernel_us} microseconds, {launch_us} for a "
+        "launch. Eager: the GPU waits for every launch. Piecewise: graphs between the attentions. "
+        "Full: one launch, then kernel after kernel.",
+    )
+    scale = (width - left - right) / longest
+    for number, (mode, line) in enumerate(lines.items()):
+        top = 24 + number * (2 * row + gap)
+        issued = "1 launch" if len(line.launches) == 1 else f"{len(line.launches)} launches"
+        summary = f"{issued}, {line.step_us:g} µs, GPU busy {line.gpu_busy:.0%}"
+        svg.text(0, top - 7, mode, bold=True)
+        svg.text(left, top - 7, summary, css="soft", size=12)
+        for lane, (name, spans) in enumerate((("host", line.launches), ("GPU", line.kernels))):
+            y = top + lane * row
+            svg.text(left - 8, y + 14, name, anchor="end", size=12)
+            for span in spans:
+                color = ORANGE if lane == 0 else GREEN if span.name == "attention" else BLUE
+                length = max(0.6, (span.end - span.start) * scale - 0.6)
+                svg.rect(left + span.start * scale, y + 2, length, row - 5, fill=color)
+    svg.text(left, height - 6, "orange: a launch; blue: a kernel; green: attention", css="soft")
+    svg.text(width - right, height - 6, f"{longest:g} µs", anchor="end", css="soft")
+    return svg.render()
+
+
+def code_points() -> str:
+    """One row of weights on int4 and on E4M3, as it is and with its largest weight 8 times."""
+    name, values = next(iter(widgets.code_points()["rows"].items()))
+    row = np.array(values)
+    loud = int(np.abs(row).argmax())
+    svg = Svg(
+        760,
+        4 * 74 + 34,
+        f"{len(row)} weights ({name}) on two grids",
+        "Above the line of each lane the weights, red where they become 0; below it the values the "
+        "format can say, one scale for the row. With the largest weight 8 times as large, int4 "
+        "loses nearly all others to 0, and E4M3 none.",
+    )
+    left, width = 150, 596
+    for lane, (form, spike) in enumerate((f, s) for s in (1, 8) for f in ("int4", "E4M3")):
+        points = np.array(widgets.FORMATS[form]["points"])
+        weights = row.copy()
+        weights[loud] *= spike
+        largest = np.abs(weights).max()
+        codes = widgets.round_to_points(np.abs(weights) / largest * points[-1], points)
+        found = widgets.on_grid(row, form, len(row), spike)
+        y = 12 + 74 * lane
+        svg.text(0, y + 18, form + (f", one weight x{spike}" if spike > 1 else ""), bold=True)
+        svg.text(0, y + 36, f"error {found['error']:.1%}", css="soft", size=12)
+        svg.text(0, y + 52, f"{found['zeros']} lost to 0", css="soft", size=12)
+        spots = left + width * (weights / largest + 1) / 2
+        grid = left + width * (np.concatenate([-points[:0:-1], points]) / points[-1] + 1) / 2
+        for places, top, colour in (
+            (spots[codes > 0], y, BLUE),
+            (spots[codes == 0], y, RED),
+            (grid, y + 34, GREY),
+        ):
+            strokes = "".join(f"M{x:.1f} {top}v{26 if top > y else 30}" for x in np.sort(places))
+            svg.raw(f'<path d="{strokes}" fill="none" style="stroke:{colour}"/>')
+        svg.line(left, y + 32, left + width, y + 32, css="grid-line")
+    svg.text(
+        left, 4 * 74 + 28, "blue: a weight; red: one that becomes 0; grey: a value of the format"
+    )
+    return svg.render()
+
+
+FIGURES = {
+    "engine-timeline.svg": engine_timeline,
+    "cuda-graphs.svg": cuda_graphs,
+    "code-points.svg": code_points,
+}

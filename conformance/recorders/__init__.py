@@ -1,0 +1,1 @@
+"""One module per part of the real engine that is recorded; `conformance.record` runs them."""

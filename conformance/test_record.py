@@ -1,0 +1,56 @@
+"""The recorder's list: every kept file has a line, and the page's table is what the list gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance import record, recording
+
+
+def test_every_kept_file_is_a_part_and_every_part_but_one_is_kept():
+    kept = {str(path.relative_to(record.FOLDER)) for path in record.FOLDER.rglob("*.*")}
+    listed = {part.file: name for name, part in record.PARTS.items()}
+    assert kept == set(listed) - {record.PARTS["default-float32"].file}
+
+
+def test_the_table_on_the_page_is_what_the_list_and_the_files_give():
+    page = record.README.read_text(encoding="utf-8")
+    assert record.table() in page, "python -m conformance.record --list --write"
+
+
+def test_a_file_of_cases_begins_with_what_a_case_holds():
+    for name, part in record.PARTS.items():
+        if part.group == "parts":
+            header = recording.lines(record.FOLDER / part.file)[0]
+            assert (header["upstream"], header["part"]) == (recording.UPSTREAM, name)
+            assert header["about"], name
+
+
+def test_groups_stand_for_their_parts_and_nothing_is_recorded_twice():
+    names = record.chosen(["basic", "scheduler"])
+    assert names[:2] == ["basic", "pressure"] and len(names) == len(set(names)) == 11
+    with pytest.raises(ValueError, match="part 'bogus': there are engine, parts, scheduler, basic"):
+        record.chosen(["bogus"])
+
+
+def test_what_cannot_be_recorded_is_refused_in_words(capsys, tmp_path: Path):
+    for arguments, words in (
+        ([], "name a part or a group"),
+        (["bogus"], "part 'bogus': there are"),
+        (["free_queue", "--seeds", "3"], "seeds=[3]: free_queue is not made from seeds"),
+    ):
+        with pytest.raises(SystemExit):
+            record.main([*arguments, "--out", str(tmp_path)])
+        assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.upstream
+def test_recorded_again_a_file_has_the_same_bytes(tmp_path: Path):
+    parts = ["free_queue", "block_hashing", "hazard"]
+    assert record.main([*parts, "--out", str(tmp_path)]) == 0
+    for name in parts:
+        file = record.PARTS[name].file
+        assert (tmp_path / file).read_bytes() == (record.FOLDER / file).read_bytes(), name
