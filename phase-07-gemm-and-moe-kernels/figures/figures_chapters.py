@@ -1,4 +1,4 @@
-"""Figures of phase 07; `make.py` writes them.
+"""Figures of phase 07; `course figures` writes them.
 
 `loads` and `touched` are drawn from traces of `mini_vllm` serving a model with experts, `step-time`
 from decode steps measured on an H100 (`benchmarks/gpu/models.json`), `ranks` from the loads of the
