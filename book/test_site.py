@@ -429,3 +429,20 @@ def test_no_text_of_a_figure_leaves_its_canvas(browser):
     page.close()
     assert len(figures) > 100
     assert found == {}
+
+
+def test_the_experts_a_step_reads_are_those_of_its_document(widget):
+    host = widget("expert-bytes")
+    for example in widgets.expert_bytes()["examples"]:
+        asked = [example[name] for name in ("experts", "top_k", "batch")]
+        touched, drawn = host.page.evaluate(
+            "([e, k, b]) => [CourseWidgets.formulas.expertsTouched(e, k, b),"
+            " CourseWidgets.formulas.drawnExperts(e, k, b)]",
+            asked,
+        )
+        assert touched == pytest.approx(example["touched"], rel=1e-12)
+        assert drawn == widgets.drawn_experts(*asked)
+    host.locator('[data-input="batch"]').focus()
+    host.page.keyboard.press("End")
+    read = float(host.locator('dd[data-result="drawn"]').get_attribute("data-value"))
+    assert read == 8, "256 tokens of Mixtral's two choices read all eight experts"

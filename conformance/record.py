@@ -77,6 +77,14 @@ def _release(version: str) -> Part:
     )  # fmt: skip
 
 
+def _texts(name: str) -> Part:
+    return Part(
+        f"engine/texts-{name}.jsonl.gz", "moe_texts:recorded",
+        f"greedy texts of 100 prompts, a model with experts: {name}", "`test_moe.py`", "runs",
+        "engine", "engine", {"name": name},
+    )  # fmt: skip
+
+
 PARTS: dict[str, Part] = {
     **{profile: _schedule(profile) for profile in workloads.PROFILES},
     "async": Part(
@@ -137,6 +145,12 @@ PARTS: dict[str, Part] = {
         "quantizers",
         "`test_quantization.py`, lab 06-03",
     ),
+    "moe": _part(
+        "moe",
+        "routing, the aligned blocks' reference, placement of experts, and the load balancer's "
+        "packing, copies and slots",
+        "`test_moe.py`, labs 07-01 and 07-04",
+    ),
     "block_sizes": _part(
         "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
         "the rule in `test_parts.py`",
@@ -170,6 +184,7 @@ PARTS: dict[str, Part] = {
     "hazard-float32": _engine(
         "hazard-float32", "the hazard on vLLM whole", dtype="float32", workload="hazard"
     ),
+    **{f"texts-{name}": _texts(name) for name in ("qwen3-moe", "mixtral", "byte-moe")},
     "public-api": Part(
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`", "runs", "engine", "engine",

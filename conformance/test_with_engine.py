@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from conformance import public_api, real_engine, recording, replay, serve_stream, shadow
+from conformance import (
+    moe_texts,
+    public_api,
+    real_engine,
+    recording,
+    replay,
+    serve_stream,
+    shadow,
+)
 from labkit import environment, processes
 from mini_vllm import LLM, SamplingParams
 
@@ -148,6 +156,18 @@ def test_the_servers_counters_count_the_same_tokens(served):
         "vllm:generation_tokens_total": len(prompts) * serve_stream.MAX_TOKENS,
         "vllm:request_success_total": len(prompts),
     }
+
+
+# ------------------------------------------------------------------ a model with experts
+
+
+def test_a_hundred_texts_of_a_model_with_experts_are_the_mini_engines(run, tmp_path):
+    """The shipped one, or a random one while none is shipped; float32, greedy, in one batch."""
+    name = "byte-moe" if moe_texts.BYTE_MOE.is_dir() else "qwen3-moe"
+    run("conformance.record", f"texts-{name}", "--out", str(tmp_path))
+    heard = moe_texts.kept(name, tmp_path / "engine")
+    folder = moe_texts.folder_of(name, tmp_path)
+    assert moe_texts.differing(heard, moe_texts.mini(folder, heard["prompts"])) == []
 
 
 # ------------------------------------------------------------------ the build

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mini_vllm.models.transformer import Transformer
 
-__all__ = ["refused", "same", "shipped_model"]
+__all__ = ["moe_model", "refused", "same", "shipped_model"]
 
 
 def same(got: object, expected: object, why: str) -> None:
@@ -43,4 +43,27 @@ def shipped_model() -> Transformer:
     from mini_vllm.models.transformer import Transformer
 
     checkpoint = load_checkpoint("byte-llama")
+    return Transformer(checkpoint.config, checkpoint.weights, "float64")
+
+
+@functools.cache
+def _moe_checkpoint() -> Any:
+    """`byte-moe`; where it is not shipped yet, the random one that the recordings use."""
+    import tempfile
+    from pathlib import Path
+
+    from conformance.moe_texts import BYTE_MOE, random_checkpoint
+    from mini_vllm.models.loader import load_checkpoint
+
+    if BYTE_MOE.is_dir():
+        return load_checkpoint(BYTE_MOE)
+    with tempfile.TemporaryDirectory() as folder:
+        return load_checkpoint(random_checkpoint("qwen3-moe", Path(folder)))
+
+
+def moe_model() -> Transformer:
+    """A model with experts, a new one each time, so that a test may change its layers; float64."""
+    from mini_vllm.models.transformer import Transformer
+
+    checkpoint = _moe_checkpoint()
     return Transformer(checkpoint.config, checkpoint.weights, "float64")

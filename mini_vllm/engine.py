@@ -69,7 +69,7 @@ class LLMEngine:
         self.parts = parts or EngineParts()
         loaded = load_model(
             model, tokenizer, config.dtype, config.seed, self.parts.attention,
-            self.parts.named_linear,
+            self.parts.named_linear, self.parts.experts,
         )  # fmt: skip
         self.config = config.with_max_model_len(loaded.max_model_len)
         self.max_model_len = self.config.scheduler.max_model_len

@@ -17,6 +17,7 @@ from mini_vllm.attention import paged_attention
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.config import EngineConfig
 from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.models.moe import ExpertsFn, moe_forward_grouped
 from mini_vllm.models.transformer import AttentionFn, Linear, LinearFactory
 from mini_vllm.plan import Gate
 from mini_vllm.request import Request
@@ -36,6 +37,7 @@ class EngineParts:
     sampler: Callable[[], Sampler] = Sampler
     attention: AttentionFn = paged_attention
     linear: LinearFactory = Linear
+    experts: ExpertsFn = moe_forward_grouped
 
     @property
     def named_linear(self) -> LinearFactory:

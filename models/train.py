@@ -6,8 +6,8 @@ Hugging Face folder that `mini_vllm`, `transformers` and vLLM all load.
 
     python models/train.py byte-llama --steps 8000      # the default model, 3.2 M parameters
     python models/train.py byte-draft --steps 2400      # a drafter for it
-    python models/train.py byte-moe --steps 2400        # 16 experts, two of them per token
-    python models/train.py dense-twin --steps 2400      # as large as what byte-moe puts to work
+    python models/train.py byte-moe --steps 800         # 16 experts, two of them per token
+    python models/train.py dense-twin --steps 800       # as large as what byte-moe puts to work
 
 Needs torch (CPU is enough). Nothing in `mini_vllm` imports this file.
 """
@@ -179,15 +179,14 @@ class SparseMLP(nn.Module):
         weights = weights / weights.sum(-1, keepdim=True)
         loads = torch.bincount(ids.flatten(), minlength=s.num_experts)
         self.aux = s.num_experts * (loads / ids.numel() * probs.mean(0)).sum()
-        order = ids.flatten().argsort(stable=True)  # (token, slot) pairs, by expert
-        rows = flat[order // s.num_experts_per_tok].split(loads.tolist())
-        parts = []
-        for e, part in enumerate(rows):
-            h = F.silu(F.linear(part, self.gate_proj[e])) * F.linear(part, self.up_proj[e])
-            parts.append(F.linear(h, self.down_proj[e]))
-        pairs = torch.empty_like(torch.cat(parts)).index_copy(0, order, torch.cat(parts))
-        pairs = pairs.view(*ids.shape, -1) * weights[..., None].to(pairs.dtype)
-        return pairs.sum(1).view(x.shape)
+        # Every expert on every token, the weights of those not chosen zero: the same sum as the
+        # sparse one, in three large products. At this size that trains faster than sixteen small.
+        chosen = torch.zeros_like(probs).scatter(1, ids, weights)  # [tokens, experts]
+        hidden = F.silu(F.linear(flat, self.gate_proj.flatten(0, 1)))
+        hidden = hidden * F.linear(flat, self.up_proj.flatten(0, 1))
+        hidden = hidden.unflatten(1, (s.num_experts, -1)) * chosen[..., None].to(hidden.dtype)
+        down = self.down_proj.permute(1, 0, 2).flatten(1)  # [hidden, experts * intermediate]
+        return F.linear(hidden.flatten(1), down).view(x.shape)
 
 
 class Block(nn.Module):

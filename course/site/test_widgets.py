@@ -95,3 +95,11 @@ def test_smaller_groups_keep_a_spike_among_fewer(study):
     errors = [widgets.on_grid(row, "int4", size, 20)["error"] for size in (256, 128, 32, 16)]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 2 * errors[-1]
+
+
+def test_a_step_reads_about_as_many_experts_as_the_formula_says():
+    for example in widgets.expert_bytes()["examples"]:
+        experts, top_k, batch = (example[name] for name in ("experts", "top_k", "batch"))
+        drawn = widgets.drawn_experts(experts, top_k, batch)
+        assert all(len(set(token)) == top_k for token in drawn), "no expert twice for a token"
+        assert abs(example["drawn"] - example["touched"]) <= max(1.5, 0.1 * experts)

@@ -248,6 +248,45 @@ def code_points() -> dict[str, Any]:
     }
 
 
+def experts_touched(num_experts: int, top_k: int, batch: int) -> float:
+    """Experts of a layer that a decode step of `batch` tokens reads, if all are as likely."""
+    return num_experts * (1 - (1 - top_k / num_experts) ** batch)
+
+
+def drawn_experts(num_experts: int, top_k: int, batch: int) -> list[list[int]]:
+    """Different experts for each token, drawn by a generator that a browser has as well."""
+    state, tokens = 7, []
+    for _ in range(batch):
+        left, chosen = list(range(num_experts)), []
+        for _ in range(top_k):
+            state = (state * 1664525 + 1013904223) % 2**32
+            chosen.append(left.pop((state >> 8) % len(left)))
+        tokens.append(chosen)
+    return tokens
+
+
+def expert_bytes() -> dict[str, Any]:
+    """Shapes of models with experts, GPUs, and examples of what a decode step reads."""
+    shapes = {
+        "Mixtral 8x7B": {"experts": 8, "top_k": 2, "hidden": 4096, "inner": 14336, "layers": 32},
+        "measured in phase 07": {
+            "experts": 128, "top_k": 8, "hidden": 2048, "inner": 768, "layers": 24,
+        },
+        "Qwen1.5-MoE-A2.7B": {
+            "experts": 60, "top_k": 4, "hidden": 2048, "inner": 1408, "layers": 24,
+        },
+    }  # fmt: skip
+    examples = []
+    for experts, top_k, batch in ((8, 2, 1), (8, 2, 16), (60, 4, 3), (128, 8, 8), (256, 8, 64)):
+        drawn = drawn_experts(experts, top_k, batch)
+        examples.append(
+            {"experts": experts, "top_k": top_k, "batch": batch, "first": drawn[0]}
+            | {"touched": experts_touched(experts, top_k, batch)}
+            | {"drawn": len({expert for token in drawn for expert in token})}
+        )
+    return {"models": shapes, "gpus": GPUS, "examples": examples}
+
+
 WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "engine-timeline": gantt.engine_timeline,
     "pool-film": lambda: dict(film.pool_film()),
@@ -255,5 +294,6 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "roofline": roofline,
     "cuda-graphs": cuda_graphs,
     "code-points": code_points,
+    "expert-bytes": expert_bytes,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""

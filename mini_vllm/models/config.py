@@ -10,12 +10,17 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mini_vllm.models.moe import MoeConfig
 from mini_vllm.models.transformer import ModelConfig, RopeScaling
 
-SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED = (
+    "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
+    "MixtralForCausalLM",
+)  # fmt: skip
 MOST = (1 << 31) - 1
 """Bound on every size and token id."""
 
@@ -102,13 +107,14 @@ def parse_config(raw: Mapping[str, Any], source: Path) -> ModelConfig:
     if head_dim % 2:
         raise ValueError(f"{source}: head_dim={head_dim}: rotary embedding needs an even size")
     theta, scaling = _parse_rope(fields)
+    num_layers = fields.size("num_hidden_layers")
     is_qwen2 = architecture == "Qwen2ForCausalLM"
     attention_bias = fields.flag("attention_bias")
     return ModelConfig(
         vocab_size=fields.size("vocab_size"),
         hidden_size=hidden,
         intermediate_size=fields.size("intermediate_size"),
-        num_hidden_layers=fields.size("num_hidden_layers"),
+        num_hidden_layers=num_layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
@@ -120,9 +126,63 @@ def parse_config(raw: Mapping[str, Any], source: Path) -> ModelConfig:
         qkv_bias=is_qwen2 or attention_bias,
         o_bias=attention_bias and not is_qwen2,
         mlp_bias=fields.flag("mlp_bias"),
-        qk_norm=architecture == "Qwen3ForCausalLM",
+        qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
         architecture=architecture,
+        moe=_parse_moe(fields, architecture),
     )
+
+
+def _parse_moe(fields: Fields, architecture: str) -> MoeConfig | None:
+    """What the config says about experts, None for a dense architecture.
+
+    The number of experts stands under either of two names, whichever wrote the file.
+    """
+    is_mixtral = architecture == "MixtralForCausalLM"
+    if not is_mixtral and architecture != "Qwen3MoeForCausalLM":
+        return None
+    _refuse_other_experts(fields)
+    names = ("num_experts", "num_local_experts")
+    given = [name for name in names if fields.raw.get(name) is not None]
+    num_experts = fields.size((given or [names[is_mixtral]])[0])
+    if any(fields.raw[name] != num_experts for name in given):
+        fields.refuse(given[1], f"the same as num_experts={num_experts}")
+    top_k = fields.size("num_experts_per_tok")
+    if top_k > num_experts:
+        fields.refuse("num_experts_per_tok", f"at most {num_experts}, the number of experts")
+    if is_mixtral:
+        names_of = ("block_sparse_moe", "w1", "w3", "w2")
+        inner = fields.size("intermediate_size")
+        return MoeConfig(num_experts, top_k, inner, norm_topk_prob=True, names=names_of)
+    dense = fields.raw.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(type(i) is int and 0 <= i <= MOST for i in dense):
+        fields.refuse("mlp_only_layers", "a list of layer numbers, from 0")
+    return MoeConfig(
+        num_experts,
+        top_k,
+        fields.size("moe_intermediate_size"),
+        fields.flag("norm_topk_prob"),
+        frozenset(dense),
+        fields.size("decoder_sparse_step", 1),
+    )
+
+
+def _refuse_other_experts(fields: Fields) -> None:
+    """Refuse by name what other mixtures have and this one would silently leave out."""
+    off: dict[str, tuple[Any, ...]] = {
+        "shared_expert_intermediate_size": (0,), "n_shared_experts": (0,),
+        "num_shared_experts": (0,), "scoring_func": ("softmax",), "n_group": (0, 1),
+        "topk_group": (0, 1), "num_expert_group": (0, 1), "routed_scaling_factor": (1,),
+        "topk_method": ("greedy",), "first_k_dense_replace": (0,), "zero_expert_num": (0,),
+        "mlp_bias": (False,), "sliding_window": (),
+    }  # fmt: skip
+    for name, harmless in off.items():
+        value = fields.raw.get(name)
+        if name == "sliding_window" and fields.raw.get("use_sliding_window") is False:
+            continue  # a number that is switched off
+        if value is not None and value not in harmless:
+            need = " or ".join(repr(v) for v in harmless) or "null"
+            fields.refuse(name, f"{need}: another kind of model with experts is not supported")
 
 
 def _architecture(fields: Fields) -> str:
@@ -188,9 +248,9 @@ def parse_eos(raw: Mapping[str, Any], source: Path) -> tuple[int, ...]:
 # ------------------------------------------------------------------ tensors
 
 
-def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of one layer, by Hugging Face name without `model.layers.N.`"""
-    hidden, inner = config.hidden_size, config.intermediate_size
+def layer_shapes(config: ModelConfig, index: int = 0) -> dict[str, tuple[int, ...]]:
+    """The tensors of layer `index`, by Hugging Face name without `model.layers.N.`"""
+    hidden = config.hidden_size
     q = config.num_attention_heads * config.head_dim
     kv = config.num_key_value_heads * config.head_dim
     projections = [
@@ -198,9 +258,7 @@ def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         ("self_attn.k_proj", kv, hidden, config.qkv_bias),
         ("self_attn.v_proj", kv, hidden, config.qkv_bias),
         ("self_attn.o_proj", hidden, q, config.o_bias),
-        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, inner, config.mlp_bias),
+        *_mlp_projections(config, index),
     ]
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (hidden,),
@@ -216,6 +274,29 @@ def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _mlp_projections(config: ModelConfig, index: int) -> list[tuple[str, int, int, bool]]:
+    """Name, rows, columns, has a bias: of a dense MLP, or of a router and its experts."""
+    hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    if config.moe is None or not config.moe.is_sparse(index):
+        return [
+            ("mlp.gate_proj", inner, hidden, bias),
+            ("mlp.up_proj", inner, hidden, bias),
+            ("mlp.down_proj", hidden, inner, bias),
+        ]
+    moe, (block, gate, up, down) = config.moe, config.moe.names
+    router = (f"{block}.gate", moe.num_experts, hidden, False)
+    inner = moe.intermediate_size
+    return [router] + [
+        (f"{block}.experts.{expert}.{name}", rows, columns, False)
+        for expert in range(moe.num_experts)
+        for name, rows, columns in (
+            (gate, inner, hidden),
+            (up, inner, hidden),
+            (down, hidden, inner),
+        )
+    ]
+
+
 def outer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The tensors outside the layers, by Hugging Face name."""
     shapes: dict[str, tuple[int, ...]] = {
@@ -229,16 +310,23 @@ def outer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor a checkpoint of this config must hold, by Hugging Face name."""
-    layer = layer_shapes(config)
     return outer_shapes(config) | {
         f"model.layers.{index}.{name}": shape
         for index in range(config.num_hidden_layers)
-        for name, shape in layer.items()
+        for name, shape in layer_shapes(config, index).items()
     }
 
 
 def num_parameters(config: ModelConfig) -> int:
     """Numbers in all tensors, by arithmetic alone."""
     outer = sum(math.prod(shape) for shape in outer_shapes(config).values())
-    layer = sum(math.prod(shape) for shape in layer_shapes(config).values())
-    return outer + config.num_hidden_layers * layer
+    dense = layer_shapes(replace(config, moe=None))
+    total = outer + config.num_hidden_layers * sum(math.prod(shape) for shape in dense.values())
+    if config.moe is None:
+        return total
+    moe, num_layers = config.moe, config.num_hidden_layers
+    every = moe.decoder_sparse_step
+    left_out = sum(i < num_layers and (i + 1) % every == 0 for i in moe.mlp_only_layers)
+    of_experts = moe.num_experts * (1 + 3 * moe.intermediate_size)  # times hidden_size, as the MLP
+    more = config.hidden_size * (of_experts - 3 * config.intermediate_size)
+    return total + (num_layers // every - left_out) * more

@@ -24,7 +24,9 @@ from mini_vllm.models.files import MOST_TABLE_BYTES, check_file, read_json, read
 from mini_vllm.models.transformer import ModelConfig
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
 
-SHIPPED_MODEL = Path(__file__).resolve().parents[2] / "models" / "byte-llama"
+MODELS = Path(__file__).resolve().parents[2] / "models"
+SHIPPED_MODEL = MODELS / "byte-llama"
+SHIPPED = ("byte-llama", "byte-moe")
 MOST_WEIGHT = 1e6
 """Larger ones overflow float32 within a layer and answer nonsense; fp16 itself ends at 65504."""
 _NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -63,11 +65,12 @@ def load_checkpoint(model: str | Path) -> Checkpoint:
 
 
 def resolve(model: str | Path) -> Path:
-    """The folder that `model` names: the shipped model, a path, or a hub id downloaded."""
-    if str(model) == "byte-llama":
-        if not SHIPPED_MODEL.is_dir():
-            raise ValueError(f"model='byte-llama': no folder {SHIPPED_MODEL}; clone the repository")
-        return SHIPPED_MODEL
+    """The folder that `model` names: a shipped model, a path, or a hub id downloaded."""
+    if str(model) in SHIPPED:
+        shipped = SHIPPED_MODEL if str(model) == "byte-llama" else MODELS / str(model)
+        if not shipped.is_dir():
+            raise ValueError(f"model={str(model)!r}: no folder {shipped}; clone the repository")
+        return shipped
     folder = Path(model)
     if os.path.isdir(folder):
         return folder
@@ -107,6 +110,11 @@ def load_weights(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
         raise ValueError(
             f"{folder / 'config.json'}: num_hidden_layers={num_layers}: the weights hold "
             f"{len(held)} tensor(s), {than}"
+        )
+    if config.moe is not None and config.moe.num_experts > len(held):
+        raise ValueError(
+            f"{folder / 'config.json'}: {config.moe.num_experts} experts: the weights hold "
+            f"{len(held)} tensor(s), fewer than one an expert"
         )
     wanted = expected_shapes(config)
     missing = sorted(set(wanted) - held)

@@ -14,6 +14,7 @@ import numpy as np
 
 from mini_vllm.batch import Model
 from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.moe import ExpertsFn, moe_forward_grouped
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.models.transformer import AttentionFn, LinearFactory, Transformer
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
@@ -41,6 +42,7 @@ def load_model(
     seed: int,
     attention: AttentionFn,
     linear: LinearFactory,
+    experts: ExpertsFn = moe_forward_grouped,
 ) -> LoadedModel:
     """Resolve `model`; objects and "toy" speak bytes unless a tokenizer is given.
 
@@ -52,7 +54,7 @@ def load_model(
         checkpoint = load_checkpoint(model)
         config = checkpoint.config
         transformer = Transformer(
-            config, checkpoint.weights, dtype, attention=attention, linear=linear
+            config, checkpoint.weights, dtype, attention=attention, linear=linear, experts=experts
         )
         return LoadedModel(
             transformer,

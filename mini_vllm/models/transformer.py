@@ -1,8 +1,8 @@
 """A Llama-family decoder in numpy whose only memory is the paged KV cache it is handed.
 
-Promises: Llama, Qwen2 and Qwen3 checkpoints give the logits of `transformers` to rounding; the
-projections run once over all scheduled tokens, whatever request they belong to. Mirrors
-`vllm/model_executor/models/llama.py:350` `LlamaModel`.
+Promises: Llama, Qwen2 and Qwen3 checkpoints, and Qwen3-MoE and Mixtral with their experts, give the
+logits of `transformers` to rounding; the projections run once over all scheduled tokens, whatever
+request they belong to. Mirrors `vllm/model_executor/models/llama.py:350` `LlamaModel`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy as np
 
 from mini_vllm.attention import paged_attention, write_kv
 from mini_vllm.batch import ForwardBatch
+from mini_vllm.models.mlp import Mlp, silu_and_mul
+from mini_vllm.models.moe import ExpertsFn, MoeConfig, SparseMlp, moe_forward_grouped
 
 _TOKEN_TILE = 128
 """Tokens per pass through a layer's products: their intermediates then stay in a core's cache
@@ -57,6 +59,8 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     architecture: str = "LlamaForCausalLM"
+    moe: MoeConfig | None = None
+    """Experts in the place of some or all MLPs; None for a dense model."""
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """K and V of one token: 2 x layers x KV heads x head_dim x `dtype_bytes`."""
@@ -90,6 +94,7 @@ class Transformer:
         *,
         attention: AttentionFn = paged_attention,
         linear: LinearFactory = Linear,
+        experts: ExpertsFn = moe_forward_grouped,
     ) -> None:
         """Build the layers.
 
@@ -101,7 +106,9 @@ class Transformer:
                 float32 a product's rounding depends on how many rows it has.
             attention: replacement for `paged_attention`.
             linear: replacement for `Linear`, called with (weight, bias, name) for each projection.
-                Fused ones have upstream's names: `qkv_proj`, `gate_up_proj`.
+                Fused ones have upstream's names: `qkv_proj`, `gate_up_proj`; those of an expert
+                are named `model.layers.0.mlp.experts.3.gate_up_proj`.
+            experts: replacement for `moe_forward_grouped` in layers of experts.
 
         Raises:
             ValueError: another dtype.
@@ -119,7 +126,7 @@ class Transformer:
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         self.lm_head = linear(self._cast(weights[head]), None, "lm_head")
         self.layers = [
-            _DecoderLayer(config, i, weights, self._cast, linear)
+            _DecoderLayer(config, i, weights, self._cast, linear, experts)
             for i in range(config.num_hidden_layers)
         ]
         self._frequencies = rope_frequencies(config)  # [head_dim / 2], float64
@@ -159,12 +166,13 @@ class _DecoderLayer:
         weights: Mapping[str, np.ndarray],
         cast: Callable[[np.ndarray], np.ndarray],
         linear: LinearFactory,
+        experts: ExpertsFn,
     ) -> None:
         def get(name: str) -> np.ndarray:
             return cast(weights[f"model.layers.{index}.{name}"])
 
-        def fused(name: str, shards: list[str], has_bias: bool) -> LinearLike:
-            block = name.partition(".")[0]
+        def fused(name: str, shards: list[str], has_bias: bool = False) -> LinearLike:
+            block = name.rpartition(".")[0]
             weight = np.concatenate([get(f"{block}.{s}.weight") for s in shards])
             bias = np.concatenate([get(f"{block}.{s}.bias") for s in shards]) if has_bias else None
             return linear(weight, bias, f"model.layers.{index}.{name}")
@@ -175,8 +183,13 @@ class _DecoderLayer:
         qkv = ["q_proj", "k_proj", "v_proj"]
         self.qkv_proj = fused("self_attn.qkv_proj", qkv, config.qkv_bias)
         self.o_proj = fused("self_attn.o_proj", ["o_proj"], config.o_bias)
-        self.gate_up_proj = fused("mlp.gate_up_proj", ["gate_proj", "up_proj"], config.mlp_bias)
-        self.down_proj = fused("mlp.down_proj", ["down_proj"], config.mlp_bias)
+        self.experts: SparseMlp | None = None
+        if config.moe is not None and config.moe.is_sparse(index):
+            self.experts = _sparse_mlp(config.moe, index, fused, experts)
+        else:
+            gate_up = ["gate_proj", "up_proj"]
+            self.gate_up_proj = fused("mlp.gate_up_proj", gate_up, config.mlp_bias)
+            self.down_proj = fused("mlp.down_proj", ["down_proj"], config.mlp_bias)
         self.q_norm = get("self_attn.q_norm.weight") if config.qk_norm else None
         self.k_norm = get("self_attn.k_norm.weight") if config.qk_norm else None
 
@@ -201,8 +214,11 @@ class _DecoderLayer:
         for tile in tiles:
             rows = hidden[tile]
             rows += self.o_proj(attended[tile])
-            normed = rms_norm(rows, self.post_attention_norm, c.rms_norm_eps)
-            rows += self.down_proj(silu_and_mul(self.gate_up_proj(normed)))
+            if self.experts is None:
+                normed = rms_norm(rows, self.post_attention_norm, c.rms_norm_eps)
+                rows += self.down_proj(silu_and_mul(self.gate_up_proj(normed)))
+        if self.experts is not None:  # all tokens at once: the more rows an expert has, the better
+            hidden += self.experts(rms_norm(hidden, self.post_attention_norm, c.rms_norm_eps))
 
     def _qkv(
         self, hidden: np.ndarray, cos: np.ndarray, sin: np.ndarray
@@ -220,27 +236,27 @@ class _DecoderLayer:
         return rotated[:, :heads], rotated[:, heads:], qkv[:, heads + kv_heads :]
 
 
+def _sparse_mlp(
+    config: MoeConfig, layer: int, fused: Callable[[str, list[str]], LinearLike], run: ExpertsFn
+) -> SparseMlp:
+    """A layer's router and experts; upstream keeps all experts' matrices in two stacks instead."""
+    block, gate, up, down = config.names
+    experts = [
+        Mlp(
+            fused(f"{block}.experts.{expert}.gate_up_proj", [gate, up]),
+            fused(f"{block}.experts.{expert}.down_proj", [down]),
+        )
+        for expert in range(config.num_experts)
+    ]
+    return SparseMlp(config, layer, fused(f"{block}.gate", ["gate"]), experts, run)
+
+
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis; any leading shape."""
     mean_square = np.einsum("...i,...i->...", x, x) / x.shape[-1] + x.dtype.type(eps)
     normed = x / np.sqrt(mean_square)[..., None]
     normed *= weight
     return normed
-
-
-def silu_and_mul(gate_up: np.ndarray) -> np.ndarray:
-    """silu(gate) * up, from [num_tokens, 2 * size] to [num_tokens, size].
-
-    silu(x) = x * sigmoid(x), with the sigmoid written as tanh so that no input overflows.
-    """
-    size = gate_up.shape[1] // 2
-    gate, up = gate_up[:, :size], gate_up[:, size:]
-    result = gate * gate.dtype.type(0.5)
-    up = up * result
-    np.tanh(result, out=result)
-    result += 1
-    result *= up
-    return result
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mini_vllm.engine import LLMEngine
+from mini_vllm.models.moe import ExpertLoads, observing_routing
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 
@@ -35,10 +36,15 @@ class StepRecord:
     sampled: dict[str, int]
     finished: dict[str, str]
     """Finish reason per request that ended in this step."""
+    expert_loads: dict[int, list[int]] | None = None
+    """Per layer of experts, how many of the step's tokens chose each one; None without experts."""
 
     def to_json(self) -> dict:
-        """The record as JSON types."""
-        return asdict(self)
+        """The record as JSON types; `expert_loads` only where the model has experts."""
+        record = asdict(self)
+        if self.expert_loads is None:
+            del record["expert_loads"]
+        return record
 
 
 @contextmanager
@@ -74,10 +80,12 @@ def traced_steps(engine: LLMEngine) -> Iterator[StepRecord]:
         }
         seen.append((plan, state, live))
 
-    with observing(engine, snapshot):
+    counter = ExpertLoads(engine.model)
+    with observing(engine, snapshot), observing_routing(engine.model, counter):
         step = 0
         while engine.has_unfinished_requests():
             seen.clear()
+            counter.clear()
             finished = engine.step()
             plan, state, live = seen[0]
             before = state.pop("num_tokens")
@@ -95,6 +103,7 @@ def traced_steps(engine: LLMEngine) -> Iterator[StepRecord]:
                     if request.num_tokens > before[request_id]
                 },
                 finished={r.request_id: r.finish_reason or "" for r in finished},
+                expert_loads={n: row.tolist() for n, row in counter.loads.items()} or None,
                 **state,
             )
             step += 1

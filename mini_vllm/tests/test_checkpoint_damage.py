@@ -32,6 +32,20 @@ NAMES = (
     "chat_template.jinja", "model.safetensors", "model.safetensors.index.json",
     "part-0.safetensors", "part-1.safetensors",
 )  # fmt: skip
+QWEN_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 4,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [0],
+    "decoder_sparse_step": 1,
+}
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 3,
+    "num_experts_per_tok": 1,
+}
 DEEP, DIGITS = "@deep@", "@digits@"
 """Stand for what `json.dumps` cannot write; replaced in its text."""
 HOSTILE: tuple[Any, ...] = (
@@ -204,7 +218,7 @@ def serve(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three sound checkpoints, of one file and of two, in all dtypes and rotary kinds."""
+    """Sound checkpoints, of one file and of two, in all dtypes, rotary kinds and with experts."""
     home = tmp_path_factory.mktemp("checkpoints")
     return [
         tiny_folder(home / "llama", {}, np.float32, 1),
@@ -219,11 +233,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             np.float32,
             2,
         ),
+        tiny_folder(home / "qwen3-moe", QWEN_MOE, np.float32, 2),
+        tiny_folder(home / "mixtral", MIXTRAL, np.float16, 1),
     ]
 
 
 def test_the_sound_checkpoints_are_served(sound):
-    assert [serve(folder) for folder in sound] == ["served"] * 3
+    assert [serve(folder) for folder in sound] == ["served"] * len(sound)
 
 
 def test_500_damaged_checkpoints_are_served_or_refused_by_file_name(sound):
@@ -248,7 +264,7 @@ def test_500_damaged_checkpoints_are_served_or_refused_by_file_name(sound):
         changed.write_bytes(intact[changed])
     assert ends["served"] > 50, ends
     assert ends.keys() == {"served", *NAMES}, ends
-    assert [serve(folder) for folder in sound] == ["served"] * 3
+    assert [serve(folder) for folder in sound] == ["served"] * len(sound)
 
 
 # ------------------------------------------------------------------ where files may lie

@@ -19,7 +19,7 @@ import pytest
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
-from mini_vllm.models.loader import load_checkpoint, resolve
+from mini_vllm.models.loader import MODELS, load_checkpoint, resolve
 from mini_vllm.models.transformer import Transformer
 from mini_vllm.tests.test_checkpoint import byte_tokenizer_json
 
@@ -46,6 +46,10 @@ SIZES = {
     "eos_token_id": 256,
     "pad_token_id": None,
 }
+EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 56,
+    "norm_topk_prob": True, "head_dim": 16,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama tied": ("Llama", {"tie_word_embeddings": True}),
@@ -58,6 +62,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 24}),
     "qwen3 tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3 biased": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
+}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3 moe": ("Qwen3Moe", EXPERTS),
+    "qwen3 moe in parts": (
+        "Qwen3Moe",
+        EXPERTS | {"norm_topk_prob": False, "tie_word_embeddings": True, "mlp_only_layers": [1]},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 SAVES: dict[str, tuple[str, dict[str, Any]]] = {
     "sharded": ("float32", {"max_shard_size": "100KB"}),
@@ -72,7 +84,7 @@ def save_model(folder: Path, family: str, dtype: str = "float32", **options: Any
     import torch
     import transformers
 
-    name, changes = FAMILIES[family]
+    name, changes = (FAMILIES | MIXTURES)[family]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES | changes)
     theirs = getattr(transformers, f"{name}ForCausalLM")(config)
@@ -107,11 +119,17 @@ def load_theirs(folder: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    # Of the ways to compute experts, the plain loop is the one that knows float64.
+    options = {"experts_implementation": "eager"} if "experts" in _config_text(folder) else {}
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **options).eval()
     with float64_inside():  # rotary frequencies are computed when the module is made
         theirs.model.rotary_emb = type(theirs.model.rotary_emb)(theirs.config)
     assert theirs.model.rotary_emb.inv_freq.dtype == torch.float64
     return theirs
+
+
+def _config_text(folder: Path) -> str:
+    return (folder / "config.json").read_text(encoding="utf-8")
 
 
 def their_logits(theirs: Any, token_ids: list[int]) -> np.ndarray:
@@ -248,6 +266,24 @@ def test_a_saved_form_gives_the_logits_and_greedy_tokens_of_transformers(tmp_pat
 
 def test_the_shipped_model_gives_the_logits_and_greedy_tokens_of_transformers():
     check_parity(resolve("byte-llama"), text_prompts())
+
+
+def check_mixture(folder: Path, prompts: list[list[int]]) -> None:
+    """Logits alone, of every step: their loop over experts takes minutes for 64 tokens a prompt."""
+    for dtype, bound in (("float64", 1e-9), ("float32", 1e-4)):
+        _, worst, events, _ = under_pressure(folder, dtype, prompts)
+        assert min(events.values()) > 0, f"the workload was meant to exercise all of {events}"
+        assert worst < bound, dtype
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_gives_the_logits_of_transformers(tmp_path, family):
+    check_mixture(save_model(tmp_path, family), random_prompts())
+
+
+@pytest.mark.skipif(not (MODELS / "byte-moe").is_dir(), reason="byte-moe is not shipped yet")
+def test_the_shipped_mixture_gives_the_logits_of_transformers():
+    check_mixture(resolve("byte-moe"), text_prompts())
 
 
 def test_the_shipped_tokenizer_gives_the_ids_of_transformers():
