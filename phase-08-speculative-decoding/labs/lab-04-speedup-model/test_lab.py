@@ -191,7 +191,7 @@ def test_alpha_behind_a_mean_length(lab):
     near(lab.alpha_from_mean_length(2.8, 5), 0.6773, "2.8 tokens a run at k = 5", 2e-4)
     near(lab.alpha_from_mean_length(3.8, 5), 0.8126, "3.8 tokens a run at k = 5", 2e-4)
     alpha = lab.alpha_from_mean_length(sum(LLAMA) + 1, 3)
-    near(alpha, 0.718, "EAGLE-3 on Llama-3.1-8B, as if all positions were alike", 2e-4)
+    near(alpha, 0.7183, "EAGLE-3 on Llama-3.1-8B, as if all positions were alike", 2e-4)
     for k in (1, 4, 12):
         for known in (0.0, 0.25, 0.6, 0.95, 1.0):
             length = lab.expected_tokens_per_verify(known, k)
