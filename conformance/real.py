@@ -178,7 +178,7 @@ def make_request(add: dict[str, Any], block_size: int, eos_token_id: int) -> Req
 def runner_output(
     plan: SchedulerOutput, sampled: Mapping[str, int] | Mapping[str, list[int]]
 ) -> ModelRunnerOutput:
-    """What a model runner would hand back: one token, or several, of each request that caught up."""
+    """What a model runner would hand back: one token or several of each row that samples."""
     tokens = {r: [said] if isinstance(said, int) else list(said) for r, said in sampled.items()}
     req_ids = list(plan.num_scheduled_tokens)
     return ModelRunnerOutput(

@@ -44,7 +44,7 @@ MUTANTS = (
         "keeps drafts that were in the plan",
         (("scheduler", _DROPPED, _DROPPED.replace("request.spec_token_ids = ()", "pass")),),
         "spec",
-        "drafts in the plan",
+        "drafts held",
     ),
     Mutant(
         "keeps the drafts of a victim",
@@ -56,7 +56,7 @@ MUTANTS = (
         "does not schedule drafts",
         (("scheduler", " + len(request.spec_token_ids) - start", " - start"),),
         "spec",
-        "drafts in the plan",
+        "drafts held",
     ),
     Mutant(
         "keeps the last drafts where some must go",
@@ -68,13 +68,13 @@ MUTANTS = (
             ),
         ),
         "spec",
-        "budget trims drafts",
+        "drafts that do not fit",
     ),
     Mutant(
         "plans all drafts where some do not fit",
         (("scheduler", "request.spec_token_ids[:num_drafts]", "request.spec_token_ids"),),
         "spec",
-        "budget trims drafts",
+        "drafts that do not fit",
     ),
     Mutant(
         "spares drafts the threshold",
@@ -138,7 +138,7 @@ MUTANTS = (
         "gives nobody lookahead",
         (("scheduler", _LOOKAHEAD, "        if lookahead := 0:\n"),),
         "spec",
-        "lookahead takes a block",
+        "a step with lookahead",
     ),
     Mutant(
         "gives admissions lookahead",
@@ -152,19 +152,19 @@ MUTANTS = (
             ),
         ),
         "spec",
-        "admitted without lookahead",
+        "a step with lookahead",
     ),
     Mutant(
         "gives slots beyond the model's length",
         (("kv_cache", _CAP, "if False:"),),
         "spec",
-        "lookahead takes a block",
+        "a step with lookahead",
     ),
     Mutant(
         "keeps the last block of a hit with eagle",
         (("kv_cache", "if self.use_eagle and blocks:", "if False:"),),
         "spec",
-        "hit with eagle",
+        "an admission with eagle",
     ),
     Mutant(
         "drops the placeholders of a victim",
@@ -182,7 +182,7 @@ MUTANTS = (
             ),
         ),
         "async_spec",
-        "all drafts accepted",
+        "drafts in the plan",
     ),
     Mutant(
         "keeps placeholders for rejected drafts",
@@ -206,7 +206,7 @@ MUTANTS = (
         "plans a step for a request that is about to reach max_tokens",
         (("scheduler", "if in_flight and start + 2 - in_flight >= most:", "if False:"),),
         "async_spec",
-        "in flight reaches max_tokens",
+        "tokens in flight",
     ),
     Mutant(
         "indexes blocks that hold tokens in flight",

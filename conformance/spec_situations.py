@@ -175,6 +175,23 @@ def _late(step: _Step) -> set[str]:
 
 _Test = Callable[[_Step], object]
 _SITUATIONS: dict[str, tuple[str, _Test]] = {
+    "drafts held": ("a request has drafts when the step is planned", lambda s: s.held),
+    "drafts that do not fit": (
+        "fewer are planned than held",
+        lambda s: any(True for _ in s.trimmed),
+    ),
+    "a step with lookahead": (
+        "the drafter has a KV cache of its own, and a request is planned",
+        lambda s: s.config["speculative"]["num_lookahead_tokens"] and s.now["num_scheduled_tokens"],
+    ),
+    "an admission with eagle": (
+        "prefixes are looked up for a drafter that reads hidden states",
+        lambda s: (
+            s.config["speculative"]["use_eagle"]
+            and s.config["enable_prefix_caching"]
+            and s.now["new"]
+        ),
+    ),
     "drafts in the plan": ("at least one draft is to be verified", lambda s: s.planned),
     "a draft rejected": (
         "at least one draft is not what the target says",
