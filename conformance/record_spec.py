@@ -27,7 +27,7 @@ ASYNC_SEEDS = range(50_000, 50_600)
 """Of `async_spec.jsonl.gz`."""
 METHODS = ("ngram", "ngram_gpu", "eagle", "draft_model")
 ASYNC_METHODS = METHODS[1:]
-"""`vllm/config/vllm.py:917` `VllmConfig.__post_init__` refuses asynchronous `ngram`."""
+"""`vllm/config/vllm.py:825` `VllmConfig.__post_init__` refuses asynchronous `ngram`."""
 
 
 def generate(seed: int, is_async: bool = False) -> dict[str, Any]:
