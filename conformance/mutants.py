@@ -22,6 +22,7 @@ from benchmarks.report import markdown_table, write_section
 from conformance import recording, replay, situations
 from mini_vllm.request import Request
 
+ROOT = Path(mini_vllm.__path__[0])
 RECORDINGS = Path(__file__).parent / "recordings"
 
 
@@ -312,9 +313,9 @@ MUTANTS = (
         "ignores arrival times in the priority queue",
         (
             (
-                "scheduler",
-                "return request.priority, request.arrival_time, request.request_id",
-                "return request.priority, 0.0, request.request_id",
+                "request",
+                "mine < (other.priority, other.arrival_time, other.request_id)",
+                "(mine[0], mine[2]) < (other.priority, other.request_id)",
             ),
         ),
         "priority",
@@ -332,7 +333,7 @@ def sources(mutant: Mutant) -> dict[str, str]:
     """
     changed: dict[str, str] = {}
     for module, old, new in mutant.edits:
-        text = changed.get(module) or (Path(mini_vllm.__path__[0]) / f"{module}.py").read_text()
+        text = changed.get(module) or (ROOT / f"{module}.py").read_text()
         if text.count(old) != 1:
             raise ValueError(
                 f"mutant {mutant.name!r}: {module}.py holds {text.count(old)} times {old!r}"
@@ -343,15 +344,26 @@ def sources(mutant: Mutant) -> dict[str, str]:
 
 def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
     """The mutated engine, for `replay.replay`. Raises ValueError as `sources` does."""
-    modules = {name: _load(name, text) for name, text in sources(mutant).items()}
+    changed = sources(mutant)
+    if "scheduler" in changed or "async_scheduler" in changed:  # one is the other's base
+        for name in ("scheduler", "async_scheduler"):
+            changed.setdefault(name, (ROOT / f"{name}.py").read_text())
+    base = "from mini_vllm.scheduler import"
+    modules = {
+        name: _load(name, text.replace(base, f"from {_name('scheduler')} import"))
+        for name, text in sorted(changed.items(), key=lambda entry: entry[0] == "async_scheduler")
+    }
 
     def part(module: str, name: str) -> Any:
         owner: Any = modules.get(module) or sys.modules[f"mini_vllm.{module}"]
         return getattr(owner, name)
 
+    is_async = mutant.profile.startswith("async")
     make_scheduler = functools.partial(
         replay.mini_scheduler,
-        scheduler=part("scheduler", "Scheduler"),
+        scheduler=part("async_scheduler", "AsyncScheduler")
+        if is_async
+        else part("scheduler", "Scheduler"),
         kv_cache_manager=part("kv_cache", "KVCacheManager"),
         block_pool=part("block_pool", "BlockPool"),
     )
@@ -365,9 +377,13 @@ def _request_maker(request: Callable[..., Request]) -> replay.MakeRequest:
     return make
 
 
+def _name(module: str) -> str:
+    return f"_mutant_{module}"
+
+
 def _load(name: str, source: str) -> ModuleType:
     """A module from source text, registered under a name of its own (dataclasses look it up)."""
-    module = ModuleType(f"_mutant_{name}")
+    module = ModuleType(_name(name))
     sys.modules[module.__name__] = module
     exec(compile(source, f"<mutant {name}.py>", "exec"), module.__dict__)
     return module

@@ -8,10 +8,10 @@ and, with `async_scheduling`, `vllm/v1/engine/core.py:469` `EngineCore.step_with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
 from mini_vllm.sample.processors import LogitsProcessor, MinTokens
 from mini_vllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mini_vllm.spec_decode.speculator import Speculator
 
 __all__ = ["EngineParts", "LLMEngine"]
 
@@ -46,6 +49,7 @@ class LLMEngine:
         parts: EngineParts | None = None,
         gates: Sequence[Gate] = (),
         logits_processors: Sequence[LogitsProcessor] = (),
+        speculative_config: Mapping[str, Any] | None = None,
         **knobs: Any,
     ) -> None:
         """Load the model and build an idle engine.
@@ -59,6 +63,8 @@ class LLMEngine:
             parts: replacements for pool, scheduler, sampler and so on.
             gates: what features ask of the scheduler.
             logits_processors: change each row before a token is chosen, in this order.
+            speculative_config: who drafts and how many tokens, in vLLM's keys:
+                `{"method": "ngram", "num_speculative_tokens": 4}`.
 
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
@@ -72,6 +78,13 @@ class LLMEngine:
             self.parts.named_linear,
         )  # fmt: skip
         self.config = config.with_max_model_len(loaded.max_model_len)
+        self.speculator: Speculator | None = None
+        if speculative_config is not None:
+            from mini_vllm.spec_decode.speculator import open_speculator
+
+            self.speculator, self.config = open_speculator(
+                speculative_config, self.config, loaded, self.parts.drafter, self.parts.verifier
+            )
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
@@ -173,7 +186,16 @@ class LLMEngine:
         return self.scheduler.has_unfinished_requests()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget every cached prefix; see `Scheduler.reset_prefix_cache`."""
+        """Forget every cached prefix; see `Scheduler.reset_prefix_cache`.
+
+        Raises:
+            ValueError: `reset_running_requests` while drafts may be in flight, whose frames the
+                scheduler's count of stale ones does not fit.
+        """
+        if reset_running_requests and self.speculator and self.config.scheduler.async_scheduling:
+            raise ValueError(
+                "reset_running_requests=True: need async_scheduling=False with speculative_config"
+            )
         with self._all_or_nothing():
             return self.scheduler.reset_prefix_cache(reset_running_requests)
 
@@ -198,9 +220,12 @@ class LLMEngine:
     def _step(self) -> list[Request]:
         plan = self.scheduler.schedule()
         plan.bind(self.scheduler.kv)
+        previous = self._in_flight
+        if self.speculator is not None and previous is not None:
+            plan.settle(*previous)
+            self.speculator.fill(plan)
         for observer in self.observers:
             observer(plan)
-        previous = self._in_flight
         stuck = not plan.scheduled_requests and not plan.preempted_req_ids
         if stuck and not (previous and previous[0].scheduled_requests):
             if self.scheduler.has_unfinished_requests():
@@ -213,48 +238,121 @@ class LLMEngine:
             sampled, failed = self._sample(plan, self.runner.execute(plan))
         if self.config.scheduler.async_scheduling:
             self._in_flight = plan, sampled
+            self._propose(plan, sampled)
             if previous is None:
                 return self._end(failed)
             plan, sampled = previous
-        return self.scheduler.update_from_output(plan, sampled) + self._end(failed)
+        if self.speculator is not None:
+            self.speculator.observe(plan, sampled)
+        finished = self.scheduler.update_from_output(plan, sampled) + self._end(failed)
+        if not self.config.scheduler.async_scheduling and not failed:
+            self.scheduler.update_draft_token_ids(self._propose(plan, sampled))
+        return finished
+
+    def _propose(self, plan: SchedulerOutput, sampled: Sampled) -> dict[str, list[int]]:
+        """Drafts for the live requests that sampled in this step.
+
+        With `async_scheduling` they stay here, and the next plan holds their places.
+        """
+        if self.speculator is None or not plan.scheduled_requests:
+            return {}
+        contexts = {}
+        for request in plan.scheduled_requests:
+            request_id = request.request_id
+            if request_id in sampled and not request.is_finished:
+                contexts[request_id] = request.all_token_ids
+                if self.config.scheduler.async_scheduling:
+                    in_flight = self.runner.in_flight.get(request_id, ())
+                    contexts[request_id] = [*request.all_token_ids, *in_flight, *sampled[request_id]]
+        return self.speculator.propose(plan, contexts)
 
     def _sample(self, plan: SchedulerOutput, logits: np.ndarray) -> tuple[Sampled, dict[str, str]]:
         """Tokens for every request that caught up, and what was wrong with the other rows (S4)."""
         requests = plan.scheduled_requests
-        if np.ndim(logits) != 2 or len(logits) != len(requests):
+        if np.ndim(logits) != 2 or len(logits) != plan.num_rows:
             raise RuntimeError(
-                f"model: forward returned shape {np.shape(logits)}, need one row of logits for "
-                f"each of {len(requests)} scheduled requests"
+                f"model: forward returned shape {np.shape(logits)}, need {plan.num_rows} rows of "
+                f"logits: one for each of {len(requests)} scheduled requests, and one per draft"
             )
         finite = np.isfinite(logits.max(axis=1))  # a NaN or +inf anywhere, or -inf everywhere
         sampled: Sampled = {}
         failed: dict[str, str] = {}
-        for request, row, is_finite in zip(requests, logits, finite.tolist(), strict=True):
+        first = 0
+        for request in requests:
             request_id = request.request_id
+            count = 1 + len(plan.spec_token_ids.get(request_id, ()))
+            rows, are_finite = logits[first : first + count], finite[first : first + count]
+            first += count
             if request_id not in plan.sampling_req_ids:
                 continue
-            if not is_finite:
+            if not are_finite.all():
                 failed[request_id] = "the model's logits hold NaN or infinity"
-                continue
-            sampled[request_id] = [self._choose(request, row, plan)]
+            elif self.speculator is None:
+                generator = self._generator(
+                    request_id,
+                    plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id],
+                )
+                sampled[request_id] = [self._choose(request, rows[0], generator)]
+            else:
+                sampled[request_id] = self._verify(request, rows, plan)
         return sampled, failed
 
-    def _choose(self, request: Request, row: np.ndarray, plan: SchedulerOutput) -> int:
-        """One token from one row: the processors in their order, then the sampler."""
-        for processor in self.logits_processors:
-            row = processor(request, row)
-        request_id = request.request_id
+    def _verify(self, request: Request, rows: np.ndarray, plan: SchedulerOutput) -> list[int]:
+        """One token, and those drafts before it that the target agrees with.
+
+        While a row is processed the request holds every token before it, also those in flight.
+        """
+        assert self.speculator is not None
+        request_id, params = request.request_id, request.sampling_params
+        drafts = plan.spec_token_ids.get(request_id, ())
+        num_known, num_placeholders = request.num_tokens, request.num_output_placeholders
+        request.num_output_placeholders = 0
+        for token in self.runner.in_flight.get(request_id, ()):
+            request.append_output_token(token)
+        generator, num_settled = self._generator(request_id, request.num_tokens), request.num_tokens
+
+        def row(index: int) -> np.ndarray:
+            if index > request.num_tokens - num_settled:
+                request.append_output_token(drafts[index - 1])
+            return self._processed(request, rows[index])
+
+        def choose(logits: np.ndarray) -> int:
+            return self._checked(request, self.sampler.sample(logits, params, generator), logits)
+
+        tokens = self.speculator.verify(request_id, drafts, row, choose, params, generator)
+        del request.all_token_ids[num_known:]
+        request.num_tokens, request.num_output_placeholders = num_known, num_placeholders
+        return tokens
+
+    def _generator(self, request_id: str, position: int) -> np.random.Generator | None:
+        """The request's generator, its state noted for a restart before token `position`."""
         generator = self._generators.get(request_id)
         if generator is not None:
-            position = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
             states = self._rng_states.setdefault(request_id, {})
             states[position] = generator.bit_generator.state
-            states.pop(position - 2, None)
+            while len(states) > 2:  # the last step's, and with a step in flight the one's before
+                del states[min(states)]
+        return generator
+
+    def _choose(
+        self, request: Request, row: np.ndarray, generator: np.random.Generator | None
+    ) -> int:
+        """One token from one row: the processors in their order, then the sampler."""
+        row = self._processed(request, row)
         token = self.sampler.sample(row, request.sampling_params, generator)
+        return self._checked(request, token, row)
+
+    def _processed(self, request: Request, row: np.ndarray) -> np.ndarray:
+        for processor in self.logits_processors:
+            row = processor(request, row)
+        return row
+
+    def _checked(self, request: Request, token: object, row: np.ndarray) -> int:
+        """The sampler's token as an int. Raises RuntimeError when it is none."""
         if not isinstance(token, int | np.integer) or not 0 <= token < len(row):
             raise RuntimeError(
                 f"sampler part {type(self.sampler).__name__}: returned {token!r} for request "
-                f"{request_id!r}, need a token id from 0 to {len(row) - 1}"
+                f"{request.request_id!r}, need a token id from 0 to {len(row) - 1}"
             )
         return int(token)
 
@@ -322,6 +420,8 @@ class LLMEngine:
             for request, num_tokens in live:
                 del request.all_token_ids[num_tokens:]
                 request.start_over()
+                if self.speculator is not None:
+                    self.speculator.forget(request.request_id)
                 self.scheduler.add_request(request)
                 state = self._rng_states.get(request.request_id, {}).get(num_tokens)
                 if state is not None:
@@ -332,6 +432,8 @@ class LLMEngine:
     def _forget(self, request_id: str) -> None:
         self._generators.pop(request_id, None)
         self._rng_states.pop(request_id, None)
+        if self.speculator is not None:
+            self.speculator.forget(request_id)
 
     # ------------------------------------------------------------------ all at once
 
