@@ -250,8 +250,12 @@ def generate(
     temperature: float,
     seed: int,
     model: str,
+    drafts: int | None,
 ) -> None:
-    """Continue `prompt` on the terminal, as it is generated; then say whose parts ran."""
+    """Continue `prompt` on the terminal, as it is generated; then say whose parts ran.
+
+    Without `drafts` none are made, or 4 per step where a drafter or a verifier is the learner's.
+    """
     from mini_vllm import LLM, EngineParts, SamplingParams
 
     owners: dict[str, Lab] = {}
@@ -260,10 +264,14 @@ def generate(
         root, labs, progress = opened()
         supplied, owners = _own_parts(console, root, labs, progress)
         parts = EngineParts(**supplied)
+    if drafts is None:
+        drafts = 4 if {"drafter", "verifier"} & owners.keys() else 0
+    config = {"method": "ngram", "num_speculative_tokens": drafts}
+    config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     began = time.perf_counter()
     count = 0
     try:
-        llm = LLM(model, parts=parts)
+        llm = LLM(model, parts=parts, speculative_config=config if drafts else None)
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
         console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
         for piece in llm.stream(prompt, params):
@@ -281,6 +289,10 @@ def generate(
     console.print()
     if use_mine:
         _say_whose(console, owners)
+    if llm.llm_engine.speculator is not None:
+        told = llm.llm_engine.speculator.stats
+        words = f"{told.num_accepted_tokens} of {told.num_draft_tokens} draft tokens accepted"
+        terminal.say(console, f"{words} in {told.num_drafts} runs with drafts.")
     terminal.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")
 
 

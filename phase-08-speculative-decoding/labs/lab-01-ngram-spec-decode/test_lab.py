@@ -157,7 +157,9 @@ def test_verify_uses_evolving_context(lab):
     def parrot(context):  # one more than the last token
         return context[-1] + 1
 
-    same(lab.verify_greedy([8], [9, 10, 10], parrot), ([9, 10, 11], 2), "the same, by the last token")
+    same(
+        lab.verify_greedy([8], [9, 10, 10], parrot), ([9, 10, 11], 2), "the same, by the last token"
+    )
 
 
 def test_bonus_token_on_full_acceptance(lab):
@@ -254,7 +256,9 @@ def test_stats_identity(lab):
             tokens, stats = lab.run_speculative([0, 1, 2, 3, 0, 1], asked, n, k, num_tokens)
             where = f"{target.__name__}, n={n}, k={k}: {stats}"
             same(set(stats), {"proposed", "accepted", "runs"}, "the names of the counters")
-            same(len(tokens), stats["accepted"] + stats["runs"], f"tokens = accepted + runs; {where}")
+            same(
+                len(tokens), stats["accepted"] + stats["runs"], f"tokens = accepted + runs; {where}"
+            )
             assert 0 <= stats["accepted"] <= stats["proposed"] <= k * stats["runs"], (
                 f"0 <= accepted <= proposed <= k * runs\ncame     {where}"
             )

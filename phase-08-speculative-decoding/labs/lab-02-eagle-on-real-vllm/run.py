@@ -31,7 +31,8 @@ SHOWN = ("SpecDecoding metrics", "not supported", "will be disabled")
 TEXTS = {
     "prose": "{n}. A cache keeps what was computed before, so that a later request may find it. "
     "When the memory is full, the entry that was used longest ago is given up first, and",
-    "code": "# {n}\nclass Queue:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+    "code": "# {n}\nclass Queue:\n    def __init__(self):\n        self.items = []\n\n"
+    "    def push(self, item):\n"
     "        self.items.append(item)\n\n    def pop(self):\n        return self.items.pop()\n\n    def",
     "copy": "{n}. The lamp on the third floor is green, the one on the second floor is red.\n"
     "{n}. The lamp on the third floor is green, the one on the second floor is red.\n{n}. The lamp",
@@ -103,7 +104,9 @@ def one_run(arguments: argparse.Namespace) -> None:
                     "tokens": [list(output.outputs[0].token_ids) for output in outputs],
                 }
             )
-            processes.tell(f"{kind}, batch {batch}: {statistics.median(times) * 1e3:.2f} ms a token")
+            processes.tell(
+                f"{kind}, batch {batch}: {statistics.median(times) * 1e3:.2f} ms a token"
+            )
     llm.llm_engine.do_log_stats()  # the line, of everything since the last one
     processes.answer({"found": found})
 
@@ -111,7 +114,9 @@ def one_run(arguments: argparse.Namespace) -> None:
 # --- all of them ----------------------------------------------------------------------------------
 
 
-def start(arguments: argparse.Namespace, config: dict[str, Any] | None) -> tuple[list[Any], list[str]]:
+def start(
+    arguments: argparse.Namespace, config: dict[str, Any] | None
+) -> tuple[list[Any], list[str]]:
     """Run `one_run` in a process of its own: its numbers, and its lines."""
     command = [__file__, "--one", "--speculative", json.dumps(config)]
     command += ["--model", arguments.model, "--dtype", arguments.dtype, "--batches"]
@@ -209,7 +214,12 @@ def main() -> None:
             show(lab, without, with_drafts, k)
         for line in lines:
             if "SpecDecoding metrics:" in line:
-                print(f"the log, read back: {lab.parse_spec_line(line)}")
+                told = lab.parse_spec_line(line)
+                drafts = told["accepted"] / max(told["mean_acceptance_length"] - 1, 0.005)
+                print(
+                    f"the log, read back: {told['accepted']} of {told['drafted']} accepted, mean "
+                    f"acceptance length {told['mean_acceptance_length']}: about {drafts:.0f} drafts"
+                )
 
 
 if __name__ == "__main__":

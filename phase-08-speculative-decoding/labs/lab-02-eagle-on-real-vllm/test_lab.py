@@ -74,9 +74,7 @@ def test_tokens_per_run_count_every_run(lab, record_property):
     few = [(4, 4)] + [(0, 0)] * 9
     near(lab.tokens_per_run(few), 1.4, "one run of ten carries drafts, and accepts four")
     counters = lab.count_runs(few, 4)
-    record_property(
-        "measured.length", 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
-    )
+    record_property("measured.length", 1 + counters["num_accepted_tokens"] / counters["num_drafts"])
 
 
 # --- the line -------------------------------------------------------------------------------------

@@ -61,9 +61,7 @@ def test_accept_prob_formula(lab):
         (0.5, 0.25, 1.0), (0.15, 0.25, 0.6), (0.05, 0.25, 0.2), (0.3, 0.3, 1.0), (0.0, 0.4, 0.0),
         (0.2, 1.0, 0.2),
     ):  # fmt: skip
-        close(
-            lab.accept_prob(p_x, q_x), expected, f"accept_prob({p_x}, {q_x}): p/q, a probability"
-        )
+        close(lab.accept_prob(p_x, q_x), expected, f"accept_prob({p_x}, {q_x}): p/q, a probability")
 
 
 def test_zero_draft_probability_rejects(lab):
@@ -107,7 +105,9 @@ def test_acceptance_rate_is_the_overlap(lab, record_property):
     record_property("measured.alpha", float(rate))
     for p, q in laws(30, seed=1):
         kept = sum(b * lab.accept_prob(a, b) for a, b in zip(p, q, strict=True))
-        close(lab.expected_acceptance_rate(p, q), kept, f"alpha is the mean of accept_prob; {p} {q}")
+        close(
+            lab.expected_acceptance_rate(p, q), kept, f"alpha is the mean of accept_prob; {p} {q}"
+        )
 
 
 def test_overlap_is_one_minus_tv(lab):
@@ -135,7 +135,9 @@ def test_exact_output_law_by_enumeration(lab, record_property):
 def test_one_hot_drafter(lab):
     for x in range(4):
         q = np.eye(4)[x]
-        close(lab.expected_acceptance_rate(P, q), P[x], f"a drafter certain of {x}: alpha is p({x})")
+        close(
+            lab.expected_acceptance_rate(P, q), P[x], f"a drafter certain of {x}: alpha is p({x})"
+        )
         close(law_of(lab, P, q), P, f"a drafter certain of {x}: the law is p all the same")
         without = np.where(q > 0, 0, P)
         close(

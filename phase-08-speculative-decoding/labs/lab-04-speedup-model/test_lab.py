@@ -93,7 +93,9 @@ def test_eagle_like_numbers(lab, record_property):
 
 def test_spec_decode_can_lose(lab):
     near(lab.speedup(0.2, 5, 0.5), 0.35712, "speedup(.2, 5, .5): slower than without drafts", 1e-4)
-    near(lab.speedup(0.0, 4, 0.1), 1 / 1.4, "nothing is ever kept: the drafter's time is lost", 1e-9)
+    near(
+        lab.speedup(0.0, 4, 0.1), 1 / 1.4, "nothing is ever kept: the drafter's time is lost", 1e-9
+    )
     near(lab.speedup(0.6, 0, 0.3), 1.0, "k = 0: plain decoding, whatever alpha and c are", 1e-12)
 
 
@@ -134,7 +136,9 @@ def test_the_largest_k_is_a_bound(lab):
     same(lab.optimal_k(1.0, 0.0), 20, "optimal_k(1, 0): free and always right, so all of 20")
     same(lab.optimal_k(0.9, 0.05, 4), 4, "optimal_k(.9, .05, 4): best of 0 to 4")
     same(lab.optimal_k(0.9, 0.05, 0), 0, "optimal_k(.9, .05, 0): nothing but 0 to choose from")
-    same(lab.optimal_k(0.95, 0.01, 60), 40, "optimal_k(.95, .01, 60): beyond 20 where it is allowed")
+    same(
+        lab.optimal_k(0.95, 0.01, 60), 40, "optimal_k(.95, .01, 60): beyond 20 where it is allowed"
+    )
 
 
 def test_worth_it_iff_alpha_exceeds_cost(lab):

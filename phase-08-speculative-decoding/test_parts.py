@@ -1,0 +1,71 @@
+"""Labs 08-01 and 08-03 as parts of the engine: same text, drafts from the lab, verdicts from the lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from course.files import load_module
+from course.learning import mine
+from course.learning.labs import find_labs
+from mini_vllm import EngineParts, LLMEngine, SamplingParams
+
+PHASE = Path(__file__).parent
+CONFIG = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 2,
+    "prompt_lookup_max": 5,
+}
+PROMPTS = ["one two three, one two", "def f(x):\n    return x\n\ndef g(x):\n    return", "A block"]
+
+
+@pytest.fixture(scope="module")
+def supplied():
+    labs = find_labs(PHASE.parent)
+    chosen = [lab for lab in labs if lab.id in ("08-01", "08-03")]
+    parts, owners = mine.parts_of(chosen, lambda lab: True, lambda lab: lab.solution)
+    assert {part: lab.id for part, lab in owners.items()} == {
+        "drafter": "08-01",
+        "verifier": "08-03",
+    }
+    return parts
+
+
+def texts(engine, temperature=0.0):
+    params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=temperature, seed=3)
+    return [result.outputs[0].token_ids for result in engine.generate(PROMPTS, params)]
+
+
+def test_the_engine_says_the_same_with_the_labs_drafter(supplied):
+    plain = texts(LLMEngine(dtype="float64"))
+    engine = LLMEngine(
+        dtype="float64",
+        speculative_config=CONFIG,
+        parts=EngineParts(drafter=supplied["drafter"]),
+    )
+    assert texts(engine) == plain
+    assert engine.speculator.stats.num_accepted_tokens >= 5, "the run accepts drafts of the lab"
+
+
+def test_the_labs_verifier_judges_every_draft_of_a_sampled_text(supplied, monkeypatch):
+    """Its functions are called for what the engine drafts, and none of its tokens is out of range."""
+    module, asked = supplied["verifier"], []
+    real = module.speculative_token
+
+    def watched(p, q, rng):
+        token, kept = real(p, q, rng)
+        asked.append((int(q.argmax()), token, kept))
+        return token, kept
+
+    monkeypatch.setattr(module, "speculative_token", watched)
+    engine = LLMEngine(
+        dtype="float64", speculative_config=CONFIG, parts=EngineParts(verifier=module)
+    )
+    texts(engine, temperature=0.9)
+    stats = engine.speculator.stats
+    assert sum(kept for _, _, kept in asked) == stats.num_accepted_tokens > 0
+    assert all((draft == token) == kept for draft, token, kept in asked)
+    assert len(asked) <= stats.num_draft_tokens
+
