@@ -1,4 +1,4 @@
-"""Labs 08-01 and 08-03 as parts of the engine: same text, drafts from the lab, verdicts from the lab."""
+"""Labs 08-01 and 08-03 as parts of the engine: their drafts, their verdicts, the same text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from course.files import load_module
 from course.learning import mine
 from course.learning.labs import find_labs
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
@@ -50,7 +49,7 @@ def test_the_engine_says_the_same_with_the_labs_drafter(supplied):
 
 
 def test_the_labs_verifier_judges_every_draft_of_a_sampled_text(supplied, monkeypatch):
-    """Its functions are called for what the engine drafts, and none of its tokens is out of range."""
+    """Its function is asked about every draft up to the first that is replaced."""
     module, asked = supplied["verifier"], []
     real = module.speculative_token
 
@@ -68,4 +67,3 @@ def test_the_labs_verifier_judges_every_draft_of_a_sampled_text(supplied, monkey
     assert sum(kept for _, _, kept in asked) == stats.num_accepted_tokens > 0
     assert all((draft == token) == kept for draft, token, kept in asked)
     assert len(asked) <= stats.num_draft_tokens
-

@@ -17,7 +17,6 @@ from typing import Any
 from course.files import load_module
 from course.learning.labs import CourseError, Lab
 
-
 NAMES = {"drafter": "ngram_propose", "verifier": "speculative_token"}
 """What a lab defines for a part that the engine has no default of the same name for."""
 MODULES = ("verifier",)

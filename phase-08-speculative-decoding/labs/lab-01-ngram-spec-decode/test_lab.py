@@ -1,4 +1,4 @@
-"""What lab 08-01 pins: where drafts come from, what a run keeps, and that the text never changes."""
+"""What lab 08-01 pins: where drafts come from, what a run keeps, and that no text changes."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_empty_proposal_still_progresses(lab):
     same(
         lab.verify_greedy([1, 2, 3, 4], [], periodic),
         ([1], 0),
-        "no drafts: a run is plain decoding and says one token (V1). Without it the loop never ends",
+        "no drafts: a run is plain decoding, one token (V1). Without it the loop never ends",
     )
 
 

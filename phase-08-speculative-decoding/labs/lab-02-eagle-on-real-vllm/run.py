@@ -32,8 +32,8 @@ TEXTS = {
     "prose": "{n}. A cache keeps what was computed before, so that a later request may find it. "
     "When the memory is full, the entry that was used longest ago is given up first, and",
     "code": "# {n}\nclass Queue:\n    def __init__(self):\n        self.items = []\n\n"
-    "    def push(self, item):\n"
-    "        self.items.append(item)\n\n    def pop(self):\n        return self.items.pop()\n\n    def",
+    "    def push(self, item):\n        self.items.append(item)\n\n"
+    "    def pop(self):\n        return self.items.pop()\n\n    def",
     "copy": "{n}. The lamp on the third floor is green, the one on the second floor is red.\n"
     "{n}. The lamp on the third floor is green, the one on the second floor is red.\n{n}. The lamp",
 }
@@ -45,12 +45,13 @@ TEXTS = {
 
 def counters(llm: Any, k: int) -> dict[str, Any]:
     """The engine's counters of drafts, in the form of the lab's `count_runs`."""
-    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
-    found: dict[str, Any] = {name: 0 for name in names} | {names[-1]: [0] * k}
+    positions = "num_accepted_tokens_per_pos"
+    found: dict[str, Any] = {"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0}
+    found[positions] = [0] * k
     for metric in llm.get_metrics():
         name = metric.name.removeprefix("vllm:spec_decode_")
         if name in found:
-            found[name] = list(metric.values) if name == names[-1] else int(metric.value)
+            found[name] = list(metric.values) if name == positions else int(metric.value)
     return found
 
 

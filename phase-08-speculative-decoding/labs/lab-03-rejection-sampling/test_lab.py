@@ -272,7 +272,7 @@ def test_the_joint_law_of_two_positions(lab, certain):
             second[got[1]] += 1
             longer += 1
     for counts, total, p, words in (
-        (first, draws, p0, "first tokens"), (second, longer, p1, "second tokens, where there is one")
+        (first, draws, p0, "first tokens"), (second, longer, p1, "second tokens")
     ):  # fmt: skip
         within = 4.5 * (0.25 / max(total, 1)) ** 0.5
         assert total and np.abs(counts / total - p).max() < within, (

@@ -187,7 +187,7 @@ def test_rates_never_grow(lab):
     for rates in ([0.5, 0.6], [1.2], [0.3, -0.1]):
         refused(
             lambda rates=rates: lab.expected_tokens_from_rates(rates),
-            f"rates {rates}: a draft is kept only if all before it were, so shares from 1 down to 0",
+            f"rates {rates}: a draft is kept only if all before it were, so 1 down to 0",
         )
 
 
