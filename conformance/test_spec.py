@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from conformance import recording, replay, spec_mutants, spec_situations
+from conformance import parts, recording, replay, spec_mutants, spec_situations
 from conformance.mutants import RECORDINGS, Mutant, build
+from mini_vllm.spec_decode.ngram import ngram_propose
+from mini_vllm.spec_decode.rejection import rejection_sample
 
 
 def test_every_situation_occurs_in_the_recordings_with_drafts() -> None:
@@ -25,3 +28,36 @@ def test_the_recordings_with_drafts_catch_the_mutant(mutant: Mutant) -> None:
     assert difference, f"a scheduler that {mutant.name} replays {path.name} without a difference"
     caught_by = next(e for e in recording.read(path) if e["seed"] == difference.seed)
     assert mutant.situation in spec_situations.situations_of(caught_by)
+
+
+def test_the_ngram_drafter_says_what_the_real_one_said() -> None:
+    num_contexts = num_drafted = 0
+    for case in parts.load("ngram_proposer"):
+        bounds = case["min_n"], case["max_n"], case["k"], case["max_model_len"]
+        for context, drafts in zip(case["contexts"], case["drafts"], strict=True):
+            assert ngram_propose(np.array(context), *bounds) == drafts, (bounds, context)
+            num_contexts, num_drafted = num_contexts + 1, num_drafted + bool(drafts)
+    assert num_contexts >= 2000
+    assert num_contexts > num_drafted > num_contexts / 2
+
+
+def test_the_rejection_sampler_keeps_what_the_real_one_kept() -> None:
+    kept = {"greedy": 0, "certain": 0, "drawn": 0}
+    cut = 0
+    for case in parts.load("rejection_sampler"):
+        laws = None if case["draft_probs"] is None else np.array(case["draft_probs"])
+        got = rejection_sample(
+            case["drafts"],
+            laws,
+            np.array(case["logits"]),
+            case["bonus"],
+            case["is_greedy"],
+            np.array(case["uniforms"]),
+            np.array(case["exponentials"]),
+        )
+        assert got == case["tokens"]
+        for drafts, tokens, greedy in zip(case["drafts"], got, case["is_greedy"], strict=True):
+            kind = "greedy" if greedy else "certain" if laws is None else "drawn"
+            kept[kind] += len(tokens) - 1
+            cut += len(tokens) <= len(drafts)
+    assert min(kept.values()) > 50 and cut > 200

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
 from mini_vllm.input_processor import InputProcessor
@@ -25,7 +23,9 @@ from mini_vllm.outputs import RequestOutput
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
+from mini_vllm.row_sampler import RowSampler, Sampled
 from mini_vllm.sample.processors import LogitsProcessor, MinTokens
+from mini_vllm.sampler import Sampler
 from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["EngineParts", "LLMEngine"]
 
 Observer = Callable[[SchedulerOutput], None]
-Sampled = dict[str, list[int]]
 
 
 class LLMEngine:
@@ -92,18 +91,14 @@ class LLMEngine:
         self.chat_template = loaded.chat_template
         self.gates = tuple(gates)
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
-        self.sampler = self.parts.sampler()
-        self.logits_processors: list[LogitsProcessor] = [
-            MinTokens(self.eos_token_ids), *logits_processors
-        ]  # fmt: skip
+        processors: list[LogitsProcessor] = [MinTokens(self.eos_token_ids), *logits_processors]
+        self.rows = RowSampler(self.parts.sampler(), processors, self.config.seed, self.speculator)
         cache = self.config.cache
         self.runner = ModelRunner(
             loaded.model, cache.num_blocks, cache.block_size, loaded.kv_shape, loaded.dtype
         )
         self.observers: list[Observer] = []
         """Each is called with every plan before it runs; for traces and probes."""
-        self._generators: dict[str, np.random.Generator] = {}
-        self._rng_states: dict[str, dict[int, Any]] = {}  # before the draw of token number ...
         self._num_added = 0
         self._in_flight: tuple[SchedulerOutput, Sampled] | None = None
 
@@ -115,6 +110,20 @@ class LLMEngine:
     @model.setter
     def model(self, model: Model) -> None:
         self.runner.model = model
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses tokens; assign another at any step boundary."""
+        return self.rows.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler) -> None:
+        self.rows.sampler = sampler
+
+    @property
+    def logits_processors(self) -> list[LogitsProcessor]:
+        """What changes each row before a token is chosen, in this order."""
+        return self.rows.logits_processors
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -161,14 +170,8 @@ class LLMEngine:
         """
         if request.request_id in self.requests:
             raise ValueError(f"request_id={request.request_id!r}: a live request has this id")
-        params = request.sampling_params
         with self._all_or_nothing(without=request):
-            if params.temperature > 0.0:
-                # Without a seed of its own a request gets a stream of its own, by order of adding.
-                own = (
-                    params.seed if params.seed is not None else (self.config.seed, self._num_added)
-                )
-                self._generators[request.request_id] = np.random.default_rng(own)
+            self.rows.begin(request, self._num_added)
             self.scheduler.add_request(request)
             self._num_added += 1
 
@@ -234,127 +237,21 @@ class LLMEngine:
         sampled: Sampled = {}
         failed: dict[str, str] = {}
         if plan.scheduled_requests:
-            self.runner.in_flight = dict(previous[1]) if previous else {}
-            sampled, failed = self._sample(plan, self.runner.execute(plan))
+            in_flight = self.runner.in_flight = _still_wanted(*previous) if previous else {}
+            sampled, failed = self.rows.sample(plan, self.runner.execute(plan), in_flight)
         if self.config.scheduler.async_scheduling:
             self._in_flight = plan, sampled
-            self._propose(plan, sampled)
+            if self.speculator is not None:
+                self.speculator.propose(plan, sampled, self.runner.in_flight)
             if previous is None:
                 return self._end(failed)
             plan, sampled = previous
         if self.speculator is not None:
             self.speculator.observe(plan, sampled)
         finished = self.scheduler.update_from_output(plan, sampled) + self._end(failed)
-        if not self.config.scheduler.async_scheduling and not failed:
-            self.scheduler.update_draft_token_ids(self._propose(plan, sampled))
+        if self.speculator is not None and self._in_flight is None and not failed:
+            self.scheduler.update_draft_token_ids(self.speculator.propose(plan, sampled))
         return finished
-
-    def _propose(self, plan: SchedulerOutput, sampled: Sampled) -> dict[str, list[int]]:
-        """Drafts for the live requests that sampled in this step.
-
-        With `async_scheduling` they stay here, and the next plan holds their places.
-        """
-        if self.speculator is None or not plan.scheduled_requests:
-            return {}
-        contexts = {}
-        for request in plan.scheduled_requests:
-            request_id = request.request_id
-            if request_id in sampled and not request.is_finished:
-                contexts[request_id] = request.all_token_ids
-                if self.config.scheduler.async_scheduling:
-                    in_flight = self.runner.in_flight.get(request_id, ())
-                    contexts[request_id] = [*request.all_token_ids, *in_flight, *sampled[request_id]]
-        return self.speculator.propose(plan, contexts)
-
-    def _sample(self, plan: SchedulerOutput, logits: np.ndarray) -> tuple[Sampled, dict[str, str]]:
-        """Tokens for every request that caught up, and what was wrong with the other rows (S4)."""
-        requests = plan.scheduled_requests
-        if np.ndim(logits) != 2 or len(logits) != plan.num_rows:
-            raise RuntimeError(
-                f"model: forward returned shape {np.shape(logits)}, need {plan.num_rows} rows of "
-                f"logits: one for each of {len(requests)} scheduled requests, and one per draft"
-            )
-        finite = np.isfinite(logits.max(axis=1))  # a NaN or +inf anywhere, or -inf everywhere
-        sampled: Sampled = {}
-        failed: dict[str, str] = {}
-        first = 0
-        for request in requests:
-            request_id = request.request_id
-            count = 1 + len(plan.spec_token_ids.get(request_id, ()))
-            rows, are_finite = logits[first : first + count], finite[first : first + count]
-            first += count
-            if request_id not in plan.sampling_req_ids:
-                continue
-            if not are_finite.all():
-                failed[request_id] = "the model's logits hold NaN or infinity"
-            elif self.speculator is None:
-                generator = self._generator(
-                    request_id,
-                    plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id],
-                )
-                sampled[request_id] = [self._choose(request, rows[0], generator)]
-            else:
-                sampled[request_id] = self._verify(request, rows, plan)
-        return sampled, failed
-
-    def _verify(self, request: Request, rows: np.ndarray, plan: SchedulerOutput) -> list[int]:
-        """One token, and those drafts before it that the target agrees with.
-
-        While a row is processed the request holds every token before it, also those in flight.
-        """
-        assert self.speculator is not None
-        request_id, params = request.request_id, request.sampling_params
-        drafts = plan.spec_token_ids.get(request_id, ())
-        num_known, num_placeholders = request.num_tokens, request.num_output_placeholders
-        request.num_output_placeholders = 0
-        for token in self.runner.in_flight.get(request_id, ()):
-            request.append_output_token(token)
-        generator, num_settled = self._generator(request_id, request.num_tokens), request.num_tokens
-
-        def row(index: int) -> np.ndarray:
-            if index > request.num_tokens - num_settled:
-                request.append_output_token(drafts[index - 1])
-            return self._processed(request, rows[index])
-
-        def choose(logits: np.ndarray) -> int:
-            return self._checked(request, self.sampler.sample(logits, params, generator), logits)
-
-        tokens = self.speculator.verify(request_id, drafts, row, choose, params, generator)
-        del request.all_token_ids[num_known:]
-        request.num_tokens, request.num_output_placeholders = num_known, num_placeholders
-        return tokens
-
-    def _generator(self, request_id: str, position: int) -> np.random.Generator | None:
-        """The request's generator, its state noted for a restart before token `position`."""
-        generator = self._generators.get(request_id)
-        if generator is not None:
-            states = self._rng_states.setdefault(request_id, {})
-            states[position] = generator.bit_generator.state
-            while len(states) > 2:  # the last step's, and with a step in flight the one's before
-                del states[min(states)]
-        return generator
-
-    def _choose(
-        self, request: Request, row: np.ndarray, generator: np.random.Generator | None
-    ) -> int:
-        """One token from one row: the processors in their order, then the sampler."""
-        row = self._processed(request, row)
-        token = self.sampler.sample(row, request.sampling_params, generator)
-        return self._checked(request, token, row)
-
-    def _processed(self, request: Request, row: np.ndarray) -> np.ndarray:
-        for processor in self.logits_processors:
-            row = processor(request, row)
-        return row
-
-    def _checked(self, request: Request, token: object, row: np.ndarray) -> int:
-        """The sampler's token as an int. Raises RuntimeError when it is none."""
-        if not isinstance(token, int | np.integer) or not 0 <= token < len(row):
-            raise RuntimeError(
-                f"sampler part {type(self.sampler).__name__}: returned {token!r} for request "
-                f"{request.request_id!r}, need a token id from 0 to {len(row) - 1}"
-            )
-        return int(token)
 
     def _end(self, failed: dict[str, str]) -> list[Request]:
         """End the requests whose rows were no numbers. What they left in the cache may be as wrong
@@ -423,15 +320,12 @@ class LLMEngine:
                 if self.speculator is not None:
                     self.speculator.forget(request.request_id)
                 self.scheduler.add_request(request)
-                state = self._rng_states.get(request.request_id, {}).get(num_tokens)
-                if state is not None:
-                    self._generators[request.request_id].bit_generator.state = state
-            for request_id in [i for i in self._generators if i not in self.requests]:
+                self.rows.rewind(request.request_id, num_tokens)
+            for request_id in [i for i in self.rows.generators if i not in self.requests]:
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._generators.pop(request_id, None)
-        self._rng_states.pop(request_id, None)
+        self.rows.forget(request_id)
         if self.speculator is not None:
             self.speculator.forget(request_id)
 
@@ -472,3 +366,9 @@ class LLMEngine:
                 RequestOutput.of(request, prompt, self.tokenizer)
                 for request, prompt in zip(requests, prompts, strict=True)
             ]
+
+
+def _still_wanted(plan: SchedulerOutput, sampled: Sampled) -> dict[str, Sequence[int]]:
+    """The tokens in flight of those requests that have not ended meanwhile."""
+    wanted = [r.request_id for r in plan.scheduled_requests if not r.is_finished]
+    return {request_id: sampled[request_id] for request_id in wanted if request_id in sampled}

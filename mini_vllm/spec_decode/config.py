@@ -47,7 +47,9 @@ class SpeculativeConfig:
         object.__setattr__(self, "method", self._method())
         if self.draft_sample_method not in DRAFT_SAMPLE_METHODS:
             need = ", ".join(DRAFT_SAMPLE_METHODS)
-            raise ValueError(f"draft_sample_method={self.draft_sample_method!r}: need one of {need}")
+            raise ValueError(
+                f"draft_sample_method={self.draft_sample_method!r}: need one of {need}"
+            )
         if self.method == "draft_model":
             self._check_draft_model()
         else:

@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from mini_vllm.attention import paged_attention
-from mini_vllm.config import EngineConfig, SamplingParams
+from mini_vllm.config import EngineConfig, SchedulerConfig
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.models.registry import LoadedModel, load_model
 from mini_vllm.models.transformer import Linear
 from mini_vllm.plan import SchedulerOutput
+from mini_vllm.request import Request
 from mini_vllm.sampler import probabilities
 from mini_vllm.spec_decode.config import ASYNC_METHODS, SpeculativeConfig
 from mini_vllm.spec_decode.draft_model import DraftModelProposer
@@ -70,17 +71,30 @@ class Speculator:
                 plan.spec_token_ids[request_id] = found[: len(planned)]
 
     def propose(
-        self, plan: SchedulerOutput, contexts: Mapping[str, Sequence[int]]
+        self,
+        plan: SchedulerOutput,
+        sampled: Mapping[str, Sequence[int]],
+        in_flight: Mapping[str, Sequence[int]] | None = None,
     ) -> dict[str, list[int]]:
-        """Drafts for the next step, at most k per request.
+        """Drafts for the next step, at most k per live request that sampled.
 
         Where one sequence of the step ends within k of the model's length, all drafts are zeros:
         `vllm/v1/worker/gpu_model_runner.py:4320` `GPUModelRunner.sample_tokens`.
 
         Args:
             plan: the bound plan that has just run.
-            contexts: all tokens of each request that sampled in it.
+            sampled: its tokens.
+            in_flight: the tokens of the plan before it, where the scheduler knows neither; None:
+                it knows both.
         """
+        contexts: dict[str, Sequence[int]] = {}
+        for request in plan.scheduled_requests:
+            request_id = request.request_id
+            if request_id in sampled and not request.is_finished:
+                contexts[request_id] = known = request.all_token_ids
+                if in_flight is not None:
+                    before = in_flight.get(request_id, ())
+                    contexts[request_id] = [*known, *before, *sampled[request_id]]
         longest = max(
             (plan.num_computed_tokens[r] + n for r, n in plan.num_scheduled_tokens.items()),
             default=0,
@@ -98,30 +112,29 @@ class Speculator:
 
     def verify(
         self,
-        request_id: str,
+        request: Request,
         drafts: Sequence[int],
         row: Callable[[int], np.ndarray],
         sample: Callable[[np.ndarray], int],
-        params: SamplingParams,
         rng: np.random.Generator | None,
     ) -> list[int]:
         """The tokens of one request's step: accepted drafts, and one more.
 
         Args:
+            request: whose step it is.
             drafts: what was verified, in order.
             row: gives row i of the target's logits [vocab_size] after draft i - 1, processed; asked
                 in order, and no further than drafts are accepted.
             sample: one token from such a row.
-            params: the request's wishes.
             rng: its generator; None at temperature 0.
         """
         if rng is None or not drafts:
             return self._verify_greedy(drafts, row, sample)
         tokens: list[int] = []
-        laws = self._laws.get(request_id)
+        laws = self._laws.get(request.request_id)
         decide: RejectionSampler | None = None
         for index, draft in enumerate(drafts):
-            p = probabilities(row(index), params)
+            p = probabilities(row(index), request.sampling_params)
             q = None if laws is None else laws[index]
             if self.verifier is not None:
                 token, keep = self._ask_part(p, q, draft, rng)
@@ -220,16 +233,16 @@ def open_speculator(
     return speculator, replace(config, scheduler=scheduler)
 
 
-def _with_draft_slots(scheduler: Any) -> Any:
+def _with_draft_slots(scheduler: SchedulerConfig) -> SchedulerConfig:
     """A draft model takes one slot per sequence off the budget: `vllm/config/vllm.py:1547`
     `VllmConfig._set_max_num_scheduled_tokens`."""
     asked = scheduler.max_num_batched_tokens
-    budget = asked - scheduler.max_num_seqs
-    if budget < scheduler.max_num_seqs:
+    num_seqs = scheduler.max_num_seqs or 0
+    budget = asked - num_seqs
+    if budget < num_seqs:
         raise ValueError(
             f"max_num_batched_tokens={asked}: with a draft model need at least "
-            f"{2 * scheduler.max_num_seqs}, twice max_num_seqs={scheduler.max_num_seqs}, one of the "
-            "two for its slots"
+            f"{2 * num_seqs}, twice max_num_seqs={num_seqs}, once for its slots"
         )
     return replace(scheduler, max_num_batched_tokens=budget)
 
@@ -282,8 +295,8 @@ def _lookup(
             isinstance(t, int | np.integer) and 0 <= t < target.vocab_size for t in found
         ):
             raise RuntimeError(
-                f"drafter part {getattr(drafter, '__name__', drafter)}: returned {found!r}, need at "
-                f"most {room} token ids from 0 to {target.vocab_size - 1}"
+                f"drafter part {getattr(drafter, '__name__', drafter)}: returned {found!r}, need "
+                f"at most {room} token ids from 0 to {target.vocab_size - 1}"
             )
         return [int(token) for token in found]
 

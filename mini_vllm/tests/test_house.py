@@ -18,7 +18,7 @@ CORE = (
 )  # fmt: skip
 """What decides. It reads alone."""
 
-ASSEMBLY = ("__init__", "engine", "input_processor", "llm", "parts")
+ASSEMBLY = ("__init__", "engine", "input_processor", "llm", "parts", "row_sampler")
 """What puts the core, a model and its attention together."""
 
 BUILT_IN = {"attention", "models", "sample", "cudagraph"}

@@ -121,7 +121,7 @@ def test_an_interrupt_anywhere_leaves_an_engine_that_answers_as_a_fresh_one(
             assert got == expected[sampled]
         where = f"after interrupt {came}, point {point}"
         assert not tried.has_unfinished_requests(), f"{where}: a request is in limbo"
-        assert not tried.requests and not tried._generators, where
+        assert not tried.requests and not tried.rows.generators, where
         free = tried.scheduler.kv.block_pool.get_num_free_blocks()
         assert free == KNOBS["num_blocks"] - 1, f"{where}: blocks leaked"
         (after,) = tried.generate([PROMPTS[3]], params(sampled))

@@ -1,0 +1,167 @@
+"""Record the real n-gram drafter and the real rejection sampler on random input.
+
+    python -m conformance.record_spec_parts --out conformance/recordings/parts
+
+Needs vLLM's CPU build (`course engine install`; `conformance/README.md` has the command): its
+kernels stand in for the Triton ones. Every file is read by `parts.load`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from conformance import parts
+
+Case = dict[str, Any]
+
+
+def ngram_proposer() -> Iterator[Case]:
+    """`{"min_n", "max_n", "k", "max_model_len", "contexts": [[ids]], "drafts": [[ids]]}`.
+
+    What `NgramProposer.propose` answers to a batch of contexts, each of which has just sampled.
+    """
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+    rng = random.Random(8)
+    for _ in range(160):
+        low = rng.choice((1, 1, 2, 3, 4))
+        high, k = low + rng.choice((0, 0, 1, 2, 4)), rng.choice((1, 2, 3, 5, 8))
+        limit = rng.choice((24, 64, 160))
+        config = SimpleNamespace(
+            speculative_config=SimpleNamespace(
+                prompt_lookup_min=low, prompt_lookup_max=high, num_speculative_tokens=k
+            ),
+            model_config=SimpleNamespace(max_model_len=limit),
+            scheduler_config=SimpleNamespace(max_num_seqs=1024),
+            parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        )
+        proposer = NgramProposer(config)  # type: ignore[arg-type]
+        vocabulary = rng.choice((1, 2, 3, 5, 20))
+        contexts = [rng.choices(range(vocabulary), k=rng.randint(1, limit)) for _ in range(16)]
+        for context in contexts[::4]:  # text that repeats, with a slip
+            period = rng.randint(1, 9)
+            context[:] = [context[i % period % len(context)] for i in range(len(context))]
+            context[rng.randrange(len(context))] = rng.randrange(vocabulary)
+        lengths = np.array([len(context) for context in contexts], dtype=np.int32)
+        table = np.zeros((len(contexts), limit), dtype=np.int32)
+        for row, context in zip(table, contexts, strict=True):
+            row[: len(context)] = context
+        drafts = proposer.propose([[1]] * len(contexts), lengths, table)
+        yield {
+            "min_n": low, "max_n": high, "k": k, "max_model_len": limit,
+            "contexts": contexts, "drafts": [[int(t) for t in tokens] for tokens in drafts],
+        }  # fmt: skip
+
+
+def rejection_sampler() -> Iterator[Case]:
+    """`{"drafts": [[ids]], "logits", "draft_probs", "bonus", "is_greedy", "uniforms",
+    "exponentials", "tokens": [[ids]]}`.
+
+    What `rejection_sample` keeps, per request. Its draws are set to `uniforms` [num_drafts] and
+    `exponentials` [num_requests, vocab_size]; `draft_probs` is null for drafts that were certain.
+    Logits are multiples of 1/16; a row of draft probabilities is a softmax of such logits.
+    """
+    import torch
+    from vllm.utils import cpu_triton_utils
+    from vllm.v1.sample import rejection_sampler as real
+
+    for name in dir(real):
+        if name.endswith("_kernel") and hasattr(cpu_triton_utils, name):
+            setattr(real, name, getattr(cpu_triton_utils, name))
+    rng = np.random.default_rng(9)
+    for number in range(240):
+        num_requests, vocab_size = int(rng.integers(1, 7)), int(rng.choice((3, 5, 12)))
+        counts = rng.integers(0, 5, size=num_requests).tolist()
+        counts[0] = counts[0] or 2
+        total = sum(counts)
+        logits = rng.integers(-48, 49, size=(total, vocab_size)) / 16
+        guesses = logits + rng.integers(-24, 25, size=logits.shape) / 16
+        laws = torch.tensor(guesses, dtype=torch.float32).softmax(dim=-1)
+        drafts = [int(rng.choice(vocab_size, p=law / law.sum())) for law in laws.double().numpy()]
+        greedy = rng.random(num_requests) < (0.0, 0.5, 1.0)[number % 3]
+        draft_probs = laws if number % 2 and not greedy.all() else None
+        bonus = rng.integers(0, vocab_size, size=num_requests)
+        uniforms = rng.integers(0, 1 << 16, size=total) / (1 << 16)
+        exponentials = rng.integers(1, 1 << 12, size=(num_requests, vocab_size)) / (1 << 10)
+        kept = _real_rejection(
+            real, torch, drafts, counts, draft_probs, logits, bonus, greedy, uniforms, exponentials
+        )
+        cuts = np.cumsum(counts)[:-1]
+        yield {
+            "drafts": [part.tolist() for part in np.split(np.array(drafts), cuts)],
+            "logits": logits.tolist(),
+            "draft_probs": None if draft_probs is None else draft_probs.double().tolist(),
+            "bonus": bonus.tolist(),
+            "is_greedy": greedy.tolist(),
+            "uniforms": uniforms.tolist(),
+            "exponentials": exponentials.tolist(),
+            "tokens": kept,
+        }
+
+
+def _real_rejection(
+    real: Any,
+    torch: Any,
+    drafts: Sequence[int],
+    counts: Sequence[int],
+    draft_probs: Any,
+    logits: np.ndarray,
+    bonus: np.ndarray,
+    greedy: np.ndarray,
+    uniforms: np.ndarray,
+    exponentials: np.ndarray,
+) -> list[list[int]]:
+    """`rejection_sample` with these draws, its rejected places dropped."""
+    kept_draw, kept_uniform = torch.Tensor.exponential_, real.generate_uniform_probs
+    table = torch.tensor(exponentials, dtype=torch.float32)
+    torch.Tensor.exponential_ = lambda self, **_: self.copy_(table)
+    real.generate_uniform_probs = lambda *_: torch.tensor(uniforms, dtype=torch.float64)
+    try:
+        output = real.rejection_sample(
+            torch.tensor(drafts, dtype=torch.int32),
+            list(counts),
+            max(counts),
+            torch.tensor(np.cumsum(counts), dtype=torch.int32),
+            draft_probs,
+            torch.tensor(logits, dtype=torch.float32),
+            torch.tensor(bonus, dtype=torch.int32)[:, None],
+            SimpleNamespace(
+                all_greedy=bool(greedy.all()),
+                all_random=not greedy.any(),
+                temperature=torch.tensor(np.where(greedy, 0.0, 1.0), dtype=torch.float32),
+                generators={},
+            ),
+        )
+    finally:
+        torch.Tensor.exponential_, real.generate_uniform_probs = kept_draw, kept_uniform
+    tokens, _ = real.RejectionSampler.parse_output(output, logits.shape[1])
+    return [[int(token) for token in row] for row in tokens]
+
+
+PARTS = {function.__name__: function for function in (ngram_proposer, rejection_sampler)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.record_spec_parts", description="Record drafter and verifier."
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the files")
+    arguments = parser.parse_args(argv)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name, function in PARTS.items():
+        cases = list(function())
+        about = " ".join((function.__doc__ or "").split())
+        parts.save(arguments.out / f"{name}.json.gz", name, about, cases)
+        print(f"{name}: {len(cases)} cases")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
