@@ -249,7 +249,9 @@ def code_points() -> dict[str, Any]:
     }
 
 
-def speculation_step(alpha: float, k: int, c: float, batch: float, ridge: float) -> dict[str, float]:
+def speculation_step(
+    alpha: float, k: int, c: float, batch: float, ridge: float
+) -> dict[str, float]:
     """What `k` drafts a run are worth at a batch, where a step is bound by weights or arithmetic.
 
     Up to `ridge` tokens a step costs one reading of the weights, beyond it its tokens count. The
@@ -313,7 +315,13 @@ def speculation() -> dict[str, Any]:
     ]  # fmt: skip
     texts = (SAMPLE, "banana bandana banana", "abcdefgh", "aaaaaaaaaa", "ab")
     drafted = [
-        {"text": text, "min_n": low, "max_n": high, "k": k, "runs": drafted_runs(text, low, high, k)}
+        {
+            "text": text,
+            "min_n": low,
+            "max_n": high,
+            "k": k,
+            "runs": drafted_runs(text, low, high, k),
+        }
         for text in texts
         for low, high, k in ((2, 5, 3), (1, 3, 4), (3, 3, 8))
     ]

@@ -113,9 +113,8 @@ def timeline() -> str:
             cell(svg, x, 104 + row * 28, width - 3, shown(token), color)
         for row, token in enumerate(run.drafts[accepted:], len(run.said)):
             cell(svg, x, 104 + row * 28, width - 3, shown(token), RED, opacity=0.22)
-    for x, color, words in (
-        (16, BLUE, "the model's own token"), (250, GREEN, "draft, kept"), (430, RED, "draft, not kept")
-    ):  # fmt: skip
+    legend = ((16, BLUE, "the model's own"), (250, GREEN, "draft, kept"), (430, RED, "draft, lost"))
+    for x, color, words in legend:
         svg.rect(x, 262, 16, 16, fill=color, opacity=0.45, radius=3)
         svg.text(x + 24, 275, words, size=12)
     svg.text(764, 275, "one column: one run of the model", size=12, css="soft", anchor="end")
@@ -148,7 +147,12 @@ def counters() -> str:
     known: list[tuple[float, float]] = []
     for place, run in enumerate(runs):
         after = run.known + len(run.said)
-        known += [(place, run.known), (place + 0.75, run.known), (place + 0.75, after), (place + 1, after)]
+        known += [
+            (place, run.known),
+            (place + 0.75, run.known),
+            (place + 0.75, after),
+            (place + 1, after),
+        ]
         rejected = len(run.drafts) - (len(run.said) - 1)
         begin = run.computed - run.scheduled
         axes.curve([(place, begin), (place + 0.25, begin)], ORANGE, width=2.5)
@@ -267,7 +271,9 @@ def speedups() -> str:
         {i: str(i) for i in range(0, 17, 2)}, {i: str(i) for i in range(0, 5)},
     )  # fmt: skip
     svg.line(60, axes.y(1), 660, axes.y(1), css="soft-line", dash="5 4")
-    for color, alpha in zip((RED, ORANGE, PURPLE, BLUE, GREEN), (0.2, 0.3, 0.5, 0.7, 0.9), strict=True):
+    for color, alpha in zip(
+        (RED, ORANGE, PURPLE, BLUE, GREEN), (0.2, 0.3, 0.5, 0.7, 0.9), strict=True
+    ):
         points = [(k, lab.speedup(alpha, k, 0.1)) for k in range(17)]
         axes.curve(points, color, width=2.5)
         best = lab.optimal_k(alpha, 0.1)
@@ -322,7 +328,14 @@ def rows() -> str:
             cell(svg, 260 + index * 66, y, 60, str(token), GREEN if target else BLUE)
             words = f"{'target' if target else 'bonus'} {row}"
             svg.text(560, y + 17, "rows", size=11, css="soft")
-            svg.text(600 + index * 44, y + 17, str(row), size=12, fill=GREEN if target else BLUE, bold=True)
+            svg.text(
+                600 + index * 44,
+                y + 17,
+                str(row),
+                size=12,
+                fill=GREEN if target else BLUE,
+                bold=True,
+            )
             row += 1
             del words
         start += length

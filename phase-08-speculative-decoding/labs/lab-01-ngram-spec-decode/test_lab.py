@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from conformance import parts
 from labkit import refused, same
 
 PERIOD = [1, 2, 3, 4]
@@ -318,6 +319,19 @@ def test_upstream_takes_the_longest_then_the_earliest(lab):
 @pytest.mark.parametrize("sizes", [(0, 3), (-1, 1), (3, 2)])
 def test_upstream_sizes_are_checked(lab, sizes):
     refused(lambda: lab.ngram_propose_upstream([1, 2, 1], *sizes, 2), f"min_n, max_n = {sizes}")
+
+
+def test_upstream_agrees_with_the_real_proposer(lab):
+    for case in parts.load("ngram_proposer"):
+        sizes, k = (case["min_n"], case["max_n"]), case["k"]
+        for context, drafts in zip(case["contexts"], case["drafts"], strict=True):
+            room = min(k, case["max_model_len"] - len(context))  # what the caller leaves
+            got = lab.ngram_propose_upstream(list(context), *sizes, room)
+            same(
+                got,
+                drafts,
+                f"recorded from vLLM's NgramProposer: sizes {sizes}, k={room}, context {context}",
+            )
 
 
 def test_upstream_cost_does_not_depend_on_the_sizes(lab):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from conformance import parts
 from labkit import refused, same
 
 P = np.array([0.5, 0.3, 0.15, 0.05])
@@ -279,3 +280,31 @@ def test_the_joint_law_of_two_positions(lab, certain):
             f"{words} of {draws:,} runs: their frequencies are the target's, within {within:.4f}\n"
             f"expected {p}\ncame     {(counts / max(total, 1)).round(4)}"
         )
+
+
+def test_runs_agree_with_the_real_sampler(lab):
+    for number, case in enumerate(parts.load("rejection_sampler")):
+        logits, first = np.array(case["logits"]), 0
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        laws = weights / weights.sum(axis=1, keepdims=True)
+        certain = np.eye(laws.shape[1])[logits.argmax(axis=1)]  # the law at temperature 0
+        for request, drafts in enumerate(case["drafts"]):
+            rows = slice(first, first + len(drafts))
+            first += len(drafts)
+            greedy = case["is_greedy"][request]
+            drawn = case["draft_probs"] is not None and not greedy
+            got = lab.rejection_sample(
+                drafts,
+                np.array(case["draft_probs"])[rows] if drawn else None,
+                (certain if greedy else laws)[rows],
+                case["bonus"][request],
+                np.maximum(np.array(case["uniforms"])[rows], 1e-9),
+                np.array(case["exponentials"])[request],
+            )
+            same(
+                got,
+                case["tokens"][request],
+                f"recorded from vLLM's rejection_sample: case {number}, request {request}, "
+                f"{'greedy' if greedy else 'sampled'}, drafts {drafts}, uniforms "
+                f"{case['uniforms'][rows.start : rows.stop]}",
+            )
