@@ -12,6 +12,7 @@ import sys
 def main() -> None:
     """The console script."""
     try:
+        from course import commands_maintainer  # noqa: F401 - its commands join the app
         from course.commands import run
 
         run()

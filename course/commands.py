@@ -1,9 +1,8 @@
-"""What each subcommand of `course` takes, and nothing else."""
+"""What each learner's subcommand of `course` takes, and nothing else."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,20 +25,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-cite_app = typer.Typer(help="Check that every citation is true at the pin.", rich_markup_mode=None)
-docs_app = typer.Typer(help="Check that every page runs and links.", rich_markup_mode=None)
-book_app = typer.Typer(help="The pages as a site.", rich_markup_mode=None)
 gpu_app = typer.Typer(help="Run a lab on a GPU and keep what came out.", rich_markup_mode=None)
 engine_app = typer.Typer(
     help="The real engine, vLLM, in an environment of its own.", rich_markup_mode=None
 )
-upstream_app = typer.Typer(help="The pinned vLLM tree in upstream/.", rich_markup_mode=None)
-app.add_typer(cite_app, name="cite")
-app.add_typer(docs_app, name="docs")
-app.add_typer(book_app, name="book")
 app.add_typer(gpu_app, name="gpu")
 app.add_typer(engine_app, name="engine")
-app.add_typer(upstream_app, name="upstream")
 
 LabName = Annotated[str, typer.Argument(metavar="LAB", help="02-01, 2-1, a path, part of a name")]
 MaybeLab = Annotated[
@@ -64,15 +55,15 @@ MaxTokens = Annotated[int, typer.Option(help="tokens to generate per prompt")]
 ModelName = Annotated[str, typer.Option(help="the shipped model, a folder, a hub id, or toy")]
 
 
-def _root() -> Path:
+def course_root() -> Path:
     start = os.environ.get("COURSE_ROOT")
     return find_root(Path(start) if start else None)
 
 
-def _open() -> tuple[Path, list[Lab], Progress]:
+def opened() -> tuple[Path, list[Lab], Progress]:
     from course.learning.progress import Progress
 
-    root = _root()
+    root = course_root()
     return root, find_labs(root), Progress(root)
 
 
@@ -94,7 +85,7 @@ def _choose(root: Path, labs: list[Lab], progress: Progress, name: str | None) -
 def dashboard(context: typer.Context) -> None:
     """Where you are: progress per phase, the time left, the next lab."""
     if context.invoked_subcommand is None:
-        root, labs, progress = _open()
+        root, labs, progress = opened()
         show.dashboard(terminal.make_console(), root, labs, progress)
 
 
@@ -118,7 +109,7 @@ def check(
     from course.learning import learner
     from course.learning.progress import NEW
 
-    root, labs, progress = _open()
+    root, labs, progress = opened()
     console = terminal.make_console()
     if all_:
         chosen = [each for each in labs if progress.state(each) != NEW]
@@ -135,7 +126,7 @@ def watch(lab: MaybeLab = None, time_limit: TimeLimit = 60.0) -> None:
     """Grade on every save; without a LAB, whichever lab you save."""
     from course.learning import learner
 
-    root, labs, progress = _open()
+    root, labs, progress = opened()
     learner.watch(
         terminal.make_console(), root, labs, progress, pick(labs, lab) if lab else None, time_limit
     )
@@ -149,7 +140,7 @@ def hint(
     """Unfold one more hint for the first failing test."""
     from course.learning import learner
 
-    root, labs, progress = _open()
+    root, labs, progress = opened()
     learner.hint(terminal.make_console(), progress, _choose(root, labs, progress, lab), test)
 
 
@@ -158,7 +149,7 @@ def predict(lab: MaybeLab = None) -> None:
     """Commit what you expect a lab to measure, before it is measured."""
     from course.learning import asking
 
-    root, labs, progress = _open()
+    root, labs, progress = opened()
     asking.predict(terminal.make_console(), progress, _choose(root, labs, progress, lab))
 
 
@@ -171,7 +162,7 @@ def quiz(
     """Ask what the pages asked; what was wrong comes back first, what was right later."""
     from course.learning import asking
 
-    raise typer.Exit(asking.run_quiz(terminal.make_console(), _root(), phase, count, every))
+    raise typer.Exit(asking.run_quiz(terminal.make_console(), course_root(), phase, count, every))
 
 
 @app.command()
@@ -182,7 +173,7 @@ def reset(
     """Put the pristine starter back; your file is kept in .course/backup."""
     from course.learning import learner
 
-    root, labs, progress = _open()
+    root, labs, progress = opened()
     learner.reset(terminal.make_console(), root, progress, pick(labs, lab), yes)
 
 
@@ -195,7 +186,7 @@ def solution(
     """Show the reference of a lab."""
     from course.learning import learner
 
-    _, labs, progress = _open()
+    _, labs, progress = opened()
     learner.solution(terminal.make_console(), progress, pick(labs, lab), diff, yes)
 
 
@@ -215,7 +206,7 @@ def generate(
     from course.learning import learner
 
     learner.generate(
-        terminal.make_console(), _open, prompt, mine, max_tokens, temperature, seed, model, drafts
+        terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, model, drafts
     )
 
 
@@ -245,7 +236,7 @@ def trace(
         "enable_prefix_caching": prefix_caching,
         "model": model,
     }
-    target = save or _root() / ".course" / "trace.json"
+    target = save or course_root() / ".course" / "trace.json"
     tracing.run(terminal.make_console(), prompts, max_tokens, ignore_eos, options, target)
 
 
@@ -254,7 +245,7 @@ def doctor() -> None:
     """What this machine has, what each missing piece would enable, and how to get it."""
     from course import doctor as module
 
-    raise typer.Exit(module.run(terminal.make_console(), _root()))
+    raise typer.Exit(module.run(terminal.make_console(), course_root()))
 
 
 @gpu_app.command("run")
@@ -281,7 +272,7 @@ def gpu_run(
 
     if lab and all_:
         raise CourseError(f"--all and {lab}: give one of them.")
-    root, labs, _ = _open()
+    root, labs, _ = opened()
     chosen = pick(labs, lab) if lab else None
     raise typer.Exit(
         gpu.run(
@@ -302,7 +293,7 @@ def engine_install(
     """Install the real engine for this machine, or go on installing; says first what it costs."""
     from course import engine
 
-    raise typer.Exit(engine.install(terminal.make_console(), _root(), into, python, yes))
+    raise typer.Exit(engine.install(terminal.make_console(), course_root(), into, python, yes))
 
 
 @engine_app.command(
@@ -317,7 +308,7 @@ def engine_run(
     """Run a script where the real engine is installed."""
     from course import engine
 
-    raise typer.Exit(engine.run(_root(), arguments))
+    raise typer.Exit(engine.run(course_root(), arguments))
 
 
 @engine_app.command("status")
@@ -325,151 +316,7 @@ def engine_status() -> None:
     """What is installed, and whether it was seen working."""
     from course import engine
 
-    raise typer.Exit(engine.status(terminal.make_console(), _root()))
-
-
-# ------------------------------------------------------------------ maintainer
-
-
-@app.command()
-def selfcheck(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None,
-    workers: Annotated[int, typer.Option(help="labs at a time")] = 2,
-    pack: Annotated[bool, typer.Option("--pack", help="record the starters of sound labs")] = False,
-    time_limit: TimeLimit = 60.0,
-) -> None:
-    """Grade the labs themselves: solutions, starters, misconceptions, hints."""
-    from course import maintainer
-
-    root, labs, _ = _open()
-    chosen = [lab for lab in labs if _selected(labs, lab, names)]
-    raise typer.Exit(
-        maintainer.selfcheck(terminal.make_console(), root, chosen, workers, pack, time_limit)
-    )
-
-
-def _selected(labs: list[Lab], lab: Lab, names: list[str] | None) -> bool:
-    """Whether a lab is named, by itself or by its phase: `06`, or the phase's folder."""
-    if not names:
-        return True
-    for name in names:
-        phase = f"phase-{name}" if re.fullmatch(r"\d\d", name) else Path(name).name
-        if phase.startswith("phase-"):
-            of_phase = [each for each in labs if (each.phase + "-").startswith(phase + "-")]
-            if not of_phase:
-                raise CourseError(f"There is no lab in {name!r}.")
-            if lab in of_phase:
-                return True
-        elif pick(labs, name) is lab:
-            return True
-    return False
-
-
-@cite_app.command("check")
-def cite_check(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="default: the whole repository")
-    ] = None,
-) -> None:
-    """Every citation: the path, the line and the symbol, at the pin."""
-    from course import maintainer
-
-    raise typer.Exit(maintainer.cite_check(terminal.make_console(), _root(), paths or []))
-
-
-@cite_app.command("fix")
-def cite_fix(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="default: the whole repository")
-    ] = None,
-    tree: Annotated[Path | None, typer.Option(help="another vLLM tree; default upstream/")] = None,
-    write: Annotated[bool, typer.Option("--write", help="change the files")] = False,
-) -> None:
-    """Propose the lines at which the cited symbols stand in another tree."""
-    from course import maintainer
-
-    raise typer.Exit(
-        maintainer.cite_fix(terminal.make_console(), _root(), paths or [], tree, write)
-    )
-
-
-@cite_app.command("link")
-def cite_link(
-    paths: Annotated[list[Path] | None, typer.Argument(help="default: every page")] = None,
-    write: Annotated[bool, typer.Option("--write", help="change the files")] = False,
-) -> None:
-    """Make each citation a link to the pinned commit, and each include a comment with one."""
-    from course import maintainer
-
-    raise typer.Exit(maintainer.cite_link(terminal.make_console(), _root(), paths or [], write))
-
-
-@docs_app.command("check")
-def docs_check(
-    paths: Annotated[list[Path] | None, typer.Argument(help="default: every page")] = None,
-    run_code: Annotated[bool, typer.Option("--run/--no-run", help="execute the blocks")] = True,
-    workers: Annotated[int, typer.Option(help="pages at a time")] = 2,
-) -> None:
-    """Run the python blocks of every page; check links, anchors, images and captures."""
-    from course import maintainer
-
-    raise typer.Exit(
-        maintainer.docs_check(terminal.make_console(), _root(), paths or [], run_code, workers)
-    )
-
-
-@app.command()
-def words() -> None:
-    """How long the pages of the phases are, and which are over their budget."""
-    from course import maintainer
-
-    raise typer.Exit(maintainer.words_check(terminal.make_console(), _root()))
-
-
-@book_app.command("build")
-def book_build(
-    aside: Annotated[bool, typer.Option("--aside", help="leave it in build/book/new")] = False,
-) -> None:
-    """Make the site in build/book/html."""
-    from course import maintainer
-
-    raise typer.Exit(maintainer.book_build(terminal.make_console(), _root(), aside))
-
-
-@book_app.command("serve")
-def book_serve(
-    port: Annotated[int, typer.Option(help="on 127.0.0.1; 0 takes a free one")] = 0,
-) -> None:
-    """Make the site, serve it to this machine, make it again on every save."""
-    from course import maintainer
-
-    raise typer.Exit(maintainer.book_serve(terminal.make_console(), _root(), port))
-
-
-@upstream_app.command("fetch")
-def upstream_fetch() -> None:
-    """Put the pinned tree into upstream/."""
-    from course import maintainer
-
-    raise typer.Exit(maintainer.upstream_fetch(terminal.make_console(), _root()))
-
-
-@upstream_app.command("verify")
-def upstream_verify() -> None:
-    """Say whether upstream/ is the pinned tree."""
-    from course import maintainer
-
-    raise typer.Exit(maintainer.upstream_verify(terminal.make_console(), _root()))
-
-
-@upstream_app.command("show")
-def upstream_show(
-    symbol: Annotated[str, typer.Argument(help="Class.method, a function, a constant")],
-) -> None:
-    """Print the source of a symbol of the pinned tree, with its path and line."""
-    from course import maintainer
-
-    raise typer.Exit(maintainer.upstream_show(terminal.make_console(), _root(), symbol))
+    raise typer.Exit(engine.status(terminal.make_console(), course_root()))
 
 
 def run() -> None:

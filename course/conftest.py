@@ -13,7 +13,6 @@ from typing import NamedTuple
 import pytest
 
 from course import cli
-from course.learning import pristine
 
 REPOSITORY = Path(__file__).parents[1]
 TESTDATA = REPOSITORY / "course" / "testdata"
@@ -39,15 +38,12 @@ def little_course(tmp_path: Path) -> Path:
         'markers = ["gpu: x", "torch: x", "upstream: x"]\n',
         encoding="utf-8",
     )
-    starters = {}
     for number in (0, 1):
         folder = root / "phase-90-little" / "labs" / f"lab-{number:02d}-blocks-{number}"
         shutil.copytree(GOOD, folder)
         manifest = folder / "lab.yaml"
         text = manifest.read_text(encoding="utf-8").replace("90-00", f"90-{number:02d}")
         manifest.write_text(text, encoding="utf-8")
-        starters[f"90-{number:02d}"] = (folder / "starter.py").read_text(encoding="utf-8")
-    pristine.write(root, starters)
     return root
 
 

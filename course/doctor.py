@@ -79,15 +79,6 @@ def examine(root: Path) -> Iterator[Finding]:
         "it belongs to the repository: git checkout -- models, or clone again",
         needed=True,
     )
-    packed = root / "course" / "starters.json"
-    yield Finding(
-        "pristine starters",
-        packed.is_file(),
-        "course/starters.json" if packed.is_file() else "no course/starters.json",
-        "course reset",
-        "it belongs to the repository: git checkout -- course, or clone again",
-        needed=True,
-    )
     yield Finding(
         "progress",
         _writable(root),

@@ -12,18 +12,18 @@ from rich.console import Console
 
 from course import terminal
 from course.files import write_atomically
-from course.learning import pristine, quiz
+from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
 from course.site import book, book_site
-from course.truth import checking, links, pages, symbols, upstream, words
+from course.truth import checking, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
 
 
 def selfcheck(
-    console: Console, root: Path, labs: list[Lab], workers: int, pack: bool, time_limit: float
+    console: Console, root: Path, labs: list[Lab], workers: int, time_limit: float
 ) -> int:
-    """Check the labs; with `pack`, record the starters of the sound ones."""
+    """Check the labs; 1 when one is to mend."""
     began = time.perf_counter()
 
     def done(verdict: Verdict) -> None:
@@ -48,15 +48,8 @@ def selfcheck(
         labs,
         workers=workers,
         time_limit=time_limit,
-        packed=None if pack else pristine.read(root),
         done=done,
     )
-    if pack:
-        sound = [verdict.lab for verdict in verdicts if not verdict.problems]
-        path = pristine.write(
-            root, {lab.id: lab.starter.read_text(encoding="utf-8") for lab in sound}
-        )
-        terminal.say(console, f"Packed {len(sound)} starters into {terminal.relative(path, root)}.")
     bad = sum(bool(verdict.problems) for verdict in verdicts)
     terminal.say(
         console,
@@ -66,6 +59,41 @@ def selfcheck(
         "red" if bad else "green",
     )
     return 1 if bad or not verdicts else 0
+
+
+def begin_lab(console: Console, root: Path, phase: str, slug: str, number: int) -> int:
+    """Write the three files of a new lab, and say what comes next."""
+    lab = new_lab.create(root, phase, slug, number)
+    for name in new_lab.WRITTEN:
+        terminal.say(console, terminal.relative(lab.folder / name, root), "green")
+    terminal.say(
+        console,
+        f"Fill in whatever says {new_lab.MARK}, then:\n"
+        f"  course starters {lab.id} && course selfcheck {lab.id}\n"
+        "course/WRITING_LABS.md says the rest.",
+    )
+    return 0
+
+
+def make_starters(console: Console, root: Path, labs: list[Lab], check: bool) -> int:
+    """Write each starter its solution gives, or with `check` only say which is another.
+
+    A lab without a page gets a first one, and the file its predictions are written to.
+    """
+    stale = [lab for lab in labs if not starters.is_current(lab)]
+    for lab in stale:
+        name = terminal.relative(lab.starter, root)
+        if check:
+            terminal.say(console, f"{name} is not what its solution gives", "red")
+        else:
+            learner.replace_starter(console, root, lab)
+            terminal.say(console, f"{name} is written")
+    for path in [] if check else [path for lab in labs for path in new_lab.complete(lab)]:
+        terminal.say(console, f"{terminal.relative(path, root)} is written")
+    told = f"{len(stale)} {'to write' if check else 'written'}"
+    bad = bool(stale) and check
+    terminal.say(console, f"{len(labs)} starters, {told}", "red" if bad else "green")
+    return 1 if bad else 0
 
 
 def _tree(root: Path) -> Path:

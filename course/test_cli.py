@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from course.conftest import REPOSITORY
-from course.learning import pristine
 from course.learning.labs import find_labs
 from course.truth import upstream
 
@@ -179,13 +178,18 @@ def test_a_reset_that_cannot_keep_your_file_changes_nothing(
     assert list((little_course / ".course" / "backup").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "text", ['{"90-00"', "[" * 100_000, "[]", '{"90-00": 3}', '{"90-00": [3]}']
-)
-def test_a_broken_pack_of_starters_is_named_not_traced(course, little_course, text):
-    pristine.path_of(little_course).write_text(text)
+def test_a_solution_that_gives_no_starter_is_named_not_traced(course, starter):
+    solution = starter.parent / "solution.py"
+    solution.write_text("def num_blocks(")
     ran = course()
-    assert ran.code == 2 and "git checkout -- course/starters.json" in ran.err
+    assert ran.code == 2 and "90-00: no starter can be made: '(' was never closed" in ran.err
+    solution.unlink()
+    starter.write_text(WRONG)
+    assert course().code == 0
+    ran = course("reset", "90-00", "--yes")
+    assert (
+        ran.code == 2 and "solution.py, which is gone" in ran.err and starter.read_text() == WRONG
+    )
 
 
 @pytest.mark.parametrize("text", [b"\xff", b"[" * 100_000])
@@ -308,11 +312,18 @@ def test_selfcheck_takes_a_whole_phase_by_its_number(course):
     assert gone.code == 2 and "There is no lab in '17'." in gone.err
 
 
-def test_selfcheck_pack_records_the_starters_it_finds_sound(course, starter, little_course):
-    starter.write_text(starter.read_text() + "# a new comment\n")
-    assert course("selfcheck", "90-00").code == 1
-    assert course("selfcheck", "--pack", "90-00").code == 0
-    assert pristine.read(little_course)["90-00"] == starter.read_text()
+def test_starters_are_made_from_solutions_and_what_they_replace_is_kept(
+    course, starter, little_course
+):
+    shipped = starter.read_text()
+    starter.write_text(WRONG)
+    ran = course("starters", "--check")
+    assert ran.code == 1 and "starter.py is not what its solution gives" in ran.out
+    assert "2 starters, 1 to write" in ran.out and starter.read_text() == WRONG
+    ran = course("starters", "90-00")
+    assert ran.code == 0 and starter.read_text() == shipped
+    assert [f.read_text() for f in (little_course / ".course" / "backup").iterdir()] == [WRONG]
+    assert course("starters", "--check").out == "2 starters, 0 to write\n"
 
 
 def test_trace_prints_each_step_and_saves_the_same_as_json(course, little_course):

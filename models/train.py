@@ -1,10 +1,13 @@
-"""Train the shipped model: a 3 M parameter, byte-level Llama, from text that is free to use.
+"""Train the shipped models: small, byte-level decoders, from text that is free to use.
 
 Promises: same corpus, seed and steps on the same torch build give the same folder;
 held-out numbers come from whole files that training never saw; the result is a
 Hugging Face folder that `mini_vllm`, `transformers` and vLLM all load.
 
-    python models/train.py --upstream upstream --steps 8000 --out models/byte-llama
+    python models/train.py byte-llama --steps 8000      # the default model, 3.2 M parameters
+    python models/train.py byte-draft --steps 5000      # a drafter for it
+    python models/train.py byte-moe --steps 5000        # 16 experts, two of them per token
+    python models/train.py dense-twin --steps 5000      # as large as what byte-moe puts to work
 
 Needs torch (CPU is enough). Nothing in `mini_vllm` imports this file.
 """
@@ -37,7 +40,11 @@ HELD_OUT_ONE_IN = 32
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of the network; names are those of a Llama `config.json`."""
+    """Sizes of the network; names are those of a Llama or Qwen3-MoE `config.json`.
+
+    `num_experts` > 0 replaces every MLP by that many of `moe_intermediate_size` and a router
+    that takes `num_experts_per_tok` of them, and normalises Q and K per head, as Qwen3 does.
+    """
 
     vocab_size: int = 257
     hidden_size: int = 256
@@ -49,6 +56,26 @@ class Shape:
     max_position_embeddings: int = 1024
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+
+
+MOE = Shape(intermediate_size=112, num_experts=16, num_experts_per_tok=2, moe_intermediate_size=56)
+SHAPES = {
+    "byte-llama": Shape(),
+    "byte-draft": Shape(
+        hidden_size=192,
+        intermediate_size=576,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+    ),
+    "byte-moe": MOE,
+    # The network that computes as much per token as byte-moe does: a yardstick, not shipped.
+    "dense-twin": Shape(intermediate_size=112),
+}
+ROUTER_AUX_LOSS = 0.01  # weight of the load-balancing loss (Switch Transformer, equation 4)
 
 
 # --------------------------------------------------------------------------- corpus
@@ -114,8 +141,57 @@ def tokens_of(texts: list[str]) -> Tensor:
 # --------------------------------------------------------------------------- network
 
 
+class DenseMLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        d = s.hidden_size
+        self.gate_proj = nn.Linear(d, s.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(d, s.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(s.intermediate_size, d, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class SparseMLP(nn.Module):
+    """A router and `num_experts` SwiGLUs, the weights of all experts stacked.
+
+    Softmax over all experts, the best `num_experts_per_tok`, weights renormalised: Qwen3-MoE
+    with `norm_topk_prob`. `aux` holds the load-balancing loss of the last call.
+    """
+
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        d, e, i = s.hidden_size, s.num_experts, s.moe_intermediate_size
+        self.shape = s
+        self.gate = nn.Linear(d, e, bias=False)
+        self.gate_proj = nn.Parameter(torch.empty(e, i, d))
+        self.up_proj = nn.Parameter(torch.empty(e, i, d))
+        self.down_proj = nn.Parameter(torch.empty(e, d, i))
+        self.aux = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        s, flat = self.shape, x.flatten(0, 1)  # [tokens, hidden]
+        probs = self.gate(flat).float().softmax(-1)
+        weights, ids = probs.topk(s.num_experts_per_tok, dim=-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        loads = torch.bincount(ids.flatten(), minlength=s.num_experts)
+        self.aux = s.num_experts * (loads / ids.numel() * probs.mean(0)).sum()
+        order = ids.flatten().argsort(stable=True)  # (token, slot) pairs, by expert
+        rows = flat[order // s.num_experts_per_tok].split(loads.tolist())
+        parts = []
+        for e, part in enumerate(rows):
+            h = F.silu(F.linear(part, self.gate_proj[e])) * F.linear(part, self.up_proj[e])
+            parts.append(F.linear(h, self.down_proj[e]))
+        pairs = torch.empty_like(torch.cat(parts)).index_copy(0, order, torch.cat(parts))
+        pairs = pairs.view(*ids.shape, -1) * weights[..., None].to(pairs.dtype)
+        return pairs.sum(1).view(x.shape)
+
+
 class Block(nn.Module):
-    """One decoder layer, Llama's: RMSNorm, grouped-query attention, RMSNorm, SwiGLU."""
+    """One decoder layer: RMSNorm, grouped-query attention, RMSNorm, a dense or sparse MLP."""
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
@@ -129,9 +205,10 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(d, s.rms_norm_eps)
         self.q_proj, self.k_proj = nn.Linear(d, q, bias=False), nn.Linear(d, kv, bias=False)
         self.v_proj, self.o_proj = nn.Linear(d, kv, bias=False), nn.Linear(q, d, bias=False)
-        self.gate_proj = nn.Linear(d, s.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(d, s.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(s.intermediate_size, d, bias=False)
+        self.mlp = SparseMLP(s) if s.num_experts else DenseMLP(s)
+        if s.num_experts:
+            self.q_norm = nn.RMSNorm(s.head_dim, s.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(s.head_dim, s.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         s = self.shape
@@ -140,13 +217,15 @@ class Block(nn.Module):
         q = self.q_proj(h).view(batch, length, s.num_attention_heads, s.head_dim).transpose(1, 2)
         k = self.k_proj(h).view(batch, length, s.num_key_value_heads, s.head_dim).transpose(1, 2)
         v = self.v_proj(h).view(batch, length, s.num_key_value_heads, s.head_dim).transpose(1, 2)
+        if s.num_experts:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         group = s.num_attention_heads // s.num_key_value_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
         h = self.post_attention_layernorm(x)
-        return x + self.down_proj(F.silu(self.gate_proj(h)) * self.up_proj(h))
+        return x + self.mlp(h)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -170,7 +249,7 @@ class ByteLlama(nn.Module):
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
         for name, p in self.named_parameters():
-            if p.ndim == 2:
+            if p.ndim >= 2:
                 std = (
                     0.02 / math.sqrt(2 * s.num_hidden_layers)
                     if "o_proj" in name or "down" in name
@@ -229,17 +308,28 @@ def crops(
 def train(
     model: ByteLlama, stream: Tensor, held: Tensor, steps: int, seed: int, scratch: Path
 ) -> list[str]:
-    """Run the schedule; returns the log lines. Saves a resumable-by-hand state every 500 steps."""
+    """Run the schedule; returns the log lines. Goes on from `scratch`, saved every 500 steps."""
     generator = torch.Generator().manual_seed(seed)
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    # Muon takes matrices; stacked experts and the router learn by AdamW with the rest.
+    named = list(model.named_parameters())
+    muon = {n for n, p in named if p.ndim == 2 and "embed" not in n and ".gate." not in n}
+    matrices = [p for n, p in named if n in muon]
+    rest = [p for n, p in named if n not in muon]
     optimizers = [
         torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01),
         torch.optim.AdamW(rest, lr=0.003, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     base = [g["lr"] for o in optimizers for g in o.param_groups]
-    log, began, running = [], time.time(), 0.0
-    for step in range(steps):
+    log, began, running, first = [], time.time(), 0.0, 0
+    if (scratch / "last.pt").exists():
+        state = torch.load(scratch / "last.pt")
+        model.load_state_dict(state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        generator.set_state(state["generator"])
+        first, running = state["step"], state["running"]
+        print(f"going on from step {first} of {scratch}", flush=True)
+    for step in range(first, steps):
         count, length = (
             (16, 256) if step < 0.4 * steps else (8, 512) if step < 0.75 * steps else (4, 1024)
         )
@@ -247,7 +337,8 @@ def train(
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(inputs)
         loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-        loss.backward()
+        aux = [b.mlp.aux for b in model.layers if isinstance(b.mlp, SparseMLP)]
+        (loss + ROUTER_AUX_LOSS * sum(aux)).backward()
         nn.utils.clip_grad_norm_(rest, 1.0)
         for group, lr in zip((g for o in optimizers for g in o.param_groups), base, strict=True):
             group["lr"] = lr * learning_rate(step, steps)
@@ -261,7 +352,11 @@ def train(
             if (step + 1) % 500 == 0:
                 bits = held_out_bits_per_byte(model, held, 1024, limit=65536)
                 line += f"  held-out (first 64 KiB) {bits:.3f}"
-                torch.save(model.state_dict(), scratch / "last.pt")
+                state = {"step": step + 1, "model": model.state_dict(), "running": running}
+                state["optimizers"] = [o.state_dict() for o in optimizers]
+                state["generator"] = generator.get_state()
+                torch.save(state, scratch / "new.pt")
+                (scratch / "new.pt").replace(scratch / "last.pt")
             print(line, flush=True)
             log.append(line)
     return log
@@ -322,25 +417,28 @@ def tokenizer_json() -> dict:
     }
 
 
-def export(model: ByteLlama, out: Path) -> None:
-    """Write the Hugging Face folder: config, weights in fp16, tokenizer, generation config."""
-    out.mkdir(parents=True, exist_ok=True)
+def hugging_face_names(model: ByteLlama) -> dict[str, Tensor]:
+    """Name in a Hugging Face checkpoint -> tensor, fp16; stacked experts one matrix each."""
     weights = {}
     for name, p in model.state_dict().items():
-        for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
             name = name.replace(f".{part}", f".self_attn.{part}")
-        for part in ("gate_proj", "up_proj", "down_proj"):
-            name = name.replace(f".{part}", f".mlp.{part}")
-        weights[f"model.{name}"] = p.to(torch.float16).contiguous()
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **asdict(model.shape),
+        if p.ndim == 3:
+            stem, part = name.rsplit(".", 1)
+            for e, expert in enumerate(p):
+                weights[f"model.{stem}.experts.{e}.{part}.weight"] = expert.clone()
+        else:
+            weights[f"model.{name}"] = p
+    return {name: p.to(torch.float16).contiguous() for name, p in weights.items()}
+
+
+def config_json(s: Shape) -> dict:
+    """The `config.json` of a shape: LlamaForCausalLM, or Qwen3MoeForCausalLM with experts."""
+    sizes = asdict(s)
+    common = {
         "hidden_act": "silu",
         "tie_word_embeddings": True,
         "attention_bias": False,
-        "mlp_bias": False,
         "bos_token_id": None,
         "eos_token_id": EOS,
         "pad_token_id": None,
@@ -349,6 +447,27 @@ def export(model: ByteLlama, out: Path) -> None:
         "initializer_range": 0.02,
         "use_cache": True,
     }
+    if not s.num_experts:
+        dense = {k: v for k, v in sizes.items() if "expert" not in k and "moe" not in k}
+        named = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        return {**named, **dense, **common, "mlp_bias": False}
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        **sizes,
+        **common,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "router_aux_loss_coef": ROUTER_AUX_LOSS,
+        "output_router_logits": False,
+    }
+
+
+def export(model: ByteLlama, out: Path) -> None:
+    """Write the Hugging Face folder: config, weights in fp16, tokenizer, generation config."""
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(hugging_face_names(model), out / "model.safetensors", metadata={"format": "pt"})
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|endoftext|>",
@@ -357,7 +476,7 @@ def export(model: ByteLlama, out: Path) -> None:
     }
     generation = {"eos_token_id": EOS, "do_sample": False}
     for name, data in (
-        ("config.json", config),
+        ("config.json", config_json(model.shape)),
         ("generation_config.json", generation),
         ("tokenizer_config.json", tokenizer_config),
         ("tokenizer.json", tokenizer_json()),
@@ -370,7 +489,8 @@ def export(model: ByteLlama, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--upstream", type=Path, default=Path("upstream"))
-    parser.add_argument("--out", type=Path, default=Path("models/byte-llama"))
+    parser.add_argument("name", choices=list(SHAPES), help="which model")
+    parser.add_argument("--out", type=Path, help="default: models/NAME")
     parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -401,13 +521,17 @@ def main() -> None:
         return
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
-    model = ByteLlama(Shape())
-    scratch = Path("models/scratch")
+    shape = SHAPES[args.name]
+    model = ByteLlama(shape)
+    scratch = Path("models/scratch") / args.name
     scratch.mkdir(parents=True, exist_ok=True)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    total = sum(p.numel() for p in model.parameters())
+    idle = sum(p.numel() for p in model.parameters() if p.ndim == 3)
+    active = total - idle + idle * shape.num_experts_per_tok // max(shape.num_experts, 1)
+    print(f"{total:,} parameters, {active:,} of them at work per token", flush=True)
     train(model, stream, held, args.steps, args.seed, scratch)
-    export(model, args.out)
-    rounded = ByteLlama(Shape())  # what ships is fp16, so that is what is measured
+    export(model, args.out or Path("models") / args.name)
+    rounded = ByteLlama(shape)  # what ships is fp16, so that is what is measured
     rounded.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
     bits = held_out_bits_per_byte(rounded, held, 1024)
     print(f"held-out, fp16 weights: {bits:.4f} bits/byte (xz -9: {xz:.4f})")

@@ -11,7 +11,7 @@ import pytest
 
 from course import cli
 from course.files import load_module
-from course.learning import mine, pristine
+from course.learning import mine
 from course.learning.labs import find_labs
 from mini_vllm import BlockPool, EngineParts, LLMEngine, SamplingParams
 
@@ -121,7 +121,6 @@ def test_course_run_mine_serves_from_the_learners_passed_labs(tmp_path, monkeypa
         folder = root / PHASE.name / "labs" / solution.parent.name
         shutil.copytree(solution.parent, folder)
         shutil.copy(solution, folder / "starter.py")
-    pristine.write(root, {"02-01": "", "02-05": ""})
     monkeypatch.chdir(root)
     monkeypatch.delenv("COURSE_ROOT", raising=False)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from course import cli
-from course.learning import mine, pristine
+from course.learning import mine
 from course.learning.grading import Report, TestResult
 from course.learning.labs import find_labs
 from course.learning.progress import Progress, digest_of
@@ -111,7 +111,6 @@ def test_course_run_mine_uses_it(tmp_path, monkeypatch, capsys):
     folder = tmp_path / lab.folder.relative_to(ROOT)
     shutil.copytree(lab.folder, folder)
     (copy,) = find_labs(tmp_path)
-    pristine.write(tmp_path, {"03-01": copy.starter.read_text(encoding="utf-8")})
     shutil.copy(copy.solution, copy.starter)
     results = [TestResult("starter", "test_lab.py::test", "passed")]
     passed = Report(results, digest=digest_of(copy))  # graded elsewhere: `course selfcheck`

@@ -16,7 +16,7 @@ import pytest
 
 from course import cli
 from course.files import load_module
-from course.learning import mine, pristine
+from course.learning import mine
 from course.learning.grading import Report, TestResult
 from course.learning.labs import find_labs
 from course.learning.progress import Progress, digest_of
@@ -143,8 +143,6 @@ def test_course_run_mine_uses_it(tmp_path, monkeypatch, capsys):
     for lab in wanted.values():
         shutil.copytree(lab.folder, tmp_path / lab.folder.relative_to(ROOT))
     copies = find_labs(tmp_path)
-    starters = {copy.id: copy.starter.read_text(encoding="utf-8") for copy in copies}
-    pristine.write(tmp_path, starters)
     results = [TestResult("starter", "test_lab.py::test", "passed")]
     for copy in copies:
         shutil.copy(copy.solution, copy.starter)

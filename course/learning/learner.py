@@ -6,7 +6,6 @@ text it is a result of, and shown where it cannot be kept; Ctrl-C leaves the las
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import sys
 import time
@@ -21,8 +20,8 @@ from rich.text import Text
 
 from course import terminal
 from course.files import write_atomically
-from course.learning import grading, manifest, mine, predictions, show
-from course.learning.labs import CourseError, Lab, signatures
+from course.learning import grading, manifest, mine, predictions, show, starters
+from course.learning.labs import CourseError, Lab
 from course.learning.progress import FOLDER, PASSED, Progress, digest_of
 
 
@@ -65,17 +64,10 @@ def grade(
         )
     if report.ok:
         part = mine.attribute_of(lab.manifest.part) if lab.manifest.part else ""
-        built = asked_for(progress.pristine.get(lab.id) or lab.solution.read_text("utf-8"))
+        built = list(dict.fromkeys(name.partition(".")[0] for name in lab.manifest.yours))
         following = progress.next_lab(labs, after=lab)
         show.congratulate(console, root, lab, report, built, following, part)
     return report.ok
-
-
-def asked_for(pristine: str) -> list[str]:
-    """The functions and classes a pristine starter leaves to the learner, in file order."""
-    every = list(signatures(ast.parse(pristine)))
-    wanted = [name for name, (_, unwritten) in every if unwritten] or [name for name, _ in every]
-    return list(dict.fromkeys(name.partition(".")[0] for name in wanted))
 
 
 def run_starter(root: Path, lab: Lab, time_limit: float = grading.TIME_LIMIT) -> grading.Report:
@@ -197,33 +189,36 @@ def hint(console: Console, progress: Progress, lab: Lab, test: str | None) -> No
 
 def reset(console: Console, root: Path, progress: Progress, lab: Lab, yes: bool) -> None:
     """Put the pristine starter back, after keeping a copy of what is there."""
-    pristine = progress.pristine.get(lab.id)
-    if pristine is None:
-        raise CourseError(f"The pristine starter of {lab.id} is not packed in course/starters.json")
-    here = lab.starter.read_bytes() if lab.starter.is_file() else None
     name = terminal.relative(lab.starter, root)
-    if here is not None and here.replace(b"\r\n", b"\n") == pristine.encode("utf-8"):
+    if starters.is_current(lab):
         terminal.say(console, f"{name} is the pristine starter already.")
         return
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Replace {name}?"):
         terminal.say(console, "Nothing was changed.")
         return
-    if here is not None:
-        stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-        copy = root / FOLDER / "backup" / f"{lab.id}-{stamp}.py"
-        try:
-            write_atomically(copy, here)
-        except OSError as error:
-            raise CourseError(
-                f"Nothing was changed: your {name} could not be kept ({error})."
-            ) from None
-        terminal.say(console, f"Your file is kept as {terminal.relative(copy, root)}")
-    write_atomically(lab.starter, pristine)
+    replace_starter(console, root, lab)
     terminal.say(console, f"{name} is the pristine starter again.")
     try:
         progress.fold(lab)
     except OSError as error:
         terminal.say(console, f"Its last result is still in your progress ({error}).", "yellow")
+
+
+def replace_starter(console: Console, root: Path, lab: Lab) -> None:
+    """Write the generated starter, after keeping a copy of what is there."""
+    text = starters.required(lab)
+    if lab.starter.is_file():
+        stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+        copy = root / FOLDER / "backup" / f"{lab.id}-{stamp}.py"
+        try:
+            write_atomically(copy, lab.starter.read_bytes())
+        except OSError as error:
+            name = terminal.relative(lab.starter, root)
+            raise CourseError(
+                f"Nothing was changed: your {name} could not be kept ({error})."
+            ) from None
+        terminal.say(console, f"Your file is kept as {terminal.relative(copy, root)}")
+    write_atomically(lab.starter, text)
 
 
 def solution(console: Console, progress: Progress, lab: Lab, diff: bool, yes: bool) -> None:

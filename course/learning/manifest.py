@@ -4,6 +4,8 @@ Promises: a manifest that loads has only known keys of the right types; every pr
 reported at once, each with the file and the key. Its keys:
 
     id, title, tag, minutes     "02-01", words, one of TAGS, an estimate
+    yours                       functions and methods of solution.py that the learner writes
+    hidden                      what else of solution.py the starter does not show
     hints                       per test, from a nudge to nearly the answer: texts, or mappings
                                 {field: waiting, text: "..."} shown only when the last failure named
                                 that field (a replay's difference reads "seed S, step K, FIELD")
@@ -31,8 +33,14 @@ from course.learning.predictions import Prediction
 
 TAGS = ("CPU-OK", "GPU-OPT", "GPU-REQ")
 DEVICES = ("gpu", "cpu")
-REQUIRED = {"id": str, "title": str, "tag": str, "minutes": int, "hints": dict}
-OPTIONAL = {"part": str, "run_on": list, "misconceptions": list, "predictions": dict}
+REQUIRED = {"id": str, "title": str, "tag": str, "minutes": int, "yours": list, "hints": dict}
+OPTIONAL = {
+    "hidden": list,
+    "part": str,
+    "run_on": list,
+    "misconceptions": list,
+    "predictions": dict,
+}
 MISCONCEPTION_REQUIRED = ("name", "why", "replace", "with", "caught_by")
 MISCONCEPTION_OPTIONAL = ("inside",)
 
@@ -80,7 +88,10 @@ class Manifest:
     title: str
     tag: str
     minutes: int
+    yours: tuple[str, ...]
+    """Functions and methods of solution.py that the learner writes; see `starters.py`."""
     hints: dict[str, tuple[Hint, ...]]
+    hidden: tuple[str, ...] = ()
     misconceptions: tuple[Misconception, ...] = ()
     part: str | None = None
     run_on: tuple[str, ...] = ("gpu",)
@@ -112,6 +123,8 @@ def load(path: Path) -> Manifest:
         title=data["title"],
         tag=data["tag"],
         minutes=data["minutes"],
+        yours=tuple(data["yours"]),
+        hidden=tuple(data.get("hidden", ())),
         part=data.get("part"),
         run_on=tuple(data.get("run_on", ("gpu",))),
         predictions=predictions.from_manifest(data.get("predictions", {})),
@@ -157,6 +170,10 @@ def _problems(data: Any, path: Path) -> Any:
             yield f'id {data["id"]!r} must be phase-lab, as in "02-01"'
         elif expected and expected != data["id"]:
             yield f"id {data['id']!r} does not agree with the folder, which says {expected!r}"
+    for key in ("yours", "hidden"):
+        names = data.get(key)
+        if isinstance(names, list) and (not names or not all(map(_is_dotted, names))):
+            yield f"{key} {names!r} must be a list of names in solution.py, such as Class.method"
     where = data.get("run_on", ["gpu"])
     if isinstance(where, list) and (not where or any(each not in DEVICES for each in where)):
         yield f"run_on {where!r} must be a list of {' and '.join(DEVICES)}"
@@ -190,6 +207,10 @@ def _problems(data: Any, path: Path) -> Any:
             if name in seen:
                 yield f"{where}: the name is used twice"
             seen.add(name)
+
+
+def _is_dotted(name: Any) -> bool:
+    return isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
 
 
 def _is_hint(entry: Any) -> bool:

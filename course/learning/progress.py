@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from course.files import locked, write_atomically
-from course.learning import pristine
+from course.learning import starters
 from course.learning.grading import Report
 from course.learning.labs import Lab, find_labs
 from course.learning.predictions import Answer
@@ -76,7 +76,6 @@ class Progress:
         self.path = root / FOLDER / "progress.json"
         self.notice = ""
         self.entries = self._read()
-        self.pristine = pristine.read(root)
 
     def _read(self) -> dict[str, Entry]:
         try:
@@ -129,12 +128,9 @@ class Progress:
         return NEW if self._untouched(lab) else CHANGED
 
     def _untouched(self, lab: Lab) -> bool:
-        # Bytes: an editor may have written another encoding, a checkout other line ends.
-        here = lab.starter.read_bytes() if lab.starter.is_file() else b""
-        pristine_text = self.pristine.get(lab.id)
-        if pristine_text is None:
-            return True
-        return here.replace(b"\r\n", b"\n") == pristine_text.encode("utf-8")
+        if not lab.solution.is_file():  # nobody can tell: what was graded is no longer the same
+            return not self.entry(lab).digest
+        return starters.is_current(lab)
 
     def record(
         self, lab: Lab, report: Report, compared: Mapping[str, tuple[Answer, Answer]] | None = None

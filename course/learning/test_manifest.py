@@ -14,6 +14,7 @@ id: "02-01"
 title: A title
 tag: CPU-OK
 minutes: 5
+yours: [free, BlockPool.touch]
 hints:
   test_a: ["one", "two"]
 """
@@ -56,6 +57,9 @@ def test_hints_for_a_field_are_those_of_the_field_that_failed(tmp_path, failure,
     [
         (SOUND + "colour: red\n", "unknown key 'colour'"),
         (SOUND.replace("minutes: 5", ""), "missing key 'minutes'"),
+        (SOUND.replace("yours: [free, BlockPool.touch]\n", ""), "missing key 'yours'"),
+        (SOUND.replace("free,", "free(),"), "yours ['free()', 'BlockPool.touch'] must be a list"),
+        (SOUND + "hidden: []\n", "hidden [] must be a list of names in solution.py"),
         (SOUND.replace("5", "soon"), "minutes must be int, not 'soon'"),
         (SOUND.replace("5", "0"), "minutes 0 must be 1 or more"),
         (SOUND + "run_on: [tpu]\n", "run_on ['tpu'] must be a list of gpu and cpu"),

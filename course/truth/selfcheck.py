@@ -2,8 +2,8 @@
 
 Promises, for every lab: the solution passes; the starter fails every test and breaks in none
 before it; each misconception fails the test it names; every test has hints and every assertion a
-message; the tests are quick; the packed pristine starter is the one in the folder. A lab that
-only looks graded does not get through.
+message; the tests are quick; the starter is what the solution gives; nothing is left to fill in. A
+lab that only looks graded does not get through.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from course.learning import grading, manifest, mine
-from course.learning.labs import CourseError, Lab, is_not_implemented, signatures, test_functions
+from course.learning import grading, manifest, mine, starters
+from course.learning.labs import CourseError, Lab, is_not_implemented, test_functions
+from course.truth import new_lab
 
 SLOWEST = 3.0
 """Processor seconds the unmarked tests of one lab may take on its solution."""
@@ -41,16 +42,12 @@ def check_labs(
     *,
     workers: int = 2,
     time_limit: float = grading.TIME_LIMIT,
-    packed: dict[str, str] | None = None,
     done: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
-    """Check `labs` with `workers` child processes at a time; `done` hears of each as it ends.
-
-    `packed` maps a lab's id to its pristine starter; None leaves that rule out.
-    """
+    """Check `labs` with `workers` child processes at a time; `done` hears of each as it ends."""
 
     def one(lab: Lab) -> Verdict:
-        verdict = check_lab(root, lab, time_limit=time_limit, packed=packed)
+        verdict = check_lab(root, lab, time_limit=time_limit)
         done(verdict)
         return verdict
 
@@ -63,7 +60,6 @@ def check_lab(
     lab: Lab,
     *,
     time_limit: float = grading.TIME_LIMIT,
-    packed: dict[str, str] | None = None,
 ) -> Verdict:
     """Apply every rule to one lab."""
     verdict = Verdict(lab)
@@ -79,6 +75,9 @@ def check_lab(
     except CourseError as error:
         verdict.problems += str(error).splitlines()
         return verdict
+    if places := new_lab.unfilled(lab):
+        shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+        verdict.problems.append(f"{len(places)} lines still say {new_lab.MARK}: {shown}")
     if {lab.starter.name, lab.solution.name, lab.test_file.name} & set(missing):
         return verdict
     try:
@@ -88,10 +87,13 @@ def check_lab(
     except SyntaxError as error:
         verdict.problems.append(f"{Path(error.filename or 'a file').name}: {error}")
         return verdict
-    if packed is not None and packed.get(lab.id) != lab.starter.read_text(encoding="utf-8"):
-        verdict.problems.append(
-            "the packed starter is not the one in the folder: run `course selfcheck --pack`"
-        )
+    try:
+        if not starters.is_current(lab):
+            verdict.problems.append(
+                f"starter.py is not what its solution gives: run `course starters {lab.id}`"
+            )
+    except CourseError as error:
+        verdict.problems.append(str(error))
     _run_rules(root, lab, spec, tests, names, verdict, time_limit)
     return verdict
 
@@ -256,20 +258,8 @@ def _static_problems(
                 f"test_lab.py:{node.lineno}: this assert has no message; say what was expected "
                 "and why it matters"
             )
-    starter = ast.parse(lab.starter.read_text(encoding="utf-8"), str(lab.starter))
     solution = ast.parse(lab.solution.read_text(encoding="utf-8"), str(lab.solution))
     yield from _part_problems(spec, solution)
-    theirs = dict(signatures(solution))
-    for name, (signature, unwritten) in dict(signatures(starter)).items():
-        if not unwritten:
-            continue
-        if name not in theirs:
-            yield f"starter.py asks for {name}, which solution.py does not define"
-        elif theirs[name][0] != signature:
-            yield (
-                f"{name} has other arguments in starter.py ({signature}) than in solution.py "
-                f"({theirs[name][0]})"
-            )
 
 
 def _part_problems(spec: manifest.Manifest, solution: ast.Module) -> Iterator[str]:

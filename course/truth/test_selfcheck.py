@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from course.conftest import REPOSITORY, TESTDATA
-from course.learning import pristine
 from course.learning.labs import Lab, find_labs
 from course.truth import selfcheck
 
@@ -37,10 +36,10 @@ REFUSED = {
     "lab-03-uncaught": [
         "misconception 'floor' is not caught: test_rounds_up passes on the wrong solution"
     ],
-    "lab-04-import-error": [
+    "lab-04-lacks-a-helper": [
         "starter.py breaks before test_rounds_up begins, so the test is not what fails: "
-        "starter.py, line 1 cannot be loaded: import no_such_module_anywhere "
-        "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
+        "starter.py, line 4 cannot be loaded: SMALLEST = _rounded_up(1, 16) "
+        "NameError: name '_rounded_up' is not defined"
     ],
     "lab-05-wrong-solution": [
         "solution.py fails test_rounds_up: 17 tokens need a second block of 16: expected 2, came 1"
@@ -49,8 +48,7 @@ REFUSED = {
         "lab.yaml has hints for test_that_is_gone, which is no test of test_lab.py",
         "lab.yaml has no hints for test_without_hints",
         "test_lab.py:5: this assert has no message; say what was expected and why it matters",
-        "num_blocks has other arguments in starter.py (num_tokens: int, block_size: int) than in "
-        "solution.py (num_tokens: int, block_size: int=16)",
+        "starter.py is not what its solution gives: run `course starters 90-06`",
         "misconception 'floor': there is no test test_nowhere",
     ],
     "lab-07-text-not-there": [
@@ -82,13 +80,12 @@ def test_slow_tests_are_refused_with_the_slowest_named(monkeypatch):
     assert "the limit is 0 s (the slowest is test_rounds_up: " in verdict.problems[0]
 
 
-def test_a_starter_that_is_not_the_packed_one_is_refused(little_course):
-    packed = pristine.read(little_course)
+def test_a_starter_that_is_not_what_its_solution_gives_is_refused(little_course):
     lab = find_labs(little_course)[0]
     lab.starter.write_text(lab.starter.read_text() + "# edited\n", encoding="utf-8")
-    verdict = selfcheck.check_lab(little_course, lab, packed=packed)
+    verdict = selfcheck.check_lab(little_course, lab)
     assert verdict.problems == [
-        "the packed starter is not the one in the folder: run `course selfcheck --pack`"
+        "starter.py is not what its solution gives: run `course starters 90-00`"
     ]
 
 

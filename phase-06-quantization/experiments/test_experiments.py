@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from course.files import load_module
-from course.learning import pristine
+from course.learning import starters
+from course.learning.labs import Lab
 
 HERE = Path(__file__).resolve().parent
 
@@ -295,7 +296,7 @@ def test_a_file_without_a_layer_is_refused_before_anything_is_measured(
     lab = HERE.parent / "labs" / "lab-03-int4-groups-and-packing"
     for name in ("test_lab.py", "solution.py"):
         (tmp_path / name).write_text((lab / name).read_text(encoding="utf-8"), encoding="utf-8")
-    shipped = pristine.read(HERE.parents[1])["06-03"]
+    shipped = starters.required(Lab(lab, "06-03"))
     (tmp_path / "as-shipped.py").write_text(shipped, encoding="utf-8")
     argument = argument.format(lab=tmp_path)
     with pytest.raises(SystemExit):

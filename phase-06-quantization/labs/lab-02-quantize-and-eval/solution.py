@@ -1,7 +1,6 @@
 """Lab 02: what a format saves and what it can gain, before and after a run.
 
-Promises: arithmetic only, no engine and no GPU; bytes are exact, ceilings are upper bounds that no
-honest measurement passes. `run.py` sets them beside a real vLLM v0.22.1.
+Arithmetic only, no engine and no GPU. `run.py` sets your numbers beside a real vLLM v0.22.1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Lab 04: int8 weights and activations with one scale each, and SmoothQuant.
 
-Promises: float64 inside; no input is changed; smoothing changes no exact product. vLLM smooths
-nothing itself, it loads checkpoints that were smoothed before; the scale that is shared here is
-`vllm/model_executor/layers/quantization/utils/quant_utils.py:44` `GroupShape` PER_TENSOR.
+Work in float64. No input may be changed. `_check_features` is given.
 """
 
 from __future__ import annotations

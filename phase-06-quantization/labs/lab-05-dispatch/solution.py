@@ -1,9 +1,7 @@
 """Lab 05: from a checkpoint's config to a method per layer and a kernel per method.
 
-Promises: each rule is upstream's, and graded against it where the pinned tree is at hand; the
-kernels are names with their objections, so that no GPU is needed to choose one. Mirrors
-`vllm/model_executor/layers/quantization/base_config.py:70` `QuantizationConfig` and
-`vllm/model_executor/kernels/linear/__init__.py:618` `choose_mp_linear_kernel`.
+Four parts, from the top. The overrides, the kernels with their objections, the base class and
+`UnquantizedMethod` are given.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
-"""Count the blocks a sequence needs: the reference."""
+"""Count the blocks a sequence needs."""
 
 
 def num_blocks(num_tokens: int, block_size: int) -> int:
     """Blocks of `block_size` slots that hold `num_tokens` tokens, rounded up."""
     return -(-num_tokens // block_size)
+
+
+def num_slots(num_tokens: int, block_size: int) -> int:
+    """Slots in those blocks."""
+    return num_blocks(num_tokens, block_size) * block_size

@@ -1,4 +1,4 @@
-"""Count the blocks a sequence needs: the reference."""
+"""Count the blocks a sequence needs."""
 
 
 def num_blocks(num_tokens: int, block_size: int) -> int:

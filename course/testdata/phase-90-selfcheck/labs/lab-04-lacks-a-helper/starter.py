@@ -1,7 +1,7 @@
-import no_such_module_anywhere
-
-
 """Count the blocks a sequence needs."""
+
+
+SMALLEST = _rounded_up(1, 16)
 
 
 def num_blocks(num_tokens: int, block_size: int) -> int:

@@ -1,6 +1,0 @@
-"""Count the blocks a sequence needs: the reference."""
-
-
-def num_blocks(num_tokens: int, block_size: int) -> int:
-    """Blocks of `block_size` slots that hold `num_tokens` tokens, rounded up."""
-    return -(-num_tokens // block_size)

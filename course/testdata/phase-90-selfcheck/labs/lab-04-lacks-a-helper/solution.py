@@ -1,0 +1,13 @@
+"""Count the blocks a sequence needs."""
+
+
+def _rounded_up(num: int, by: int) -> int:
+    return -(-num // by)
+
+
+SMALLEST = _rounded_up(1, 16)
+
+
+def num_blocks(num_tokens: int, block_size: int) -> int:
+    """Blocks of `block_size` slots that hold `num_tokens` tokens, rounded up."""
+    return _rounded_up(num_tokens, block_size)
