@@ -1,4 +1,4 @@
-"""Solution of lab 08-01: a drafter that looks words up, a verifier, and the loop around them.
+"""Lab 08-01: a drafter that looks words up, a verifier, and the loop around them.
 
 A *target* says the next token of a context; it stands for a model decoded greedily. A *run* is one
 forward pass of it, and one run answers the question after the context and after each draft, as the

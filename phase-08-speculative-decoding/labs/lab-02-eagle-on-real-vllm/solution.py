@@ -1,4 +1,4 @@
-"""Solution of lab 08-02: what an engine with drafts says of itself, and what follows from it.
+"""Lab 08-02: what an engine with drafts says of itself, and what follows from it.
 
 The engine counts, per request and step that carried drafts: one *draft*, its *draft tokens*, and
 how many of them were accepted. Steps without drafts count nowhere. Source:

@@ -7,7 +7,6 @@ how many of them were accepted. Steps without drafts count nowhere. Source:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 

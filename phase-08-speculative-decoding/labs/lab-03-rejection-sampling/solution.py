@@ -1,4 +1,4 @@
-"""Solution of lab 08-03: keep or replace a draft so that the text's law is the target's, exactly.
+"""Lab 08-03: keep or replace a draft so that the text's law is the target's, exactly.
 
 `p` is what the target would sample from at a position, `q` what the draft there was sampled from:
 rows of probabilities over one vocabulary. Names follow

@@ -1,4 +1,4 @@
-"""Solution of lab 08-04: what drafts are worth, before anybody builds a drafter.
+"""Lab 08-04: what drafts are worth, before anybody builds a drafter.
 
 Symbols: `alpha`, the probability that a draft is kept if those before it were; `k` drafts a run;
 `c`, one step of the drafter in units of one plain step of the target. A run costs one step
