@@ -192,24 +192,23 @@ def lookup() -> str:
     for place, token in enumerate(context):
         marked = place in (1, 2, 5, 6)
         cell(svg, 110 + place * 42, 12, 36, str(token), ORANGE if marked else GREY)
-    svg.line(170, 44, 170, 60)
-    svg.line(338, 44, 338, 60)
-    svg.line(170, 60, 338, 60)
-    svg.text(254, 76, "the last two, and where they stood before", size=12, anchor="middle")
+    svg.line(191, 44, 191, 58)
+    svg.line(359, 44, 359, 58)
+    svg.line(191, 58, 359, 58)
+    svg.text(275, 76, "the last two, and where they stood before", size=12, anchor="middle")
     svg.text(16, 122, "drafts", size=12, css="soft")
     for place, token in enumerate(drafts):
         x = 404 + place * 62
         cell(svg, x, 104, 36, str(token), PURPLE)
-    svg.line(236, 44, 236, 52, stroke=PURPLE)
     svg.text(110, 122, "what followed: places 3, 4, 5", size=12, fill=PURPLE, bold=True)
     svg.text(16, 182, "one run", size=12, css="soft")
-    svg.text(110, 182, "row i: what comes after draft i", size=12)
+    svg.text(110, 182, "what the target says at each place", size=12)
     answers = [4, 1, 9]
     for place, token in enumerate(answers):
         good = place < accepted
         cell(svg, 404 + place * 62, 164, 36, str(token), GREEN if good else RED)
         svg.line(422 + place * 62, 132, 422 + place * 62, 160, arrow=True)
-    svg.text(600, 181, "the row behind the last draft: not used", size=12, css="soft")
+    svg.text(600, 181, "a fourth row: worthless", size=12, css="soft")
     svg.text(16, 242, "said", size=12, css="soft")
     for place, token in enumerate(said):
         cell(svg, 404 + place * 62, 224, 36, str(token), GREEN if place < accepted else BLUE)
@@ -271,14 +270,14 @@ def speedups() -> str:
         {i: str(i) for i in range(0, 17, 2)}, {i: str(i) for i in range(0, 5)},
     )  # fmt: skip
     svg.line(60, axes.y(1), 660, axes.y(1), css="soft-line", dash="5 4")
-    for color, alpha in zip(
-        (RED, ORANGE, PURPLE, BLUE, GREEN), (0.2, 0.3, 0.5, 0.7, 0.9), strict=True
-    ):
+    alphas = {0.2: RED, 0.3: ORANGE, 0.5: PURPLE, 0.7: BLUE, 0.9: GREEN}
+    for alpha, color in alphas.items():
         points = [(k, lab.speedup(alpha, k, 0.1)) for k in range(17)]
         axes.curve(points, color, width=2.5)
         best = lab.optimal_k(alpha, 0.1)
         axes.dots([points[best]], color, radius=5)
-        axes.label(16, points[-1][1], f"alpha {alpha:g}, best {best}", fill=color)
+        nudge = {0.2: 14, 0.5: -4}.get(alpha, 4)
+        axes.label(16, points[-1][1], f"alpha {alpha:g}, best {best}", fill=color, dy=nudge)
     return svg.render()
 
 
@@ -314,7 +313,7 @@ def rows() -> str:
     """The logits rows of upstream's own example: counts 3, 0, 2, 0, 1."""
     counts, lengths = [3, 0, 2, 0, 1], [4, 100, 3, 100, 2]
     svg = Svg(
-        780, 250, "Which rows of a ragged batch become logits",
+        780, 262, "Which rows of a ragged batch become logits",
         "Five requests with 3, 0, 2, 0 and 1 drafts. Of each request's scheduled tokens the last "
         "1 + n give logits; the rows of drafts verify, the last row of each gives the bonus.",
     )  # fmt: skip
@@ -326,21 +325,13 @@ def rows() -> str:
             token = start + length - count - 1 + index
             target = index < count
             cell(svg, 260 + index * 66, y, 60, str(token), GREEN if target else BLUE)
-            words = f"{'target' if target else 'bonus'} {row}"
-            svg.text(560, y + 17, "rows", size=11, css="soft")
-            svg.text(
-                600 + index * 44,
-                y + 17,
-                str(row),
-                size=12,
-                fill=GREEN if target else BLUE,
-                bold=True,
-            )
+            color = GREEN if target else BLUE
+            svg.text(600 + index * 44, y + 17, str(row), size=12, fill=color, bold=True)
             row += 1
-            del words
         start += length
     svg.text(260, 28, "index among the batch's tokens", size=12, css="soft")
     svg.text(600, 28, "row of the logits", size=12, css="soft")
+    svg.text(16, 248, "green: verifies the next draft; blue: gives the bonus", size=12, css="soft")
     return svg.render()
 
 
