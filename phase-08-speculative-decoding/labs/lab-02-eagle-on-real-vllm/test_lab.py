@@ -105,6 +105,15 @@ def test_a_line_is_read_back(lab):
     for end in ("", "\n"):
         got = lab.parse_spec_line(line + end)
         same(got, expected, f"the numbers in {line + end!r}")
+    kinds = {
+        name: type(value).__name__ for name, value in got.items() if name in ("accepted", "drafted")
+    }
+    same(kinds, {"accepted": "int", "drafted": "int"}, "counts of tokens are whole numbers")
+    near(
+        lab.parse_spec_line(line.replace(" 50.0%", " 47.7%"))["acceptance_rate"],
+        0.477,
+        "47.7% is .477",
+    )
     same(lab.parse_spec_line(RECORDED[1][3])["per_position"], [1.0], "k = 1: one position, a list")
     same(len(lab.parse_spec_line(RECORDED[2][3])["per_position"]), 8, "k = 8: eight positions")
     same(lab.parse_spec_line(RECORDED[1][3])["acceptance_rate"], 1.0, "100.0% is 1.0")
