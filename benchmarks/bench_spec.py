@@ -141,7 +141,7 @@ class Contestant:
         self.engine.observers.append(self._count)
         if self.engine.speculator is not None:
             self._propose: Callable[..., Any] = self.engine.speculator.propose
-            self.engine.speculator.propose = self._timed  # type: ignore[method-assign]
+            self.engine.speculator.propose = self._timed  # type: ignore[assignment, method-assign]
 
     def _count(self, _: object) -> None:
         self.num_steps += 1
