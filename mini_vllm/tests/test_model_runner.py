@@ -8,6 +8,8 @@ from mini_vllm.attention.paged import PagedMetadata
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
+from mini_vllm.model_runner import ModelRunner
+from mini_vllm.plan import SchedulerOutput
 from mini_vllm.tests.support import Moment, Scenario, drive, for_all, scenarios
 
 
