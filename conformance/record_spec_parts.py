@@ -42,7 +42,7 @@ def ngram_proposer() -> Iterator[Case]:
             scheduler_config=SimpleNamespace(max_num_seqs=1024),
             parallel_config=SimpleNamespace(tensor_parallel_size=1),
         )
-        proposer = NgramProposer(config)  # type: ignore[arg-type]
+        proposer = NgramProposer(config)
         vocabulary = rng.choice((1, 2, 3, 5, 20))
         contexts = [rng.choices(range(vocabulary), k=rng.randint(1, limit)) for _ in range(16)]
         for context in contexts[::4]:  # text that repeats, with a slip

@@ -12,7 +12,7 @@ import random
 import pytest
 
 from benchmarks import bench_scheduler
-from conformance import record, replay, workloads
+from conformance import record, record_spec, replay, workloads
 from mini_vllm.config import SamplingParams
 
 NUM_WORKLOADS = int(os.environ.get("CONFORMANCE_WORKLOADS", "720"))
@@ -44,12 +44,24 @@ def test_fresh_asynchronous_workloads_are_decided_as_by_the_real_scheduler() -> 
 
 
 @pytest.mark.upstream
+def test_fresh_workloads_with_drafts_are_decided_as_by_the_real_scheduler() -> None:
+    for recorded in (record_spec.record, record_spec.record_async):
+        for entry in recorded(range(FIRST_SEED, FIRST_SEED + 36)):
+            _, difference = replay.replay(entry)
+            assert difference is None, str(difference)
+
+
+@pytest.mark.upstream
 def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
     """The kept files are not hand-made: recording a seed again gives the kept line."""
     from conformance import mutants, recording
 
     for path in sorted(mutants.RECORDINGS.glob("*.jsonl.gz")):
         kept = next(recording.read(path))
+        if "speculative" in kept["config"]:
+            drafted = record_spec.record_async if path.name[0] == "a" else record_spec.record
+            assert next(drafted([kept["seed"]])) == kept, path.name
+            continue
         again = record.record_async if kept["config"].get("async_scheduling") else record.record
         assert again(workloads.generate(kept["seed"])) == kept, path.name
 

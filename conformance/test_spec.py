@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from conformance import parts, recording, replay, spec_mutants, spec_situations
+from conformance import parts, real_spec, recording, replay, spec_mutants, spec_situations
 from conformance.mutants import RECORDINGS, Mutant, build
 from mini_vllm.spec_decode.ngram import ngram_propose
 from mini_vllm.spec_decode.rejection import rejection_sample
@@ -61,3 +63,31 @@ def test_the_rejection_sampler_keeps_what_the_real_one_kept() -> None:
             kept[kind] += len(tokens) - 1
             cut += len(tokens) <= len(drafts)
     assert min(kept.values()) > 50 and cut > 200
+
+
+KEPT = sorted((RECORDINGS / "engine").glob("spec-*.json.gz"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
+def test_the_mini_scheduler_decides_as_the_whole_real_engine_did_with_its_drafts(
+    path: Path,
+) -> None:
+    found = real_spec.load(path)
+    steps, difference = replay.replay(found["recording"])
+    assert difference is None, str(difference)
+    assert steps > 100
+    assert sum(len(step["preempted"]) for step in found["recording"]["steps"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
+def test_the_mini_engine_drafts_accepts_and_says_what_the_real_one_did(
+    path: Path, tmp_path: Path
+) -> None:
+    wrong, line = real_spec.compare(real_spec.load(path), real_spec.make_draft(tmp_path))
+    assert not wrong, (line, wrong[:3])
+
+
+def test_both_methods_are_kept() -> None:
+    methods = {real_spec.load(p)["recording"]["config"]["speculative"]["method"] for p in KEPT}
+    assert methods == set(real_spec.METHODS)

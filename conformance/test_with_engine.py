@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from conformance import public_api, real_engine, replay, serve_stream, shadow
+from conformance import public_api, real_engine, real_spec, replay, serve_stream, shadow
 from labkit import environment, processes
 from mini_vllm import LLM, SamplingParams
 
@@ -181,3 +181,17 @@ def test_the_builds_python_is_the_pinned_trees_but_for_two_files(found):
     ]
     assert len(ours) > 1500
     assert set(differ) <= {"_version.py", "platforms/__init__.py"}
+
+
+# ------------------------------------------------------------------ drafts
+
+
+def test_drafts_are_made_and_accepted_as_by_the_mini_engine(run, tmp_path):
+    """A draft model with K and V of its own: steps, drafts, counters and texts."""
+    out = tmp_path / "draft_model.json.gz"
+    run("conformance.real_spec", "record", "draft_model", "--out", str(out))
+    found = real_spec.load(out)
+    wrong, line = real_spec.compare(found, real_spec.make_draft(tmp_path / "draft"))
+    assert not wrong, (line, wrong[:3])
+    kept = real_spec.load(KEPT / "spec-draft_model-float32.json.gz")
+    assert found["recording"]["outputs"] == kept["recording"]["outputs"]

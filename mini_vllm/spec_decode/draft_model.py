@@ -71,7 +71,7 @@ class DraftModelProposer:
             tokens[request_id] = known
         logits = self._run(step, tokens, plan)
         for request_id, known in tokens.items():
-            self._written[request_id] = len(known), []
+            self._written[request_id] = min(len(known), self._room(request_id, plan)), []
         rows = [i for i, r in enumerate(step.scheduled_requests) if r.request_id in contexts]
         requests = [step.scheduled_requests[i] for i in rows]
         return self._continue(requests, logits[rows], dict(tokens), plan) if rows else {}
@@ -111,10 +111,14 @@ class DraftModelProposer:
         return drafts
 
     def _note_written(self, request_id: str, token: int, plan: SchedulerOutput) -> None:
-        """Remember a draft whose K and V have a slot; an admission got none ahead."""
+        """Remember a draft whose K and V have a slot."""
         num_known, drafts = self._written[request_id]
-        if num_known + len(drafts) < len(plan.block_ids[request_id]) * self.runner.block_size:
+        if num_known + len(drafts) < self._room(request_id, plan):
             drafts.append(token)
+
+    def _room(self, request_id: str, plan: SchedulerOutput) -> int:
+        """Positions that have a slot; an admission got none ahead of its tokens."""
+        return len(plan.block_ids[request_id]) * self.runner.block_size
 
     def _num_written(self, request_id: str, known: Sequence[int]) -> int:
         """How many of the `known` tokens have their K and V in the drafter's cache."""

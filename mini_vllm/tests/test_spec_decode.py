@@ -17,6 +17,7 @@ from mini_vllm import LLM, EngineParts, LLMEngine, SamplingParams
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.models.config import expected_shapes
 from mini_vllm.models.transformer import ModelConfig, Transformer
+from mini_vllm.observe.trace import traced_steps
 from mini_vllm.spec_decode.config import SpeculativeConfig
 from mini_vllm.spec_decode.metrics import SpecDecodingStats
 from mini_vllm.spec_decode.ngram import ngram_propose
@@ -310,6 +311,19 @@ def test_a_drafter_part_serves():
 
 
 # ---------------------------------------------------------------------- small things
+
+
+def test_a_trace_shows_what_was_drafted_and_kept():
+    engine = LLMEngine(tiny(), dtype="float64", speculative_config=NGRAM)
+    engine.add_request([1, 2, 1, 2, 1], SamplingParams(max_tokens=12, ignore_eos=True))
+    records = list(traced_steps(engine))
+    stats = engine.speculator.stats
+    assert sum(len(t) for r in records for t in r.drafts.values()) == stats.num_draft_tokens > 0
+    assert sum(sum(r.num_accepted.values()) for r in records) <= stats.num_accepted_tokens
+    assert (
+        "drafts" not in records[0].to_json()
+        and "drafts" in next(r for r in records if r.drafts).to_json()
+    )
 
 
 def test_the_stats_keep_upstreams_denominators():
