@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from course import cli
 from course.learning import mine
 from course.learning.labs import find_labs
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
@@ -67,3 +70,33 @@ def test_the_labs_verifier_judges_every_draft_of_a_sampled_text(supplied, monkey
     assert sum(kept for _, _, kept in asked) == stats.num_accepted_tokens > 0
     assert all((draft == token) == kept for draft, token, kept in asked)
     assert len(asked) <= stats.num_draft_tokens
+
+
+def test_course_run_mine_drafts_and_verifies_with_the_learners_labs(tmp_path, monkeypatch, capsys):
+    """A course of these two labs, both solved: `course run --mine` grades and uses them."""
+    root = tmp_path / "course"
+    root.mkdir()
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(PHASE.parent / name, root)
+    for lab in find_labs(PHASE.parent):
+        if lab.id in ("08-01", "08-03"):
+            folder = root / PHASE.name / "labs" / lab.folder.name
+            shutil.copytree(lab.folder, folder)
+            shutil.copy(lab.solution, folder / "starter.py")
+    monkeypatch.chdir(root)
+    monkeypatch.delenv("COURSE_ROOT", raising=False)
+
+    def said(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["course", *arguments])
+        with pytest.raises(SystemExit):
+            cli.main()
+        return capsys.readouterr().out
+
+    prompt, count = "one two three, one two", ["--max-tokens", "24"]
+    plain, own = said("run", *count, prompt), said("run", "--mine", *count, prompt)
+    assert "drafter            yours, from lab 08-01" in own
+    assert "verifier           yours, from lab 08-03" in own
+    assert "draft tokens accepted in" in own
+    text = plain.partition("\n\n")[0]
+    assert text.startswith(prompt) and len(text) > len(prompt)
+    assert text in own, "drafts change no text"

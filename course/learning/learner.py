@@ -285,9 +285,9 @@ def generate(
     if use_mine:
         _say_whose(console, owners)
     if llm.llm_engine.speculator is not None:
-        told = llm.llm_engine.speculator.stats
-        words = f"{told.num_accepted_tokens} of {told.num_draft_tokens} draft tokens accepted"
-        terminal.say(console, f"{words} in {told.num_drafts} runs with drafts.")
+        stats = llm.llm_engine.speculator.stats
+        words = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens accepted"
+        terminal.say(console, f"{words} in {stats.num_drafts} runs with drafts.")
     terminal.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")
 
 
