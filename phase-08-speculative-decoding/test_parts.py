@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from course import cli
-from course.learning import mine
+from course.files import load_module
+from course.learning import learner, mine
 from course.learning.labs import find_labs
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 
@@ -100,3 +101,21 @@ def test_course_run_mine_drafts_and_verifies_with_the_learners_labs(tmp_path, mo
     text = plain.partition("\n\n")[0]
     assert text.startswith(prompt) and len(text) > len(prompt)
     assert text in own, "drafts change no text"
+
+
+@pytest.mark.parametrize("drafts", [(), ("--drafts", "0")], ids=["drafts", "none"])
+def test_a_scheduler_that_plans_no_drafts_rests_while_there_are_any(
+    supplied, monkeypatch, capsys, drafts
+):
+    labs = {lab.id: lab for lab in find_labs(PHASE.parent)}
+    owners = {"drafter": labs["08-01"], "scheduler": labs["03-01"]}
+    scheduler = load_module(labs["03-01"].solution).Scheduler
+    parts = {"drafter": supplied["drafter"], "scheduler": scheduler}
+    monkeypatch.setattr(learner, "_own_parts", lambda *_: (dict(parts), dict(owners)))
+    monkeypatch.setattr(sys, "argv", ["course", "run", "--mine", *drafts, "one two one two one"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr().out
+    assert not end.value.code, said
+    assert ("plans no drafts and rests" in said) == (not drafts)
+    assert ("draft tokens accepted in" in said) == (not drafts)

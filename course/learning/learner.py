@@ -249,18 +249,25 @@ def generate(
 ) -> None:
     """Continue `prompt` on the terminal, as it is generated; then say whose parts ran.
 
-    Without `drafts` none are made, or 4 per step where a drafter or a verifier is the learner's.
+    Without `drafts` none are made, or 4 per step where a drafter or a verifier is the learner's. A
+    scheduler of theirs, which plans no drafts, then rests.
     """
     from mini_vllm import LLM, EngineParts, SamplingParams
 
     owners: dict[str, Lab] = {}
-    parts = EngineParts()
+    supplied: dict[str, Any] = {}
     if use_mine:
         root, labs, progress = opened()
         supplied, owners = _own_parts(console, root, labs, progress)
-        parts = EngineParts(**supplied)
     if drafts is None:
         drafts = 4 if {"drafter", "verifier"} & owners.keys() else 0
+    if drafts and supplied.pop("scheduler", None):
+        lab = owners.pop("scheduler")
+        told = (
+            f"Your scheduler from lab {lab.id} plans no drafts and rests; with --drafts 0 it runs."
+        )
+        terminal.say(console, told)
+    parts = EngineParts(**supplied)
     config = {"method": "ngram", "num_speculative_tokens": drafts}
     config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     began = time.perf_counter()
