@@ -133,6 +133,10 @@ CourseWidgets.mount("speculation", (data) => {
         shown.dataset.value = JSON.stringify(runs);
     }
     k.addEventListener("input", look);
+    // mdBook turns pages with the arrow keys; inside a widget they move the widget.
+    box.addEventListener("keydown", (event) => {
+        if (event.key.startsWith("Arrow")) event.stopPropagation();
+    });
 
     box.append(
         el("div", { class: "widget-form" }, labelled("GPU", gpu), labelled("alpha", alpha, said.alpha),
