@@ -2,10 +2,11 @@
 
     python -m benchmarks.bench_spec --write
 
-Greedy, float32. Three kinds of text (code, a quoted passage asked for again, prose) at batch 1, 8
-and 64; both contestants say the same tokens, which is checked. Beside each measured ratio stands
-the one that lab 08-04's arithmetic predicts from what the run itself shows: the share of accepted
-drafts by position, the cost of a verifying step and the cost of drafting, each in plain steps.
+Greedy, float32, one thread, processor time. Three kinds of text (code, a passage quoted again,
+prose) at batch 1, 8 and 64; both contestants say the same tokens, which is checked. A third one
+drafts nonsense and has nothing accepted: its step beside the plain step is what verifying costs.
+From that, from the drafter's own time and from the share of accepted drafts lab 08-04's arithmetic
+predicts each ratio.
 """
 
 from __future__ import annotations
@@ -17,17 +18,15 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from benchmarks.report import machine, markdown_table, paired, write_section
-from mini_vllm import LLMEngine, SamplingParams
+from benchmarks.report import machine, markdown_table, write_section
+from mini_vllm import EngineParts, LLMEngine, SamplingParams
 from mini_vllm.spec_decode.metrics import SpecDecodingStats
 
 ROOT = Path(__file__).parents[1]
@@ -56,133 +55,173 @@ def prompts(kind: str, count: int) -> list[str]:
     return [text[300 + 61 * n : 300 + 61 * n + 90] for n in range(count)]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One row of the table."""
-
-    kind: str
-    batch: int
-    drafter: str
-    k: int
-    plain_seconds: float
-    drafted_seconds: float
-    ratios: tuple[float, ...]
-    stats: SpecDecodingStats
-    num_steps: tuple[int, int]
-    """Engine steps without and with drafts."""
-    draft_share: float
-    """Of the time with drafts, what the drafter took."""
-    equal: float
-    """Share of requests whose tokens are those of plain decoding."""
-
-    @property
-    def ratio(self) -> float:
-        return statistics.median(self.ratios)
-
-    @property
-    def accepted_per_step(self) -> float:
-        """Tokens per request and step that the drafts added, steps without drafts included."""
-        generated = self.batch * OUTPUT_LEN
-        return generated / (generated - self.stats.num_accepted_tokens)
-
-    @property
-    def verify_cost(self) -> float:
-        """Time of a step with drafts, the drafter's apart, in plain steps: 1 + k lambda."""
-        verify = self.drafted_seconds * (1 - self.draft_share) / self.num_steps[1]
-        return verify / (self.plain_seconds / self.num_steps[0])
-
-    @property
-    def draft_cost(self) -> float:
-        """Time of the drafter in a step, in plain steps: k c."""
-        drafting = self.drafted_seconds * self.draft_share / self.num_steps[1]
-        return drafting / (self.plain_seconds / self.num_steps[0])
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as data, for the page that predicts it."""
-        return {
-            "text": self.kind,
-            "batch": self.batch,
-            "drafter": self.drafter,
-            "k": self.k,
-            "per_position": [round(rate, 4) for rate in self.stats.acceptance_rates_per_pos],
-            "mean_acceptance_length": round(self.stats.mean_acceptance_length, 3),
-            "c": round(self.draft_cost / self.k, 4),
-            "lambda": round((self.verify_cost - 1) / self.k, 4),
-            "predicted": round(predicted(self), 3),
-            "measured": round(self.ratio, 3),
-        }
-
-
-def predicted(run: Run) -> float:
-    """Lab 08-04: tokens of a step over its cost, E / (1 + k (c + lambda)).
-
-    E counts every token of every request's step, so runs without drafts are in it; it is an
-    upper bound for a batch, whose last request decides when it ends.
-    """
-    return run.accepted_per_step / (run.verify_cost + run.draft_cost)
-
-
 class Contestant:
     """One engine, its prompts, and what it did."""
 
-    def __init__(self, texts: list[str], config: dict[str, Any] | None) -> None:
-        blocks = len(texts) * 32 + 64
+    def __init__(
+        self,
+        texts: list[str],
+        config: dict[str, Any] | None = None,
+        drafter: Callable[..., list[int]] | None = None,
+    ) -> None:
         self.engine = LLMEngine(
-            num_blocks=blocks,
+            num_blocks=len(texts) * 32 + 64,
             enable_prefix_caching=False,
             max_num_seqs=64,
             max_num_batched_tokens=8192,
             speculative_config=config,
+            parts=EngineParts(drafter=drafter),
         )
         self.texts = texts
         self.outputs: list[Any] = []
+        self.seconds: list[float] = []
+        self.drafting: list[float] = []
         self.num_steps = 0
-        self.drafting = 0.0
         self.engine.observers.append(self._count)
         if self.engine.speculator is not None:
             self._propose: Callable[..., Any] = self.engine.speculator.propose
             self.engine.speculator.propose = self._timed  # type: ignore[assignment, method-assign]
 
+    def run(self) -> None:
+        """All prompts to their full length."""
+        self.num_steps = 0
+        self.drafting.append(0.0)
+        if self.engine.speculator is not None:
+            self.engine.speculator.stats = SpecDecodingStats(self.engine.speculator.k)
+        wish = SamplingParams(max_tokens=OUTPUT_LEN, ignore_eos=True)
+        began = time.process_time()
+        outputs = self.engine.generate(self.texts, wish)
+        self.seconds.append(time.process_time() - began)
+        self.outputs = [result.outputs[0].token_ids for result in outputs]
+
+    @property
+    def step_seconds(self) -> float:
+        """Processor seconds of a step, without the drafter's, in the fastest run."""
+        pairs = zip(self.seconds, self.drafting, strict=True)
+        return min(total - drafting for total, drafting in pairs) / self.num_steps
+
     def _count(self, _: object) -> None:
         self.num_steps += 1
 
     def _timed(self, *given: Any) -> Any:
-        began = time.perf_counter()
+        began = time.process_time()
         drafts = self._propose(*given)
-        self.drafting += time.perf_counter() - began
+        self.drafting[-1] += time.process_time() - began
         return drafts
 
-    def run(self) -> None:
-        """All prompts to their full length."""
-        self.num_steps, self.drafting = 0, 0.0
-        if self.engine.speculator is not None:
-            speculator = self.engine.speculator
-            speculator.stats = SpecDecodingStats(speculator.k)
-        wish = SamplingParams(max_tokens=OUTPUT_LEN, ignore_eos=True)
-        self.outputs = [r.outputs[0].token_ids for r in self.engine.generate(self.texts, wish)]
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of the table."""
+
+    kind: str
+    config: dict[str, Any]
+    plain: Contestant
+    drafted: Contestant
+    nonsense: Contestant
+
+    @property
+    def k(self) -> int:
+        return int(self.config["num_speculative_tokens"])
+
+    @property
+    def stats(self) -> SpecDecodingStats:
+        assert self.drafted.engine.speculator is not None
+        return self.drafted.engine.speculator.stats
+
+    @property
+    def ratios(self) -> list[float]:
+        """How many times faster with drafts, pair by pair."""
+        pairs = zip(self.plain.seconds, self.drafted.seconds, strict=True)
+        return [plain / drafted for plain, drafted in pairs]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.plain.texts) * OUTPUT_LEN
+
+    @property
+    def tokens_per_step(self) -> float:
+        """E: tokens of a request's step, steps without drafts included."""
+        return self.num_tokens / (self.num_tokens - self.stats.num_accepted_tokens)
+
+    @property
+    def draft_cost(self) -> float:
+        """c: one draft, in plain steps."""
+        drafting = min(self.drafted.drafting) / self.drafted.num_steps
+        return drafting / self.plain.step_seconds / self.k
+
+    @property
+    def verify_cost(self) -> float:
+        """lambda: what one more token to verify adds to a step, in plain steps."""
+        return (self.nonsense.step_seconds / self.plain.step_seconds - 1) / self.k
+
+    @property
+    def predicted(self) -> float:
+        """Lab 08-04: tokens of a step over its cost, E / (1 + k (c + lambda))."""
+        return self.tokens_per_step / (1 + self.k * (self.draft_cost + self.verify_cost))
+
+    @property
+    def equal(self) -> float:
+        """Share of requests whose tokens are those of plain decoding."""
+        pairs = zip(self.plain.outputs, self.drafted.outputs, strict=True)
+        return float(np.mean([a == b for a, b in pairs]))
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as data, for the page that predicts it."""
+        return {
+            "text": self.kind,
+            "batch": len(self.plain.texts),
+            "drafter": self.config["method"],
+            "k": self.k,
+            "per_position": [round(rate, 4) for rate in self.stats.acceptance_rates_per_pos],
+            "mean_acceptance_length": round(self.stats.mean_acceptance_length, 3),
+            "tokens_per_step": round(self.tokens_per_step, 3),
+            "c": round(self.draft_cost, 4),
+            "lambda": round(self.verify_cost, 4),
+            "predicted": round(self.predicted, 3),
+            "measured": round(statistics.median(self.ratios), 3),
+        }
+
+    def row(self) -> list[str]:
+        """The row of the page's table."""
+        ratios = self.ratios
+        return [
+            self.kind,
+            str(len(self.plain.texts)),
+            f"{self.config['method']}, k={self.k}",
+            f"{self.stats.acceptance_rate:.0%}",
+            f"{self.tokens_per_step:.2f}",
+            f"{self.draft_cost:.3f}",
+            f"{self.verify_cost:.3f}",
+            f"{self.predicted:.2f}x",
+            f"{statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f})",
+            f"{self.num_tokens / min(self.plain.seconds):,.0f}",
+            f"{self.num_tokens / min(self.drafted.seconds):,.0f}",
+            f"{self.equal:.0%}",
+        ]
+
+
+def nonsense(context: list[int], n: int, k: int) -> list[int]:
+    """Drafts that no text goes on with: bytes that are not UTF-8."""
+    return [255] * k
 
 
 def measure(kind: str, batch: int, config: dict[str, Any], repeats: int) -> Run:
-    """Both contestants in turn."""
+    """The three contestants in turn, after one run of each that does not count."""
     texts = prompts(kind, batch)
-    plain, drafted = Contestant(texts, None), Contestant(texts, config)
-    times = paired(drafted.run, plain.run, repeats)
-    speculator = drafted.engine.speculator
-    assert speculator is not None
-    same = [a == b for a, b in zip(plain.outputs, drafted.outputs, strict=True)]
-    return Run(
-        kind,
-        batch,
-        str(config["method"]),
-        int(config["num_speculative_tokens"]),
-        min(times.theirs),
-        min(times.ours),
-        tuple(times.ratios),
-        speculator.stats,
-        (plain.num_steps, drafted.num_steps),
-        drafted.drafting / times.ours[-1],
-        float(np.mean(same)),
-    )
+    k = config["num_speculative_tokens"]
+    lookup = {"method": "ngram", "num_speculative_tokens": k}
+    run = Run(
+        kind, config, Contestant(texts), Contestant(texts, config),
+        Contestant(texts, lookup, nonsense),
+    )  # fmt: skip
+    contestants = run.plain, run.drafted, run.nonsense
+    for _ in range(repeats + 1):
+        for contestant in contestants:
+            contestant.run()
+    for contestant in contestants:
+        del contestant.seconds[0], contestant.drafting[0]
+    return run
 
 
 def drafters() -> list[dict[str, Any]]:
@@ -208,35 +247,23 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--write", action="store_true", help="update benchmarks/README.md")
     arguments = parser.parse_args()
-    runs, rows = [], []
-    each = partial(measure, repeats=arguments.repeats)
+    runs = []
     for config in drafters():
         for kind in arguments.kinds:
             for batch in arguments.batches:
-                runs.append(run := each(kind, batch, config))
-                rows.append(
-                    [
-                        kind,
-                        str(batch),
-                        f"{run.drafter}, k={run.k}",
-                        f"{run.stats.acceptance_rate:.0%}",
-                        f"{run.stats.mean_acceptance_length:.2f}",
-                        f"{batch * OUTPUT_LEN / run.plain_seconds:,.0f}",
-                        f"{batch * OUTPUT_LEN / run.drafted_seconds:,.0f}",
-                        f"{run.ratio:.2f}x ({min(run.ratios):.2f}-{max(run.ratios):.2f})",
-                        f"{predicted(run):.2f}x",
-                        f"{run.equal:.0%}",
-                    ]
-                )
-                print(" | ".join(rows[-1]), f"c={run.draft_cost / run.k:.3f}",
-                      f"lambda={(run.verify_cost - 1) / run.k:.3f}", flush=True)  # fmt: skip
+                runs.append(measure(kind, batch, config, arguments.repeats))
+                print(" | ".join(runs[-1].row()), flush=True)
     header = [
-        "text", "batch", "drafter", "accepted", "length", "plain, tokens/s", "with drafts",
-        "ratio, median (min-max)", "predicted", "equal outputs",
+        "text", "batch", "drafter", "accepted", "E", "c", "λ", "predicted",
+        "ratio, median (min-max)", "plain, tokens/s", "with drafts", "equal outputs",
     ]  # fmt: skip
-    note = f"{machine()}; numpy {np.__version__}, float32, {arguments.repeats} pairs."
+    note = (
+        f"{machine()}; numpy {np.__version__}, float32, one thread, processor time, "
+        f"{arguments.repeats} pairs."
+    )
     if arguments.write:
-        write_section("spec", f"\n{markdown_table(header, rows)}\n\n{note}")
+        table = markdown_table(header, [run.row() for run in runs])
+        write_section("spec", f"\n{table}\n\n{note}")
         data = {"machine": note, "rows": [run.to_json() for run in runs]}
         DATA.write_text(json.dumps(data, indent=1) + "\n")
 
