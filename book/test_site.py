@@ -380,6 +380,40 @@ def test_the_graph_timeline_follows_the_recurrence_of_its_document(widget):
             assert value == pytest.approx(example[key], rel=1e-12), (key, example)
 
 
+def test_drafts_follow_the_formulas_of_their_document(widget):
+    document = widgets.speculation()
+    host = widget("speculation")
+    for example in document["examples"]:
+        arguments = [*(example[key] for key in ("alpha", "k", "c", "batch"))]
+        found = host.page.evaluate(
+            "([a, k, c, b, r]) => CourseWidgets.formulas.speculationStep(a, k, c, b, r)",
+            [*arguments, document["ridges"][example["gpu"]]],
+        )
+        for key in ("tokens", "verify", "speedup"):
+            assert found[key] == pytest.approx(example[key], rel=1e-12), (key, example)
+    for example in document["drafted"]:
+        found = host.page.evaluate(
+            "([t, low, high, k]) => CourseWidgets.formulas.draftedRuns(t, low, high, k)",
+            [example[key] for key in ("text", "min_n", "max_n", "k")],
+        )
+        assert found == example["runs"], example
+
+
+def test_the_sliders_of_drafts_show_what_they_say(widget):
+    host = widget("speculation")
+    for name, value in {"alpha": "0.7", "k": "5", "c": "0.05", "batch": "15"}.items():
+        host.locator(f'[data-input="{name}"]').fill(value)
+    expected = widgets.speculation_step(
+        0.7, 5, 0.05, 1024, widgets.speculation()["ridges"]["H100 SXM"]
+    )
+    shown = host.locator('[data-result="speedup"]').get_attribute("data-value")
+    assert float(shown) == pytest.approx(expected["speedup"], rel=1e-9)
+    host.get_by_text("A loss.").wait_for()
+    host.locator('[data-input="text"]').fill("abab abab abab")
+    runs = json.loads(host.locator('[data-result="runs"]').get_attribute("data-value"))
+    assert runs == widgets.drafted_runs("abab abab abab", 2, 5, 5)
+
+
 def test_the_code_points_follow_the_rounding_of_their_document(widget):
     document = widgets.code_points()
     host = widget("code-points")

@@ -85,9 +85,8 @@ WITH_A_THIRD: dict[str, Any] = {
         WORKLOAD["events"][1],
     ],
     "outputs": {**WORKLOAD["outputs"], "later": [9, 9]},
-
 }
-"""With somebody waiting, since a release that does not cap a lone request computes `low` at once."""
+"""With somebody waiting: a release that does not cap a lone request computes `low` at once."""
 
 
 def recorded() -> Iterator[Any]:

@@ -23,6 +23,7 @@ from conformance import recording, replay, situations
 from labkit.tables import markdown_table, write_section
 from mini_vllm.request import Request
 
+ROOT = Path(mini_vllm.__path__[0])
 RECORDINGS = Path(__file__).parent / "recordings"
 
 
@@ -313,9 +314,9 @@ MUTANTS = (
         "ignores arrival times in the priority queue",
         (
             (
-                "scheduler",
-                "return request.priority, request.arrival_time, request.request_id",
-                "return request.priority, 0.0, request.request_id",
+                "request",
+                "mine < (other.priority, other.arrival_time, other.request_id)",
+                "(mine[0], mine[2]) < (other.priority, other.request_id)",
             ),
         ),
         "priority",
@@ -343,38 +344,35 @@ def sources(mutant: Mutant) -> dict[str, str]:
 
 
 def _source(module: str) -> str:
-    return (Path(mini_vllm.__path__[0]) / f"{module}.py").read_text(encoding="utf-8")
+    return (ROOT / f"{module}.py").read_text(encoding="utf-8")
 
 
 def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
     """The mutated engine, for `replay.replay`. Raises ValueError as `sources` does."""
-    texts = sources(mutant)
-    if mutant.profile == "async":
-        texts = _on_top(texts)
-    modules = {name: _load(name, text) for name, text in texts.items()}
+    changed = sources(mutant)
+    if "scheduler" in changed or "async_scheduler" in changed:  # one is the other's base
+        for name in ("scheduler", "async_scheduler"):
+            changed.setdefault(name, _source(name))
+    base = "from mini_vllm.scheduler import"
+    modules = {
+        name: _load(name, text.replace(base, f"from {_name('scheduler')} import"))
+        for name, text in sorted(changed.items(), key=lambda entry: entry[0] == "async_scheduler")
+    }
 
     def part(module: str, name: str) -> Any:
         owner: Any = modules.get(module) or sys.modules[f"mini_vllm.{module}"]
         return getattr(owner, name)
 
+    is_async = mutant.profile.startswith("async")
     make_scheduler = functools.partial(
         replay.mini_scheduler,
-        scheduler=part(*(_ASYNC if mutant.profile == "async" else ("scheduler", "Scheduler"))),
+        scheduler=part("async_scheduler", "AsyncScheduler")
+        if is_async
+        else part("scheduler", "Scheduler"),
         kv_cache_manager=part("kv_cache", "KVCacheManager"),
         block_pool=part("block_pool", "BlockPool"),
     )
     return make_scheduler, _request_maker(part("request", "Request"))
-
-
-_ASYNC = ("async_scheduler", "AsyncScheduler")
-
-
-def _on_top(texts: Mapping[str, str]) -> dict[str, str]:
-    """The same sources with an `AsyncScheduler` upon the changed `Scheduler`, where one is."""
-    source = texts.get(_ASYNC[0]) or _source(_ASYNC[0])
-    if "scheduler" in texts:
-        source = source.replace("from mini_vllm.scheduler", "from _mutant_scheduler")
-    return {**texts, _ASYNC[0]: source}
 
 
 def _request_maker(request: Callable[..., Request]) -> replay.MakeRequest:
@@ -384,9 +382,13 @@ def _request_maker(request: Callable[..., Request]) -> replay.MakeRequest:
     return make
 
 
+def _name(module: str) -> str:
+    return f"_mutant_{module}"
+
+
 def _load(name: str, source: str) -> ModuleType:
     """A module from source text, registered under a name of its own (dataclasses look it up)."""
-    module = ModuleType(f"_mutant_{name}")
+    module = ModuleType(_name(name))
     sys.modules[module.__name__] = module
     exec(compile(source, f"<mutant {name}.py>", "exec"), module.__dict__)
     return module

@@ -14,13 +14,22 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -28,7 +37,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -39,6 +48,7 @@ __all__ = [
     "Request",
     "SamplingParams",
     "abort",
+    "draft_token_ids",
     "get_request_block_hasher",
     "init_none_hash",
     "make_request",
@@ -88,6 +98,9 @@ def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Sc
         block_size=config["block_size"], enable_prefix_caching=config["enable_prefix_caching"]
     )
     cache_config.num_gpu_blocks = config["num_blocks"]
+    drafts = _speculative_config(config, shared)
+    # A draft model takes one slot per sequence off the budget again.
+    extra = config["max_num_seqs"] if drafts and drafts.uses_draft_model() else 0
     vllm_config = VllmConfig(
         model_config=shared,
         cache_config=cache_config,
@@ -96,11 +109,12 @@ def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Sc
             max_model_len=config["max_model_len"],
             is_encoder_decoder=False,
             max_num_seqs=config["max_num_seqs"],
-            max_num_batched_tokens=config["max_num_batched_tokens"],
+            max_num_batched_tokens=config["max_num_batched_tokens"] + extra,
             enable_chunked_prefill=config["enable_chunked_prefill"],
             policy=config["policy"],
             async_scheduling=async_scheduling,
         ),
+        speculative_config=drafts,
     )
     # Later releases refuse a threshold above `max_model_len` at construction; it has no effect.
     vllm_config.scheduler_config.long_prefill_token_threshold = config[
@@ -123,6 +137,20 @@ def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Sc
     return scheduler
 
 
+def _speculative_config(config: dict[str, Any], target: ModelConfig) -> SpeculativeConfig | None:
+    """The drafter of a recording's `config`, without weights: the scheduler asks for its method."""
+    if "speculative" not in config:
+        return None
+    made = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=config["speculative"]["num_speculative_tokens"],
+        target_model_config=target,
+        target_parallel_config=ParallelConfig(),
+    )
+    made.method = config["speculative"]["method"]
+    return made
+
+
 def _assert_as_asked(scheduler: Scheduler, config: dict[str, Any]) -> None:
     """The config classes adjust some values on the way; a recording must not lie about them."""
     used = scheduler.scheduler_config
@@ -134,6 +162,8 @@ def _assert_as_asked(scheduler: Scheduler, config: dict[str, Any]) -> None:
     assert scheduler.cache_config.enable_prefix_caching == config["enable_prefix_caching"]
     assert scheduler.kv_cache_manager.enable_caching == config["enable_prefix_caching"]
     assert scheduler.scheduler_reserve_full_isl
+    if "speculative" in config:
+        assert scheduler.num_spec_tokens == config["speculative"]["num_speculative_tokens"]
 
 
 def make_request(add: dict[str, Any], block_size: int, eos_token_id: int) -> Request:
@@ -153,14 +183,22 @@ def make_request(add: dict[str, Any], block_size: int, eos_token_id: int) -> Req
     )
 
 
-def runner_output(plan: SchedulerOutput, sampled: dict[str, int]) -> ModelRunnerOutput:
-    """What a model runner would hand back: one token per request that caught up, else none."""
+def runner_output(
+    plan: SchedulerOutput, sampled: Mapping[str, int] | Mapping[str, list[int]]
+) -> ModelRunnerOutput:
+    """What a model runner would hand back: one token or several of each row that samples."""
+    tokens = {r: [said] if isinstance(said, int) else list(said) for r, said in sampled.items()}
     req_ids = list(plan.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=req_ids,
         req_id_to_index={req_id: index for index, req_id in enumerate(req_ids)},
-        sampled_token_ids=[[sampled[r]] if r in sampled else [] for r in req_ids],
+        sampled_token_ids=[tokens.get(r, []) for r in req_ids],
     )
+
+
+def draft_token_ids(drafts: Mapping[str, list[int]]) -> DraftTokenIds:
+    """What a model runner hands over after the step, for `Scheduler.update_draft_token_ids`."""
+    return DraftTokenIds(list(drafts), [list(tokens) for tokens in drafts.values()])
 
 
 def abort(scheduler: Scheduler, request_id: str) -> None:

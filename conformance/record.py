@@ -92,6 +92,14 @@ PARTS: dict[str, Part] = {
         "`vllm/v1/core/sched/async_scheduler.py:12` `AsyncScheduler`, two batches in the queue",
         "`replay`, lab 01-03", "workloads", "scheduler",
     ),
+    "spec": Part(
+        "spec.jsonl.gz", "recorders.spec:record", "the same `Scheduler` with drafts, four methods",
+        "`replay`", "workloads", "scheduler",
+    ),
+    "async_spec": Part(
+        "async_spec.jsonl.gz", "recorders.spec:record_async", "`AsyncScheduler` with drafts",
+        "`replay`", "workloads", "scheduler",
+    ),
     "hazard": Part(
         "hazard/priority.jsonl.gz", "hazard:recorded",
         "the smallest stale read under the priority policy", "lab 03-07", "workloads", "scheduler",
@@ -151,6 +159,14 @@ PARTS: dict[str, Part] = {
         "packing, copies and slots",
         "`test_moe.py`, labs 07-01 and 07-04",
     ),
+    "ngram_proposer": _part(
+        "ngram_proposer", "`vllm/v1/spec_decode/ngram_proposer.py:131` `NgramProposer.propose`",
+        "`ngram_propose`, lab 08-01", needs="engine",
+    ),
+    "rejection_sampler": _part(
+        "rejection_sampler", "`vllm/v1/sample/rejection_sampler.py:392` `rejection_sample`",
+        "`rejection_sample`, lab 08-03", needs="engine",
+    ),
     "block_sizes": _part(
         "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
         "the rule in `test_parts.py`",
@@ -185,6 +201,14 @@ PARTS: dict[str, Part] = {
         "hazard-float32", "the hazard on vLLM whole", dtype="float32", workload="hazard"
     ),
     **{f"texts-{name}": _texts(name) for name in ("qwen3-moe", "mixtral", "byte-moe")},
+    **{
+        f"spec-{method}-float32": Part(
+            f"engine/spec-{method}-float32.jsonl.gz", "real_spec:recorded",
+            f"vLLM whole with drafts, greedy: {method}", "`real_spec`", "runs", "engine", "engine",
+            {"method": method},
+        )
+        for method in ("ngram", "draft_model")
+    },
     "public-api": Part(
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`", "runs", "engine", "engine",
@@ -226,7 +250,7 @@ def lines_of(name: str, seeds: Sequence[int] | None = None) -> Iterator[dict[str
     module = importlib.import_module(f"conformance.{module_name}")
     options = dict(part.options)
     if seeds is not None:
-        if module_name not in ("recorders.scheduler", "releases.record"):
+        if module_name not in ("recorders.scheduler", "recorders.spec", "releases.record"):
             raise ValueError(f"seeds={list(seeds)}: {name} is not made from seeds")
         options["seeds"] = seeds
     if hasattr(module, "ABOUT"):

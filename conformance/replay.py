@@ -38,8 +38,10 @@ SCHEDULE_FIELDS = (
 UPDATE_FIELDS = ("finished", "finish_reasons")
 """Compared after the update."""
 
-FEATURE_FIELDS = ("num_output_placeholders", "sampled_token_ids")
-"""Compared where a recording has them: with `async_scheduling`."""
+FEATURE_FIELDS = (
+    "spec_token_ids", "scheduled_spec_decode_tokens", "num_output_placeholders", "sampled_token_ids"
+)  # fmt: skip
+"""Compared where a recording has them: with drafts, or with `async_scheduling`."""
 
 FIELDS = SCHEDULE_FIELDS + FEATURE_FIELDS + UPDATE_FIELDS
 
@@ -105,7 +107,8 @@ def mini_scheduler(
     if config.get("async_scheduling") and scheduler is Scheduler:
         scheduler = AsyncScheduler
     names = {field.name for field in dataclasses.fields(SchedulerConfig)}
-    return scheduler(kv, SchedulerConfig(**{k: v for k, v in config.items() if k in names}))
+    knobs = {**config, **config.get("speculative", {})}
+    return scheduler(kv, SchedulerConfig(**{k: v for k, v in knobs.items() if k in names}))
 
 
 def mini_request(
@@ -149,7 +152,8 @@ def replay(
         event = events.get(index, {})
         try:
             driven = driven or _Driven(entry, build(entry["config"]), make_request)
-            got = driven.step(event, expected.get("sampled_token_ids"))
+            drafts = expected.get("draft_token_ids")
+            got = driven.step(event, expected.get("sampled_token_ids"), drafts)
         except Exception as error:  # whatever a learner's part raises is a difference, not a crash
             at = ("exception", "none", f"{type(error).__name__}: {error}")
         else:
@@ -265,23 +269,34 @@ class _Driven:
         return self.scheduler.has_unfinished_requests() or waits
 
     def step(
-        self, event: Mapping[str, Any], recorded: Mapping[str, list[int]] | None = None
+        self,
+        event: Mapping[str, Any],
+        recorded: Mapping[str, list[int]] | None = None,
+        drafts: Mapping[str, list[int]] | None = None,
     ) -> dict[str, Any]:
         """Apply the events, run one step with the scripted tokens, note what a recording notes.
 
         With `async_scheduling` the update is that of the step before. Tokens are those `recorded`,
-        for the rows that sample here; without a record, those of the script.
+        for the rows that sample here; without a record, those of the script. After the update the
+        scheduler is given the `drafts` that were recorded, if any.
         """
         scheduler, reasons = self.scheduler, self._apply(event)
+        held = _nonempty(
+            {
+                request_id: getattr(request, "spec_token_ids", ())
+                for request_id, request in getattr(scheduler, "requests", {}).items()
+            }
+        )
         plan = scheduler.schedule()
-        got = self._observe(plan)
-        sampled = self._sample(plan, recorded)
+        got = {**self._observe(plan), "spec_token_ids": held}
+        sampled = got["sampled_token_ids"] = self._sample(plan, recorded)
         if self.is_async:
-            got["sampled_token_ids"] = sampled
             previous, self.in_flight = self.in_flight, (plan, sampled)
             finished = scheduler.update_from_output(*previous) if previous else []
         else:
             finished = scheduler.update_from_output(plan, sampled)
+        if drafts and plan.num_scheduled_tokens:
+            scheduler.update_draft_token_ids(drafts)
         got["finished"] = sorted(request.request_id for request in finished)
         for request in finished:
             reasons[request.request_id] = str(request.finish_reason)
@@ -319,6 +334,7 @@ class _Driven:
                 for r in scheduler.running
             },
             "free_blocks": scheduler.kv.block_pool.get_num_free_blocks(),
+            "scheduled_spec_decode_tokens": _nonempty(getattr(plan, "spec_token_ids", {})),
             "num_output_placeholders": {
                 request_id: request.num_output_placeholders
                 for request_id, request in scheduler.requests.items()
@@ -335,19 +351,24 @@ class _Driven:
                 samples = request_id in plan.sampling_req_ids
                 position = self.num_sampled.get(request_id, 0)
             else:
-                samples = request.num_computed_tokens + num_scheduled == request.num_tokens
+                samples = request.num_computed_tokens + num_scheduled >= request.num_tokens
                 position = request.num_output_tokens
             if not samples:
                 continue
             script = self.entry["outputs"].get(request_id, [])
             if recorded is not None:
-                sampled[request_id] = recorded.get(request_id, [])
+                sampled[request_id] = list(recorded.get(request_id, []))
             elif position < len(script):
                 sampled[request_id] = [script[position]]
             elif self.is_async:  # one step too many: ignored, so any token will do
                 sampled[request_id] = [recording.BEYOND]
             self.num_sampled[request_id] = position + 1
         return sampled
+
+
+def _nonempty(drafts: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """The drafts of those requests that have any."""
+    return {request_id: list(tokens) for request_id, tokens in drafts.items() if len(tokens)}
 
 
 def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import bench_scheduler
 from conformance import replay, workloads
-from conformance.recorders import scheduler
+from conformance.recorders import scheduler, spec
 from mini_vllm.config import SamplingParams
 
 NUM_WORKLOADS = int(os.environ.get("CONFORMANCE_WORKLOADS", "720"))
@@ -45,12 +45,24 @@ def test_fresh_asynchronous_workloads_are_decided_as_by_the_real_scheduler() -> 
 
 
 @pytest.mark.upstream
+def test_fresh_workloads_with_drafts_are_decided_as_by_the_real_scheduler() -> None:
+    for recorded in (spec.record, spec.record_async):
+        for entry in recorded(range(FIRST_SEED, FIRST_SEED + 36)):
+            _, difference = replay.replay(entry)
+            assert difference is None, str(difference)
+
+
+@pytest.mark.upstream
 def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
     """The kept files are not hand-made: recording a seed again gives the kept line."""
     from conformance import mutants, recording
 
     for path in sorted(mutants.RECORDINGS.glob("*.jsonl.gz")):
         kept = next(recording.read(path))
+        if "speculative" in kept["config"]:
+            drafted = spec.record_async if path.name[0] == "a" else spec.record
+            assert next(drafted([kept["seed"]])) == kept, path.name
+            continue
         again = (
             scheduler.record_async if kept["config"].get("async_scheduling") else scheduler.record
         )

@@ -20,7 +20,7 @@ from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.scheduler import Scheduler
 
 RECORDINGS = sorted(mutants.RECORDINGS.glob("*.jsonl.gz"))
-COUNTS = {"async": 1080}
+COUNTS = {"async": 1080, "spec": 1000, "async_spec": 600}
 """Workloads per file of a feature; the profiles of the core hold 400 each."""
 
 
@@ -99,11 +99,21 @@ def ahead() -> dict[str, Any]:
     raise AssertionError("no recording with a preemption")
 
 
+@pytest.fixture(scope="module")
+def drafted() -> dict[str, Any]:
+    """One recording with drafts."""
+    for candidate in recording.read(mutants.RECORDINGS / "spec.jsonl.gz"):
+        if any(step["scheduled_spec_decode_tokens"] for step in candidate["steps"]):
+            return candidate
+    raise AssertionError("no recording with drafts")
+
+
 @pytest.mark.parametrize("field", replay.FIELDS)
 def test_a_change_of_any_field_is_a_difference(
-    entry: dict[str, Any], ahead: dict[str, Any], field: str
+    entry: dict[str, Any], ahead: dict[str, Any], drafted: dict[str, Any], field: str
 ) -> None:
-    wrong = copy.deepcopy(ahead if field in replay.FEATURE_FIELDS else entry)
+    feature = drafted if "spec" in field else ahead
+    wrong = copy.deepcopy(feature if field in replay.FEATURE_FIELDS else entry)
     step = next(step for step in wrong["steps"] if step[field])
     value = step[field]
     if isinstance(value, int):

@@ -19,6 +19,7 @@ from conformance import (
     moe_texts,
     public_api,
     real_engine,
+    real_spec,
     recording,
     replay,
     serve_stream,
@@ -191,3 +192,17 @@ def test_the_builds_python_is_the_pinned_trees_but_for_two_files(found):
     ]
     assert len(ours) > 1500
     assert set(differ) <= {"_version.py", "platforms/__init__.py"}
+
+
+# ------------------------------------------------------------------ drafts
+
+
+def test_drafts_are_made_and_accepted_as_by_the_mini_engine(run, tmp_path):
+    """A draft model with K and V of its own: steps, drafts, counters and texts."""
+    run("conformance.record", "spec-draft_model-float32", "--out", str(tmp_path))
+    out = tmp_path / "engine" / "spec-draft_model-float32.jsonl.gz"
+    found = real_spec.load(out)
+    wrong, line = real_spec.compare(found, real_spec.make_draft(tmp_path / "draft"))
+    assert not wrong, (line, wrong[:3])
+    kept = real_spec.load(KEPT / "spec-draft_model-float32.jsonl.gz")
+    assert found["recording"]["outputs"] == kept["recording"]["outputs"]

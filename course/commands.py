@@ -198,12 +198,15 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     seed: Annotated[int, typer.Option(help="of the random draws")] = 0,
     model: ModelName = "byte-llama",
+    drafts: Annotated[
+        int | None, typer.Option(help="n-gram drafts per step; by default 4 with a part for them")
+    ] = None,
 ) -> None:
     """Continue a prompt, with the engine's parts or with your own."""
     from course.learning import learner
 
     learner.generate(
-        terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, model
+        terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, model, drafts
     )
 
 

@@ -36,7 +36,8 @@ class ForwardBatch:
     block_tables: np.ndarray
     """[num_reqs, max_blocks] physical block ids, 0 beyond a sequence's end"""
     logits_indices: np.ndarray
-    """[num_reqs] index of each request's last scheduled token: one row of logits each"""
+    """[num_rows] index of each request's last scheduled token, and of the ones before it that come
+    before a draft: one row of logits each"""
     block_size: int = 16
     kv_cache: np.ndarray | None = field(default=None, repr=False)
     attn_metadata: Any = field(default=None, repr=False)
@@ -49,6 +50,6 @@ class ForwardBatch:
 
 
 class Model(Protocol):
-    """Anything that turns a batch into logits [num_reqs, vocab_size]."""
+    """Anything that turns a batch into logits [num_rows, vocab_size]."""
 
     def forward(self, batch: ForwardBatch) -> np.ndarray: ...

@@ -88,6 +88,9 @@ class SchedulerConfig:
     """Drafts per request and step; the drafter and the verifier are the engine's."""
     num_lookahead_tokens: int = 0
     """Slots a running request gets beyond its scheduled tokens, for drafts made in the step."""
+    use_eagle: bool = False
+    """A prefix hit loses its last block: `vllm/config/speculative.py:1059`
+    `SpeculativeConfig.use_eagle`."""
 
     def __post_init__(self) -> None:
         budget = whole("max_num_batched_tokens", self.max_num_batched_tokens, 1)

@@ -8,12 +8,10 @@ and, with `async_scheduling`, `vllm/v1/engine/core.py:469` `EngineCore.step_with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
@@ -25,13 +23,17 @@ from mini_vllm.outputs import RequestOutput
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
+from mini_vllm.row_sampler import RowSampler, Sampled
 from mini_vllm.sample.processors import LogitsProcessor, MinTokens
+from mini_vllm.sampler import Sampler
 from mini_vllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mini_vllm.spec_decode.speculator import Speculator
 
 __all__ = ["EngineParts", "LLMEngine"]
 
 Observer = Callable[[SchedulerOutput], None]
-Sampled = dict[str, list[int]]
 
 
 class LLMEngine:
@@ -46,6 +48,7 @@ class LLMEngine:
         parts: EngineParts | None = None,
         gates: Sequence[Gate] = (),
         logits_processors: Sequence[LogitsProcessor] = (),
+        speculative_config: Mapping[str, Any] | None = None,
         **knobs: Any,
     ) -> None:
         """Load the model and build an idle engine.
@@ -59,6 +62,8 @@ class LLMEngine:
             parts: replacements for pool, scheduler, sampler and so on.
             gates: what features ask of the scheduler.
             logits_processors: change each row before a token is chosen, in this order.
+            speculative_config: who drafts and how many tokens, in vLLM's keys:
+                `{"method": "ngram", "num_speculative_tokens": 4}`.
 
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
@@ -72,6 +77,13 @@ class LLMEngine:
             self.parts.named_linear, self.parts.experts,
         )  # fmt: skip
         self.config = config.with_max_model_len(loaded.max_model_len)
+        self.speculator: Speculator | None = None
+        if speculative_config is not None:
+            from mini_vllm.spec_decode.speculator import open_speculator
+
+            self.speculator, self.config = open_speculator(
+                speculative_config, self.config, loaded, self.parts.drafter, self.parts.verifier
+            )
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
@@ -79,18 +91,14 @@ class LLMEngine:
         self.chat_template = loaded.chat_template
         self.gates = tuple(gates)
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
-        self.sampler = self.parts.sampler()
-        self.logits_processors: list[LogitsProcessor] = [
-            MinTokens(self.eos_token_ids), *logits_processors
-        ]  # fmt: skip
+        processors: list[LogitsProcessor] = [MinTokens(self.eos_token_ids), *logits_processors]
+        self.rows = RowSampler(self.parts.sampler(), processors, self.config.seed, self.speculator)
         cache = self.config.cache
         self.runner = ModelRunner(
             loaded.model, cache.num_blocks, cache.block_size, loaded.kv_shape, loaded.dtype
         )
         self.observers: list[Observer] = []
         """Each is called with every plan before it runs; for traces and probes."""
-        self._generators: dict[str, np.random.Generator] = {}
-        self._rng_states: dict[str, dict[int, Any]] = {}  # before the draw of token number ...
         self._num_added = 0
         self._in_flight: tuple[SchedulerOutput, Sampled] | None = None
 
@@ -102,6 +110,20 @@ class LLMEngine:
     @model.setter
     def model(self, model: Model) -> None:
         self.runner.model = model
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses tokens; assign another at any step boundary."""
+        return self.rows.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler) -> None:
+        self.rows.sampler = sampler
+
+    @property
+    def logits_processors(self) -> list[LogitsProcessor]:
+        """What changes each row before a token is chosen, in this order."""
+        return self.rows.logits_processors
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -148,14 +170,8 @@ class LLMEngine:
         """
         if request.request_id in self.requests:
             raise ValueError(f"request_id={request.request_id!r}: a live request has this id")
-        params = request.sampling_params
         with self._all_or_nothing(without=request):
-            if params.temperature > 0.0:
-                # Without a seed of its own a request gets a stream of its own, by order of adding.
-                own = (
-                    params.seed if params.seed is not None else (self.config.seed, self._num_added)
-                )
-                self._generators[request.request_id] = np.random.default_rng(own)
+            self.rows.begin(request, self._num_added)
             self.scheduler.add_request(request)
             self._num_added += 1
 
@@ -173,7 +189,16 @@ class LLMEngine:
         return self.scheduler.has_unfinished_requests()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget every cached prefix; see `Scheduler.reset_prefix_cache`."""
+        """Forget every cached prefix; see `Scheduler.reset_prefix_cache`.
+
+        Raises:
+            ValueError: `reset_running_requests` while drafts may be in flight, whose frames the
+                scheduler's count of stale ones does not fit.
+        """
+        if reset_running_requests and self.speculator and self.config.scheduler.async_scheduling:
+            raise ValueError(
+                "reset_running_requests=True: need async_scheduling=False with speculative_config"
+            )
         with self._all_or_nothing():
             return self.scheduler.reset_prefix_cache(reset_running_requests)
 
@@ -198,9 +223,12 @@ class LLMEngine:
     def _step(self) -> list[Request]:
         plan = self.scheduler.schedule()
         plan.bind(self.scheduler.kv)
+        previous = self._in_flight
+        if self.speculator is not None and previous is not None:
+            plan.settle(*previous)
+            self.speculator.fill(plan)
         for observer in self.observers:
             observer(plan)
-        previous = self._in_flight
         stuck = not plan.scheduled_requests and not plan.preempted_req_ids
         if stuck and not (previous and previous[0].scheduled_requests):
             if self.scheduler.has_unfinished_requests():
@@ -209,54 +237,21 @@ class LLMEngine:
         sampled: Sampled = {}
         failed: dict[str, str] = {}
         if plan.scheduled_requests:
-            self.runner.in_flight = dict(previous[1]) if previous else {}
-            sampled, failed = self._sample(plan, self.runner.execute(plan))
+            in_flight = self.runner.in_flight = _still_wanted(*previous) if previous else {}
+            sampled, failed = self.rows.sample(plan, self.runner.execute(plan), in_flight)
         if self.config.scheduler.async_scheduling:
             self._in_flight = plan, sampled
+            if self.speculator is not None:
+                self.speculator.propose(plan, sampled, self.runner.in_flight)
             if previous is None:
                 return self._end(failed)
             plan, sampled = previous
-        return self.scheduler.update_from_output(plan, sampled) + self._end(failed)
-
-    def _sample(self, plan: SchedulerOutput, logits: np.ndarray) -> tuple[Sampled, dict[str, str]]:
-        """Tokens for every request that caught up, and what was wrong with the other rows (S4)."""
-        requests = plan.scheduled_requests
-        if np.ndim(logits) != 2 or len(logits) != len(requests):
-            raise RuntimeError(
-                f"model: forward returned shape {np.shape(logits)}, need one row of logits for "
-                f"each of {len(requests)} scheduled requests"
-            )
-        finite = np.isfinite(logits.max(axis=1))  # a NaN or +inf anywhere, or -inf everywhere
-        sampled: Sampled = {}
-        failed: dict[str, str] = {}
-        for request, row, is_finite in zip(requests, logits, finite.tolist(), strict=True):
-            request_id = request.request_id
-            if request_id not in plan.sampling_req_ids:
-                continue
-            if not is_finite:
-                failed[request_id] = "the model's logits hold NaN or infinity"
-                continue
-            sampled[request_id] = [self._choose(request, row, plan)]
-        return sampled, failed
-
-    def _choose(self, request: Request, row: np.ndarray, plan: SchedulerOutput) -> int:
-        """One token from one row: the processors in their order, then the sampler."""
-        for processor in self.logits_processors:
-            row = processor(request, row)
-        request_id = request.request_id
-        generator = self._generators.get(request_id)
-        if generator is not None:
-            position = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
-            states = self._rng_states.setdefault(request_id, {})
-            states[position] = generator.bit_generator.state
-            states.pop(position - 2, None)
-        token = self.sampler.sample(row, request.sampling_params, generator)
-        if not isinstance(token, int | np.integer) or not 0 <= token < len(row):
-            raise RuntimeError(
-                f"sampler part {type(self.sampler).__name__}: returned {token!r} for request "
-                f"{request_id!r}, need a token id from 0 to {len(row) - 1}"
-            )
-        return int(token)
+        if self.speculator is not None:
+            self.speculator.observe(plan, sampled)
+        finished = self.scheduler.update_from_output(plan, sampled) + self._end(failed)
+        if self.speculator is not None and self._in_flight is None and not failed:
+            self.scheduler.update_draft_token_ids(self.speculator.propose(plan, sampled))
+        return finished
 
     def _end(self, failed: dict[str, str]) -> list[Request]:
         """End the requests whose rows were no numbers. What they left in the cache may be as wrong
@@ -322,16 +317,17 @@ class LLMEngine:
             for request, num_tokens in live:
                 del request.all_token_ids[num_tokens:]
                 request.start_over()
+                if self.speculator is not None:
+                    self.speculator.forget(request.request_id)
                 self.scheduler.add_request(request)
-                state = self._rng_states.get(request.request_id, {}).get(num_tokens)
-                if state is not None:
-                    self._generators[request.request_id].bit_generator.state = state
-            for request_id in [i for i in self._generators if i not in self.requests]:
+                self.rows.rewind(request.request_id, num_tokens)
+            for request_id in [i for i in self.rows.generators if i not in self.requests]:
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._generators.pop(request_id, None)
-        self._rng_states.pop(request_id, None)
+        self.rows.forget(request_id)
+        if self.speculator is not None:
+            self.speculator.forget(request_id)
 
     # ------------------------------------------------------------------ all at once
 
@@ -370,3 +366,9 @@ class LLMEngine:
                 RequestOutput.of(request, prompt, self.tokenizer)
                 for request, prompt in zip(requests, prompts, strict=True)
             ]
+
+
+def _still_wanted(plan: SchedulerOutput, sampled: Sampled) -> dict[str, Sequence[int]]:
+    """The tokens in flight of those requests that have not ended meanwhile."""
+    wanted = [r.request_id for r in plan.scheduled_requests if not r.is_finished]
+    return {request_id: sampled[request_id] for request_id in wanted if request_id in sampled}

@@ -42,6 +42,7 @@ class InputProcessor:
         self.tokenizer = loaded.tokenizer
         self.vocab_size = loaded.vocab_size
         self.eos_token_ids = loaded.eos_token_ids
+        self.takes_drafts = config.scheduler.num_speculative_tokens > 0
 
     def process(
         self,
@@ -60,6 +61,8 @@ class InputProcessor:
         params = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r}: need a SamplingParams")
+        if self.takes_drafts and params.min_p > 0.0:  # as upstream's `_validate_spec_decode`
+            raise ValueError(f"min_p={params.min_p}: need 0.0 with speculative_config")
         if isinstance(prompt, str):
             token_ids = self.tokenizer.encode(prompt)
         elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | dict):

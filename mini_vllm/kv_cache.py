@@ -72,6 +72,9 @@ class KVCacheManager:
         self.enable_caching = enable_caching
         self.max_model_len: int | None = None
         """Longest sequence: slots beyond it are never allocated. The scheduler sets it."""
+        self.use_eagle = False
+        """Leave the last block of a hit out, because a drafter that reads the target's hidden
+        states needs them computed again. The scheduler sets it."""
         self.stats = PrefixCacheStats()
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
         # Leading blocks of each table that are in the index already, adopted ones included.
@@ -108,6 +111,8 @@ class KVCacheManager:
             if block is None:
                 break
             blocks.append(block)
+        if self.use_eagle and blocks:
+            blocks.pop()
         num_hits = len(blocks) * self.block_size
         self.stats.record(request.num_tokens, num_hits, request.num_preemptions > 0)
         return blocks, num_hits

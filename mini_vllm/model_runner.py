@@ -1,8 +1,8 @@
 """From a plan to logits: owns the KV cache and builds the ragged batch.
 
-Promises: one row of logits per scheduled request, in scheduling order, partial prefills included;
-whoever samples drops those. Sees plans, no scheduler and no KV manager. Mirrors
-`vllm/v1/worker/gpu_model_runner.py:415` `GPUModelRunner`.
+Promises: one row of logits per scheduled request, in scheduling order, partial prefills included,
+and one more per draft to be verified; whoever samples drops what it needs not. Sees plans, no
+scheduler and no KV manager. Mirrors `vllm/v1/worker/gpu_model_runner.py:415` `GPUModelRunner`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ModelRunner:
                 ) from None
 
     def execute(self, plan: SchedulerOutput) -> np.ndarray:
-        """Run one bound plan; logits [len(plan.scheduled_requests), vocab_size]."""
+        """Run one bound plan; logits [plan.num_rows, vocab_size]."""
         return self.model.forward(self.prepare_batch(plan))
 
     def prepare_batch(self, plan: SchedulerOutput) -> ForwardBatch:
@@ -82,10 +82,22 @@ class ModelRunner:
             query_start_loc=query_start_loc,
             seq_lens=computed + counts,
             block_tables=block_tables,
-            logits_indices=query_start_loc[1:] - 1,
+            logits_indices=self._logits_indices(plan, query_start_loc[1:] - 1),
             block_size=self.block_size,
             kv_cache=self.kv_cache,
         )
+
+    @staticmethod
+    def _logits_indices(plan: SchedulerOutput, last: np.ndarray) -> np.ndarray:
+        """[num_rows] each request's last token and, before it, one token per draft.
+
+        As `vllm/v1/worker/gpu_model_runner.py:2713` `GPUModelRunner._calc_spec_decode_metadata`.
+        """
+        if not plan.spec_token_ids:
+            return last
+        drafts = [len(plan.spec_token_ids.get(r, ())) for r in plan.num_scheduled_tokens]
+        rows = 1 + np.array(drafts, dtype=np.int64)
+        return np.arange(rows.sum()) + np.repeat(last + 1 - np.cumsum(rows), rows)
 
     def _token_ids(self, plan: SchedulerOutput) -> np.ndarray:
         """[num_tokens] the scheduled tokens: known ones, those in flight, then drafts."""

@@ -38,6 +38,10 @@ class EngineParts:
     attention: AttentionFn = paged_attention
     linear: LinearFactory = Linear
     experts: ExpertsFn = moe_forward_grouped
+    drafter: Callable[..., Sequence[int]] | None = None
+    """`(context, n, k)`: at most k tokens that followed the context's last n tokens before."""
+    verifier: Any = None
+    """Something with `accept_prob`, `residual_distribution` and `speculative_token`."""
 
     @property
     def named_linear(self) -> LinearFactory:
@@ -61,6 +65,8 @@ class EngineParts:
         kv = self.kv_cache_manager(
             cache.num_blocks, cache.block_size, cache.enable_prefix_caching, self.block_pool
         )
+        if config.scheduler.num_lookahead_tokens:
+            _need_parameter(kv.allocate_slots, "num_lookahead_tokens", "kv_cache_manager")
         factory = self.scheduler
         if config.scheduler.async_scheduling:
             if factory is not Scheduler and self.async_scheduler is AsyncScheduler:
@@ -85,6 +91,8 @@ def _from_flat_arguments(
     if gates:
         raise ValueError(f"scheduler part {_name(factory)}: takes no gates")
     c = config.scheduler
+    if c.num_speculative_tokens:
+        raise ValueError(f"scheduler part {_name(factory)}: plans no drafts")
     scheduler = factory(
         kv, c.max_num_seqs, c.max_num_batched_tokens, c.long_prefill_token_threshold,
         max_model_len=c.max_model_len, policy=c.policy,
@@ -98,6 +106,12 @@ def _from_flat_arguments(
 
     scheduler.update_from_output = update_one_each
     return scheduler
+
+
+def _need_parameter(method: Callable[..., Any], parameter: str, part: str) -> None:
+    """Raises ValueError when a learner's method was written without a parameter asked for."""
+    if parameter not in inspect.signature(method).parameters:
+        raise ValueError(f"{part} part {_name(method)}: takes no {parameter}")
 
 
 def _name(factory: Callable[..., Any]) -> str:

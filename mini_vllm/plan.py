@@ -7,7 +7,7 @@ the runner sees no scheduler and no KV manager. Mirrors `vllm/v1/core/sched/outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -47,10 +47,27 @@ class SchedulerOutput:
         """Tokens the model will compute in this step."""
         return sum(self.num_scheduled_tokens.values())
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits: one per scheduled request, and one more per draft."""
+        return len(self.scheduled_requests) + sum(map(len, self.spec_token_ids.values()))
+
     def num_rejected(self, request_id: str, tokens: Sequence[int]) -> int:
         """How many of its drafts were not among the `tokens` sampled (one more is always new)."""
         drafts = self.spec_token_ids.get(request_id, ())
         return len(drafts) + 1 - len(tokens) if drafts else 0
+
+    def settle(self, previous: SchedulerOutput, sampled: Mapping[str, Sequence[int]]) -> None:
+        """Take back what `previous`, still in flight when this was planned, turned out to reject.
+
+        The scheduler's counters assume that every draft in flight is accepted; the runner knows
+        better before the scheduler does.
+        """
+        admitted = {*self.scheduled_new_req_ids, *self.scheduled_resumed_req_ids}
+        for request_id in previous.spec_token_ids:
+            tokens = sampled.get(request_id)
+            if tokens and request_id in self.num_computed_tokens and request_id not in admitted:
+                self.num_computed_tokens[request_id] -= previous.num_rejected(request_id, tokens)
 
     def bind(self, kv: KVCacheManager) -> None:
         """Note what the runner needs, before a later call moves counters or tables.

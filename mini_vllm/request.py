@@ -180,6 +180,12 @@ class Request:
             return True
         return False
 
+    def __lt__(self, other: Request) -> bool:
+        """Whether it goes before the other under "priority": `vllm/v1/request.py:301`
+        `Request.__lt__`."""
+        mine = self.priority, self.arrival_time, self.request_id
+        return mine < (other.priority, other.arrival_time, other.request_id)
+
     def __repr__(self) -> str:
         return (
             f"Request({self.request_id!r}, {self.status.name}, "

@@ -36,15 +36,20 @@ class Sampler:
         """
         if params.temperature == 0.0:
             return int(logits.argmax())
-        scaled = np.asarray(logits, dtype=np.float64) / params.temperature
-        scaled = _apply_min_p(scaled, params.min_p)
-        scaled = _apply_top_k(scaled, params.top_k)
-        scaled = _apply_top_p(scaled, params.top_p)
         generator = rng if rng is not None else np.random.default_rng(params.seed)
-        return int(generator.choice(len(scaled), p=_softmax(scaled)))
+        return int(generator.choice(len(logits), p=probabilities(logits, params)))
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
+def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The law [vocab_size], in float64, that a temperature above 0 samples from."""
+    scaled = np.asarray(logits, dtype=np.float64) / params.temperature
+    scaled = _apply_min_p(scaled, params.min_p)
+    scaled = _apply_top_k(scaled, params.top_k)
+    scaled = _apply_top_p(scaled, params.top_p)
+    return softmax(scaled)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities of [vocab_size] logits; the maximum is subtracted, so 1000+ is legal."""
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
@@ -58,7 +63,7 @@ def _apply_min_p(logits: np.ndarray, min_p: float) -> np.ndarray:
     """
     if min_p <= 0.0:
         return logits
-    probabilities = _softmax(logits)
+    probabilities = softmax(logits)
     return np.where(probabilities < min_p * probabilities.max(), -np.inf, logits)
 
 
@@ -80,7 +85,7 @@ def _apply_top_p(logits: np.ndarray, p: float) -> np.ndarray:
     if p >= 1.0:
         return logits
     order = np.argsort(-logits, kind="stable")
-    probabilities = _softmax(logits[order])
+    probabilities = softmax(logits[order])
     mass_before = np.cumsum(probabilities) - probabilities
     keep = mass_before < p
     keep[0] = True

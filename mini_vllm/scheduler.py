@@ -35,12 +35,14 @@ class Scheduler:
         self.gates = tuple(gates)
         self.max_num_seqs = self.config.max_num_seqs or 0
         self.max_model_len = kv.max_model_len = self.config.max_model_len
+        kv.use_eagle = self.config.use_eagle
         self._limit = self.max_model_len or sys.maxsize
         self.waiting: deque[Request] = deque()
         self.skipped: deque[Request] = deque()
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self._finished_req_ids: set[str] = set()
+        self._sampled: Mapping[str, Sequence[int]] = {}
 
     def add_request(self, request: Request) -> None:
         """Queue a new request. Raises ValueError when its id is already live."""
@@ -199,16 +201,13 @@ class Scheduler:
     def update_from_output(
         self, plan: SchedulerOutput, sampled: Mapping[str, Sequence[int]]
     ) -> list[Request]:
-        """Advance counters, append sampled tokens, retire what is finished.
+        """Advance counters by the executed plan, append sampled tokens, retire what is finished.
 
-        Args:
-            plan: the plan that was executed.
-            sampled: token ids per request that caught up, one more than drafts were accepted.
-
-        Returns: those that finished, in scheduled order; their blocks are free.
+        `sampled` has token ids per request that caught up, one more than drafts were accepted.
+        Returns those that finished, in scheduled order; their blocks are free.
         """
         finished = []
-        counts, drafts = plan.num_scheduled_tokens, plan.spec_token_ids
+        counts, drafts, self._sampled = plan.num_scheduled_tokens, plan.spec_token_ids, sampled
         for request in plan.scheduled_requests:
             if request.status > RequestStatus.PREEMPTED:
                 continue  # aborted while the step ran
@@ -229,6 +228,12 @@ class Scheduler:
             self.running = [request for request in self.running if not request.is_finished]
         return finished
 
+    def update_draft_token_ids(self, draft_token_ids: Mapping[str, Sequence[int]]) -> None:
+        """Take the drafts made in the step just updated; who has not caught up gets none."""
+        for request_id, drafts in draft_token_ids.items():
+            if request := self.requests.get(request_id):
+                request.spec_token_ids = drafts if self._sampled.get(request_id) else ()
+
     def _clamp_new_tokens(self, num_new_tokens: int, token_budget: int) -> int:
         """Threshold first, then budget (S8)."""
         threshold = self.config.long_prefill_token_threshold
@@ -239,8 +244,7 @@ class Scheduler:
     def _next_queue(self) -> deque[Request]:
         """Whose head is looked at next: `skipped` first, or the more urgent head."""
         if self.config.policy == "priority" and self.skipped and self.waiting:
-            heads = _priority_order(self.waiting[0]), _priority_order(self.skipped[0])
-            return self.waiting if heads[0] < heads[1] else self.skipped
+            return self.waiting if self.waiting[0] < self.skipped[0] else self.skipped
         return self.skipped or self.waiting
 
     def _queue_of(self, request: Request) -> deque[Request] | list[Request]:
@@ -252,7 +256,7 @@ class Scheduler:
     def _enqueue(self, request: Request) -> None:
         """Put a request where its policy wants it in `waiting`."""
         if self.config.policy == "priority":
-            insort(self.waiting, request, key=_priority_order)
+            insort(self.waiting, request)
         elif request.status == RequestStatus.PREEMPTED:
             self.waiting.appendleft(request)
         else:
@@ -293,8 +297,3 @@ class Scheduler:
         """Give its blocks back, unless a gate keeps them; every gate is told."""
         if sum(gate.leaves(request) for gate in self.gates) == 0:
             self.kv.free(request)
-
-
-def _priority_order(request: Request) -> tuple[int, float, str]:
-    """Sort key of the waiting queue under "priority": `vllm/v1/request.py:301` `Request.__lt__`."""
-    return request.priority, request.arrival_time, request.request_id

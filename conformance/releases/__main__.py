@@ -1,4 +1,4 @@
-"""How many workloads each release decides another way than the pin's engine, and than its own parts.
+"""How many workloads each release decides another way than the pin, and than its own parts.
 
     python -m conformance.releases [--write]
 

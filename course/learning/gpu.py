@@ -32,7 +32,7 @@ from labkit import environment
 from labkit.environment import Environment
 
 FORMAT = 1
-ORDER = ("02-04", "05-07", "04-04", "04-02", "05-04", "02-03", "03-03", "01-02", "06-02")
+ORDER = ("02-04", "05-07", "04-04", "04-02", "05-04", "02-03", "03-03", "01-02", "08-02", "06-02")
 """Runs by what they give for their time: kernels in seconds, then one engine, then several, then
 what needs a download. Borrowed machines go away, so what is cheap comes first."""
 

@@ -2,6 +2,7 @@
 
 A lab with `part: block_pool` supplies the attribute of its module that has the name of the
 engine's own: `EngineParts.block_pool` is `BlockPool`, so the lab must define `BlockPool`.
+A part whose default is None has its name in `NAMES`; one that is several functions is the module.
 Promises: only files that pass their lab are used; an error in one is shown as theirs.
 """
 
@@ -15,6 +16,11 @@ from typing import Any
 
 from course.files import load_module
 from course.learning.labs import CourseError, Lab
+
+NAMES = {"drafter": "ngram_propose", "verifier": "speculative_token"}
+"""What a lab defines for a part that the engine has no default of the same name for."""
+MODULES = ("verifier",)
+"""Parts that are a lab's whole module."""
 
 
 def attribute_of(part: str) -> str:
@@ -30,7 +36,7 @@ def attribute_of(part: str) -> str:
         raise CourseError(
             f"part {part!r} is no part of the engine: use one of {', '.join(defaults)}"
         )
-    return str(getattr(defaults[part], "__name__", part))
+    return NAMES.get(part) or str(getattr(defaults[part], "__name__", part))
 
 
 def parts_of(
@@ -50,7 +56,7 @@ def parts_of(
         module = load_module(file(lab))
         if not hasattr(module, name):
             raise CourseError(f"{lab.id}: {file(lab).name} defines no {name} for the part {part}")
-        parts[part] = getattr(module, name)
+        parts[part] = module if part in MODULES else getattr(module, name)
         owners[part] = lab
     return parts, owners
 

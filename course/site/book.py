@@ -22,7 +22,16 @@ from course.site import book_extras, book_pages, book_site
 from course.truth import checking, pages
 from course.truth.citations import Finding
 
-FRONT = ("README", "SETUP", "UPSTREAM_PIN", "SINCE_THE_PIN", "GLOSSARY", "CAREER", "PUBLISHING", "CHANGES")
+FRONT = (
+    "README",
+    "SETUP",
+    "UPSTREAM_PIN",
+    "SINCE_THE_PIN",
+    "GLOSSARY",
+    "CAREER",
+    "PUBLISHING",
+    "CHANGES",
+)
 CHAPTERS = ("00-guide.md", "01-deep-dive.md", "02-mini-build.md")
 CLOSING = ("EXERCISES.md", "INTERVIEW.md", "CHEATSHEET.md")
 

@@ -12,6 +12,7 @@ from conformance import parts
 from course.conftest import REPOSITORY
 from course.files import load_module
 from course.site import widgets
+from mini_vllm import LLMEngine, SamplingParams
 
 
 @pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
@@ -103,3 +104,67 @@ def test_a_step_reads_about_as_many_experts_as_the_formula_says():
         drawn = widgets.drawn_experts(experts, top_k, batch)
         assert all(len(set(token)) == top_k for token in drawn), "no expert twice for a token"
         assert abs(example["drawn"] - example["touched"]) <= max(1.5, 0.1 * experts)
+
+
+def test_what_drafts_are_worth_is_the_arithmetic_of_the_lab():
+    lab = load_module(
+        REPOSITORY / "phase-08-speculative-decoding/labs/lab-04-speedup-model/solution.py"
+    )
+    for alpha in (0.0, 0.3, 0.7, 1.0):
+        for c in (0.0, 0.05, 0.4):
+            for k in range(9):
+                found = widgets.speculation_step(alpha, k, c, 1, ridge=300)
+                assert found["tokens"] == lab.expected_tokens_per_verify(alpha, k)
+                assert found["speedup"] == lab.speedup(alpha, k, c)
+            assert widgets.best_k(alpha, c, 1, ridge=300) == lab.optimal_k(alpha, c)
+
+
+def test_beyond_the_ridge_drafts_lose():
+    for k in (1, 3, 5):
+        found = widgets.speculation_step(0.7, k, 0.05, 4096, ridge=295)
+        assert found["verify"] == k + 1
+        assert found["speedup"] < 1
+    assert widgets.best_k(0.7, 0.05, 4096, ridge=295) == 0
+
+
+class Reciter:
+    """A model that says a text, whatever it is asked: the widget's assumption, in the engine."""
+
+    def __init__(self, text):
+        self.tokens = [ord(character) for character in text] + [0] * 40
+
+    def forward(self, batch):
+        rows = batch.logits_indices
+        logits = np.zeros((len(rows), 257))
+        following = [self.tokens[position + 1] for position in batch.positions[rows]]
+        logits[np.arange(len(rows)), following] = 1.0
+        return logits
+
+
+@pytest.mark.parametrize("example", widgets.speculation()["drafted"])
+def test_a_drafted_text_is_what_the_engine_drafts_and_keeps(example):
+    text, runs = example["text"], example["runs"]
+    engine = LLMEngine(
+        model=Reciter(text),
+        speculative_config={
+            "method": "ngram",
+            "num_speculative_tokens": example["k"],
+            "prompt_lookup_min": example["min_n"],
+            "prompt_lookup_max": example["max_n"],
+        },
+    )
+    params = SamplingParams(max_tokens=len(text) - 1, ignore_eos=True)
+    name = engine.add_request([ord(text[0])], params)
+    request, seen = engine.requests[name], []
+    engine.observers.append(lambda plan: seen.append(list(plan.spec_token_ids.get(name, ()))))
+    lengths = [1]
+    while engine.has_unfinished_requests():
+        engine.step()
+        lengths.append(request.num_tokens)
+    assert request.num_tokens == len(text)
+    # The engine drafts beyond the end of the text; until a run reaches it, all is equal.
+    reach = [n for n, known in enumerate(lengths[:-1]) if known + example["k"] + 1 < len(text)]
+    for n in reach:
+        assert "".join(map(chr, seen[n])) == runs[n]["drafts"]
+        assert lengths[n + 1] - lengths[n] == runs[n]["accepted"] + 1
+    assert len(lengths) - 1 == len(runs)

@@ -18,6 +18,7 @@ from mini_vllm.models.config import expected_shapes, parse_config
 from mini_vllm.models.files import read_json
 from mini_vllm.models.loader import load_checkpoint, resolve
 from mini_vllm.models.transformer import ModelConfig
+from mini_vllm.spec_decode.ngram import ngram_propose
 
 
 def _llama(
@@ -287,6 +288,86 @@ def expert_bytes() -> dict[str, Any]:
     return {"models": shapes, "gpus": GPUS, "examples": examples}
 
 
+def speculation_step(
+    alpha: float, k: int, c: float, batch: float, ridge: float
+) -> dict[str, float]:
+    """What `k` drafts a run are worth at a batch, where a step is bound by weights or arithmetic.
+
+    Up to `ridge` tokens a step costs one reading of the weights, beyond it its tokens count. The
+    cache is left out. Lab 08-04's model is that of small batches.
+
+    Args:
+        alpha: probability that a draft is kept if those before it were.
+        c: one drafter step, in plain steps of the target at this batch.
+        batch: requests.
+        ridge: tokens of a step at which arithmetic takes as long as reading the weights.
+
+    Returns:
+        `tokens` per run and request; `verify`, a run in plain steps; `speedup`.
+    """
+    tokens = sum(alpha**i for i in range(k + 1))
+    verify = max(1.0, batch * (k + 1) / ridge) / max(1.0, batch / ridge)
+    return {"tokens": tokens, "verify": verify, "speedup": tokens / (verify + k * c)}
+
+
+def best_k(alpha: float, c: float, batch: float, ridge: float, max_k: int = 20) -> int:
+    """The number of drafts with the largest speedup, of equals the smallest."""
+    return max(
+        range(max_k + 1), key=lambda k: speculation_step(alpha, k, c, batch, ridge)["speedup"]
+    )
+
+
+def drafted_runs(text: str, min_n: int, max_n: int, k: int) -> list[dict[str, Any]]:
+    """n-gram drafts over a text that is taken for what the model says after its first character.
+
+    One entry per run: `drafts`, and `accepted`, how many of them were kept. A run says the kept
+    drafts and one character more, while there are any.
+    """
+    tokens = [ord(character) for character in text]
+    runs, known = [], 1
+    while known < len(tokens):
+        room = min(k, len(tokens) - known - 1)
+        drafts = ngram_propose(np.array(tokens[:known]), min_n, max_n, room)
+        accepted = 0
+        while accepted < len(drafts) and drafts[accepted] == tokens[known + accepted]:
+            accepted += 1
+        runs.append({"drafts": "".join(map(chr, drafts)), "accepted": accepted})
+        known += accepted + 1
+    return runs
+
+
+SAMPLE = "for i in range(n):\n    a[i] = 0\nfor j in range(n):\n    b[j] = 0\n"
+
+
+def speculation() -> dict[str, Any]:
+    """Ridges, defaults, and worked examples of `speculation_step` and `drafted_runs`."""
+    ridges = {name: gpu["peak_flops"] / gpu["mem_bw"] for name, gpu in GPUS.items()}
+    examples = [
+        {"gpu": gpu, "alpha": alpha, "k": k, "c": c, "batch": batch}
+        | speculation_step(alpha, k, c, batch, ridges[gpu])
+        | {"best_k": best_k(alpha, c, batch, ridges[gpu])}
+        for gpu in ("A100 80 GB", "H100 SXM")
+        for alpha, k, c, batch in (
+            (0.7, 5, 0.05, 1), (0.7, 5, 0.05, 64), (0.7, 3, 0.05, 512), (0.3, 2, 0.3, 8),
+            (0.9, 10, 0.1, 16), (1.0, 4, 0.0, 1024),
+        )
+    ]  # fmt: skip
+    texts = (SAMPLE, "banana bandana banana", "abcdefgh", "aaaaaaaaaa", "ab")
+    drafted = [
+        {
+            "text": text,
+            "min_n": low,
+            "max_n": high,
+            "k": k,
+            "runs": drafted_runs(text, low, high, k),
+        }
+        for text in texts
+        for low, high, k in ((2, 5, 3), (1, 3, 4), (3, 3, 8))
+    ]
+    defaults = {"gpu": "H100 SXM", "alpha": 0.7, "k": 3, "c": 0.05, "batch": 8, "text": SAMPLE}
+    return {"ridges": ridges, "defaults": defaults, "examples": examples, "drafted": drafted}
+
+
 WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "engine-timeline": gantt.engine_timeline,
     "pool-film": lambda: dict(film.pool_film()),
@@ -295,5 +376,6 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "cuda-graphs": cuda_graphs,
     "code-points": code_points,
     "expert-bytes": expert_bytes,
+    "speculation": speculation,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""

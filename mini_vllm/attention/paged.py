@@ -1,7 +1,8 @@
 """The values of `reference.py` by whole-batch products, for speed.
 
-Promises: a test holds both equal. Decode requests go in groups of similar length, each prefill
-request by itself; what is grouped is worked out once per batch, not once per layer, as upstream's
+Promises: a test holds both equal. Decode requests, also those with a few drafts to verify, go in
+groups of similar length, each prefill request by itself; what is grouped is worked out once per
+batch, not once per layer, as upstream's
 `vllm/v1/attention/backend.py:516` `AttentionMetadataBuilder` does.
 """
 
@@ -15,18 +16,21 @@ from mini_vllm.batch import ForwardBatch
 
 _GROUP_SLOTS = 1024
 _QUERY_TILE = 256
+_MOST_GROUPED = 16
+"""Query tokens of a request that goes into a group: a decode token and up to 15 drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decode requests of similar length, attended to in one batched product."""
+    """Requests with equally many query tokens and similar length, attended to in one product."""
 
     token_rows: np.ndarray
-    """[group] index of each request's only query token"""
+    """[group, num_queries] index of each request's query tokens: one, and one per draft"""
     block_tables: np.ndarray
     """[group, num_blocks]"""
     bias: np.ndarray | None
-    """[group, 1, 1, num_blocks * block_size], -inf beyond a sequence's end; None if no padding"""
+    """[group, 1, num_queries, num_blocks * block_size], -inf beyond each query's own position; None
+    if it hides nothing"""
 
 
 def hidden_bias(hidden: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -40,48 +44,58 @@ class PagedMetadata:
 
     decode_groups: list[DecodeGroup]
     prefill_rows: list[int]
-    """Requests with more than one query token."""
+    """Requests with more query tokens than go into a group."""
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> PagedMetadata:
         """The batch's own, made on first use."""
         if not isinstance(batch.attn_metadata, cls):
             query_lens = np.diff(batch.query_start_loc)
-            prefills = [int(i) for i in np.flatnonzero(query_lens > 1)]
+            prefills = [int(i) for i in np.flatnonzero(query_lens > _MOST_GROUPED)]
             batch.attn_metadata = cls(_decode_groups(batch, query_lens), prefills)
         return batch.attn_metadata
 
 
 def _decode_groups(batch: ForwardBatch, query_lens: np.ndarray) -> list[DecodeGroup]:
-    """Requests with a single query token, grouped by length.
+    """Requests with few query tokens, grouped by their number and by length.
 
     Sequences are sorted by length and cut into groups. A group's shortest member has at least
     three quarters of the blocks of its longest, so padding stays small, and a group holds at most
     `_GROUP_SLOTS` token slots, so what is gathered for it stays in a core's cache.
     """
-    rows = np.flatnonzero(query_lens == 1)
+    rows = np.flatnonzero(query_lens <= _MOST_GROUPED)
     if len(rows) > 1:
-        rows = rows[np.argsort(-batch.seq_lens[rows], kind="stable")]
+        rows = rows[np.lexsort((-batch.seq_lens[rows], query_lens[rows]))]
     num_blocks = (-(-batch.seq_lens[rows] // batch.block_size)).tolist()
+    num_queries = query_lens[rows].tolist()
     groups, start = [], 0
     while start < len(rows):
-        widest = num_blocks[start]
+        widest, queries = num_blocks[start], num_queries[start]
         most = max(1, _GROUP_SLOTS // (widest * batch.block_size))
         stop = start + 1
-        while stop < len(rows) and stop - start < most and num_blocks[stop] >= 0.75 * widest:
+        while (
+            stop < len(rows)
+            and stop - start < most
+            and num_blocks[stop] >= 0.75 * widest
+            and num_queries[stop] == queries
+        ):
             stop += 1
-        groups.append(_decode_group(batch, rows[start:stop], widest))
+        groups.append(_decode_group(batch, rows[start:stop], widest, queries))
         start = stop
     return groups
 
 
-def _decode_group(batch: ForwardBatch, rows: np.ndarray, num_blocks: int) -> DecodeGroup:
-    hidden = np.arange(num_blocks * batch.block_size)[None, :] >= batch.seq_lens[rows][:, None]
+def _decode_group(
+    batch: ForwardBatch, rows: np.ndarray, num_blocks: int, num_queries: int
+) -> DecodeGroup:
+    back = np.arange(num_queries - 1, -1, -1)  # how far each query stands before the last
+    ends = batch.seq_lens[rows][:, None] - back  # [group, num_queries]
+    hidden = np.arange(num_blocks * batch.block_size) >= ends[:, :, None]
     dtype = np.dtype(np.float32) if batch.kv_cache is None else batch.kv_cache.dtype
     return DecodeGroup(
-        token_rows=batch.query_start_loc[rows],
+        token_rows=batch.query_start_loc[rows][:, None] + np.arange(num_queries),
         block_tables=np.ascontiguousarray(batch.block_tables[rows, :num_blocks]),
-        bias=hidden_bias(hidden, dtype)[:, None, None, :] if hidden.any() else None,
+        bias=hidden_bias(hidden, dtype)[:, None] if hidden.any() else None,
     )
 
 
@@ -90,7 +104,7 @@ def paged_attention(
 ) -> np.ndarray:
     """Same arguments and values as `paged_attention_reference`, by batched products.
 
-    Decode requests go in groups of similar length; each prefill request by itself.
+    Requests with few query tokens go in groups of similar length; each other one by itself.
     """
     out = np.empty_like(query)
     query = query * query.dtype.type(scale)
@@ -108,16 +122,20 @@ def paged_attention(
 
 
 def _attend_decodes(query: np.ndarray, layer_cache: np.ndarray, group: DecodeGroup) -> np.ndarray:
-    """One query per request: scaled query [group, num_heads, head_dim] to output, same shape."""
-    num_reqs, num_heads, head_dim = query.shape
+    """Few queries per request: scaled query [group, num_queries, num_heads, head_dim] to output."""
+    num_reqs, num_queries, num_heads, head_dim = query.shape
     num_kv_heads = layer_cache.shape[3]
     # [group, num_blocks, block_size, num_kv_heads, head_dim] -> [group, width, kv_heads, head_dim]
     keys = layer_cache[0, group.block_tables].reshape(num_reqs, -1, num_kv_heads, head_dim)
     values = layer_cache[1, group.block_tables].reshape(num_reqs, -1, num_kv_heads, head_dim)
-    grouped = query.reshape(num_reqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = grouped @ keys.transpose(0, 2, 3, 1)  # [group, kv_heads, heads per kv head, width]
-    out = _softmax_product(scores, values.transpose(0, 2, 1, 3), group.bias)
-    return out.reshape(num_reqs, num_heads, head_dim)
+    # heads per kv head, each with its queries, one below the other
+    by_head = query.transpose(0, 2, 1, 3).reshape(num_reqs, num_kv_heads, -1, head_dim)
+    bias, per_head = group.bias, num_heads // num_kv_heads
+    if bias is not None and num_queries > 1 and per_head > 1:
+        bias = np.tile(bias, (1, 1, per_head, 1))
+    scores = by_head @ keys.transpose(0, 2, 3, 1)  # [group, kv_heads, per_head * queries, width]
+    out = _softmax_product(scores, values.transpose(0, 2, 1, 3), bias)
+    return out.reshape(num_reqs, num_heads, num_queries, head_dim).transpose(0, 2, 1, 3)
 
 
 def _attend_prefill(

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import wraps
@@ -129,6 +130,9 @@ def generate(
     max_num_batched_tokens: BudgetOption = 2048,
     long_prefill_token_threshold: ThresholdOption = 0,
     prefix_caching: CachingOption = True,
+    speculative_config: Annotated[
+        str | None, typer.Option(help="Who drafts, as JSON in vLLM's keys.")
+    ] = None,
 ) -> None:
     """Continue prompts. Several prompts run together in one batch."""
     texts = _gather_prompts(prompts, file)
@@ -141,11 +145,24 @@ def generate(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=long_prefill_token_threshold,
         enable_prefix_caching=prefix_caching,
+        speculative_config=_json("speculative_config", speculative_config),
     )  # fmt: skip
+    began = time.perf_counter()
     if len(texts) == 1 and not trace:
         _stream(engine, texts[0], params)
     else:
         _run_together(engine, texts, params, trace)
+    if engine.speculator is not None:
+        line = engine.speculator.stats.log_line(time.perf_counter() - began)
+        print(line or "SpecDecoding metrics: nothing was drafted", file=sys.stderr)
+
+
+def _json(name: str, text: str | None) -> Any:
+    """The value of an option that is JSON; a ValueError names the option."""
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text!r}: need JSON, {error}") from None
 
 
 def _gather_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:

@@ -144,7 +144,7 @@ class Transformer:
         """Run one step, writing this step's K and V into `batch.kv_cache`.
 
         Returns:
-            Logits [num_reqs, vocab_size] of each request's last scheduled token, in `dtype`.
+            Logits [num_rows, vocab_size] of the tokens of `batch.logits_indices`, in `dtype`.
         """
         assert batch.kv_cache is not None, "a transformer needs the runner's KV cache"
         hidden = self.embed_tokens[batch.token_ids]  # [num_tokens, hidden_size]
@@ -152,7 +152,7 @@ class Transformer:
         rope = self._cast(np.cos(angles))[:, None], self._cast(np.sin(angles))[:, None]
         for layer, layer_cache in zip(self.layers, batch.kv_cache, strict=True):
             layer.forward(hidden, rope, layer_cache, batch, self.attention)
-        last = hidden[batch.logits_indices]  # [num_reqs, hidden_size]
+        last = hidden[batch.logits_indices]  # [num_rows, hidden_size]
         return self.lm_head(rms_norm(last, self.norm, self.config.rms_norm_eps))
 
 

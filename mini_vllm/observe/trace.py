@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mini_vllm.engine import LLMEngine
@@ -38,12 +38,18 @@ class StepRecord:
     """Finish reason per request that ended in this step."""
     expert_loads: dict[int, list[int]] | None = None
     """Per layer of experts, how many of the step's tokens chose each one; None without experts."""
+    drafts: dict[str, list[int]] = field(default_factory=dict)
+    """Draft tokens verified in this step, per request that has any."""
+    num_accepted: dict[str, int] = field(default_factory=dict)
+    """Where a request gained tokens: those beside the target's own. Drafts behind a stop are not
+    among them, in `SpecDecodingStats` they are."""
 
     def to_json(self) -> dict:
-        """The record as JSON types; `expert_loads` only where the model has experts."""
+        """The record as JSON types; of experts and drafts nothing where there are none."""
         record = asdict(self)
-        if self.expert_loads is None:
-            del record["expert_loads"]
+        for name in ("expert_loads", "drafts", "num_accepted"):
+            if not record[name]:
+                del record[name]
         return record
 
 
@@ -89,6 +95,7 @@ def traced_steps(engine: LLMEngine) -> Iterator[StepRecord]:
             finished = engine.step()
             plan, state, live = seen[0]
             before = state.pop("num_tokens")
+            gained = {name: r.num_tokens - before[name] for name, r in live.items()}
             yield StepRecord(
                 step=step,
                 num_scheduled_tokens=dict(plan.num_scheduled_tokens),
@@ -100,10 +107,14 @@ def traced_steps(engine: LLMEngine) -> Iterator[StepRecord]:
                 sampled={
                     request_id: request.all_token_ids[-1]
                     for request_id, request in live.items()
-                    if request.num_tokens > before[request_id]
+                    if gained[request_id]
                 },
                 finished={r.request_id: r.finish_reason or "" for r in finished},
                 expert_loads={n: row.tolist() for n, row in counter.loads.items()} or None,
+                drafts={name: [*tokens] for name, tokens in plan.spec_token_ids.items()},
+                num_accepted={name: n - 1 for name, n in gained.items() if n}
+                if engine.speculator is not None
+                else {},
                 **state,
             )
             step += 1

@@ -40,6 +40,13 @@ def test_generate_streams_the_prompt_and_its_continuation(parrot):
     assert (result.exit_code, result.stdout) == (0, f"xhi{ROCKET}\n")
 
 
+def test_with_drafts_the_text_is_the_same_and_a_line_says_what_they_brought(parrot):
+    config = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'
+    result = run("generate", "--speculative-config", config, "hi hi")
+    assert (result.exit_code, result.stdout) == (0, run("generate", "hi hi").stdout)
+    assert "SpecDecoding metrics: " in result.stderr
+
+
 def test_prompts_come_from_stdin_and_a_file_in_order(parrot, tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("b\n\nc\n")
@@ -80,6 +87,8 @@ def test_the_shipped_model_serves_the_command():
         (["generate", "--block-size", "100000000", "x"], "block_size=100000000"),
         (["generate", "--num-blocks", "400000000", "x"], "num_blocks=400000000"),
         (["generate", "--seed", "-1", "x"], "seed=-1"),
+        (["generate", "--speculative-config", "{", "x"], "speculative_config='{': need JSON"),
+        (["generate", "--speculative-config", "{}", "x"], "num_speculative_tokens is missing"),
         (["bench", "--dtype", "x"], "dtype='x'"),
         (["bench", "--prompt-len", "99999999999"], "prompt_len=99999999999-99999999999"),
         (["bench", "--prompt-len", "9" * 5000], "need N or LOW-HIGH"),

@@ -154,7 +154,7 @@ def test_e6_greedy_requests_draw_no_randomness(scenario: Scenario):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(np.random, "default_rng", _forbidden)
         drive(scenario, None, engine)
-    assert engine._generators == {}
+    assert engine.rows.generators == {}
 
 
 def _forbidden(*_):

@@ -8,6 +8,8 @@ from mini_vllm.attention.paged import PagedMetadata
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
+from mini_vllm.model_runner import ModelRunner
+from mini_vllm.plan import SchedulerOutput
 from mini_vllm.tests.support import Moment, Scenario, drive, for_all, scenarios
 
 
@@ -81,19 +83,36 @@ def test_every_batch_agrees_with_the_requests_it_was_made_of(scenario: Scenario)
 
 def test_a_batch_splits_its_rows_into_decodes_and_prefills():
     batch = ForwardBatch(
-        token_ids=np.zeros(7, dtype=np.int64),
-        positions=np.array([4, 0, 1, 2, 9, 2, 3]),
-        slot_mapping=np.arange(7),
-        query_start_loc=np.array([0, 1, 4, 5, 7]),
-        seq_lens=np.array([5, 3, 10, 4]),
-        block_tables=np.arange(12).reshape(4, 3),
-        logits_indices=np.array([0, 3, 4, 6]),
+        token_ids=np.zeros(24, dtype=np.int64),
+        positions=np.array([4, *range(20), 9, 2, 3]),
+        slot_mapping=np.arange(24),
+        query_start_loc=np.array([0, 1, 21, 22, 24]),
+        seq_lens=np.array([5, 20, 10, 4]),
+        block_tables=np.arange(20).reshape(4, 5),
+        logits_indices=np.array([0, 20, 21, 22, 23]),
         block_size=4,
     )
     metadata = PagedMetadata.of(batch)
     assert metadata is PagedMetadata.of(batch), "worked out once per batch"
-    assert metadata.prefill_rows == [1, 3]
-    assert sorted(int(row) for group in metadata.decode_groups for row in group.token_rows) == [
-        0,
-        4,
-    ]
+    assert metadata.prefill_rows == [1]
+    groups = sorted(group.token_rows.tolist() for group in metadata.decode_groups)
+    assert groups == [[[0]], [[21]], [[22, 23]]], "one with a draft has a group of its own"
+
+
+def test_drafts_get_a_row_of_logits_each():
+    """The batch of `vllm/v1/worker/gpu_model_runner.py:2713`
+    `GPUModelRunner._calc_spec_decode_metadata`'s own example, in the rows it samples from."""
+    plan = SchedulerOutput()
+    for name, count, drafts in (
+        ("a", 4, 3),
+        ("b", 100, 0),
+        ("c", 3, 2),
+        ("d", 100, 0),
+        ("e", 2, 1),
+    ):
+        plan.num_scheduled_tokens[name] = count
+        if drafts:
+            plan.spec_token_ids[name] = [7] * drafts
+    last = np.cumsum([4, 100, 3, 100, 2]) - 1
+    rows = ModelRunner._logits_indices(plan, last).tolist()
+    assert rows == [0, 1, 2, 3, 103, 104, 105, 106, 206, 207, 208]

@@ -11,7 +11,7 @@ from mini_vllm.sampler import (
     _apply_min_p,
     _apply_top_k,
     _apply_top_p,
-    _softmax,
+    softmax,
 )
 from mini_vllm.tests.support import for_all
 
@@ -36,21 +36,21 @@ def drawn(logits: np.ndarray, n: int = 200, **params) -> set[int]:
 # ------------------------------------------------------------------ softmax
 
 
-def test_softmax_of_large_logits_is_exact_to_four_digits():
-    assert _softmax(np.array([1000.0, 1001.0, 1002.0])).round(4).tolist() == [
+def testsoftmax_of_large_logits_is_exact_to_four_digits():
+    assert softmax(np.array([1000.0, 1001.0, 1002.0])).round(4).tolist() == [
         0.09,
         0.2447,
         0.6652,
     ]
 
 
-def test_softmax_gives_masked_logits_probability_zero():
-    assert _softmax(np.array([-np.inf, 0.0, -np.inf])).tolist() == [0.0, 1.0, 0.0]
+def testsoftmax_gives_masked_logits_probability_zero():
+    assert softmax(np.array([-np.inf, 0.0, -np.inf])).tolist() == [0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(("temperature", "top"), [(0.5, 0.8668), (1.0, 0.6652), (2.0, 0.5065)])
 def test_a_low_temperature_sharpens_and_a_high_one_flattens(temperature, top):
-    assert round(float(_softmax(np.array([2.0, 1.0, 0.0]) / temperature).max()), 4) == top
+    assert round(float(softmax(np.array([2.0, 1.0, 0.0]) / temperature).max()), 4) == top
 
 
 # ------------------------------------------------------------------ filters

@@ -1,0 +1,163 @@
+"""From the logits of a step to its tokens: each request's rows, processors and random numbers.
+
+Promises: a request draws from a generator of its own, so its tokens do not depend on its batch
+mates; a generator can go back to where it stood before a step that did not happen. Mirrors
+`vllm/v1/worker/gpu_model_runner.py:3481` `GPUModelRunner._sample`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mini_vllm.plan import SchedulerOutput
+from mini_vllm.request import Request
+from mini_vllm.sample.processors import LogitsProcessor
+from mini_vllm.sampler import Sampler
+
+if TYPE_CHECKING:
+    from mini_vllm.spec_decode.speculator import Speculator
+
+Sampled = dict[str, list[int]]
+
+
+class RowSampler:
+    """The sampler part and what it is asked with."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        logits_processors: Sequence[LogitsProcessor],
+        seed: int,
+        speculator: Speculator | None = None,
+    ) -> None:
+        self.sampler = sampler
+        self.logits_processors = list(logits_processors)
+        self.seed = seed
+        self.speculator = speculator
+        self.generators: dict[str, np.random.Generator] = {}
+        """Of the live requests with a temperature."""
+        self._states: dict[str, dict[int, Any]] = {}  # before the draw of token number ...
+
+    def begin(self, request: Request, number: int) -> None:
+        """Give a request with a temperature its generator.
+
+        Without a seed of its own it gets a stream of its own, by its `number` in order of adding.
+        """
+        params = request.sampling_params
+        self._states.pop(request.request_id, None)
+        if params.temperature > 0.0:
+            own = params.seed if params.seed is not None else (self.seed, number)
+            self.generators[request.request_id] = np.random.default_rng(own)
+
+    def rewind(self, request_id: str, num_tokens: int) -> None:
+        """Forget the draws after the request's first `num_tokens` tokens."""
+        generator = self.generators.get(request_id)
+        state = self._states.get(request_id, {}).get(num_tokens)
+        if generator is not None and state is not None:
+            generator.bit_generator.state = state
+
+    def forget(self, request_id: str) -> None:
+        """The request is gone."""
+        self.generators.pop(request_id, None)
+        self._states.pop(request_id, None)
+
+    def sample(
+        self, plan: SchedulerOutput, logits: np.ndarray, in_flight: dict[str, Sequence[int]]
+    ) -> tuple[Sampled, dict[str, str]]:
+        """Tokens for every request that caught up, and what was wrong with the other rows (S4).
+
+        Args:
+            plan: the bound plan.
+            logits: [plan.num_rows, vocab_size] what the model made of it.
+            in_flight: per request tokens that the scheduler has not been told of yet.
+
+        Raises:
+            RuntimeError: the model or the sampler part returned what it must not.
+        """
+        if np.ndim(logits) != 2 or len(logits) != plan.num_rows:
+            raise RuntimeError(
+                f"model: forward returned shape {np.shape(logits)}, need {plan.num_rows} rows: one "
+                f"row of logits for each of {len(plan.scheduled_requests)} scheduled requests, and "
+                "one per draft"
+            )
+        finite = np.isfinite(logits.max(axis=1))  # a NaN or +inf anywhere, or -inf everywhere
+        sampled: Sampled = {}
+        failed: dict[str, str] = {}
+        first = 0
+        for request in plan.scheduled_requests:
+            request_id = request.request_id
+            count = 1 + len(plan.spec_token_ids.get(request_id, ()))
+            rows, are_finite = logits[first : first + count], finite[first : first + count]
+            first += count
+            if request_id not in plan.sampling_req_ids:
+                continue
+            if not are_finite.all():
+                failed[request_id] = "the model's logits hold NaN or infinity"
+            elif self.speculator is None:
+                position = plan.num_computed_tokens[request_id]
+                position += plan.num_scheduled_tokens[request_id]
+                row = self._processed(request, rows[0])
+                sampled[request_id] = [self._draw(request, row, self._at(request_id, position))]
+            else:
+                beyond, drafts = in_flight.get(request_id, ()), plan.spec_token_ids.get(request_id)
+                sampled[request_id] = self._verify(request, rows, beyond, drafts or ())
+        return sampled, failed
+
+    def _verify(
+        self, request: Request, rows: np.ndarray, beyond: Sequence[int], drafts: Sequence[int]
+    ) -> list[int]:
+        """One token, and before it those drafts that the target agrees with.
+
+        While a row is processed the request holds every token before it, also those in flight.
+        """
+        assert self.speculator is not None
+        num_known, num_placeholders = request.num_tokens, request.num_output_placeholders
+        request.num_output_placeholders = 0
+        for token in beyond:
+            request.append_output_token(token)
+        settled = request.num_tokens
+        generator = self._at(request.request_id, settled)
+
+        def row(index: int) -> np.ndarray:
+            if request.num_tokens < settled + index:
+                request.append_output_token(drafts[index - 1])
+            return self._processed(request, rows[index])
+
+        def draw(row: np.ndarray) -> int:
+            return self._draw(request, row, generator)
+
+        tokens = self.speculator.verify(request, drafts, row, draw, generator)
+        del request.all_token_ids[num_known:]
+        request.num_tokens, request.num_output_placeholders = num_known, num_placeholders
+        return tokens
+
+    def _at(self, request_id: str, position: int) -> np.random.Generator | None:
+        """The request's generator, its state noted for a restart before token `position`."""
+        generator = self.generators.get(request_id)
+        if generator is not None:
+            states = self._states.setdefault(request_id, {})
+            states[position] = generator.bit_generator.state
+            while len(states) > 2:  # this step's, and that of the one in flight
+                del states[min(states)]
+        return generator
+
+    def _processed(self, request: Request, row: np.ndarray) -> np.ndarray:
+        """The row [vocab_size] after the processors, in their order."""
+        for processor in self.logits_processors:
+            row = processor(request, row)
+        return row
+
+    def _draw(
+        self, request: Request, row: np.ndarray, generator: np.random.Generator | None
+    ) -> int:
+        """The sampler part's token, checked."""
+        token = self.sampler.sample(row, request.sampling_params, generator)
+        if not isinstance(token, int | np.integer) or not 0 <= token < len(row):
+            raise RuntimeError(
+                f"sampler part {type(self.sampler).__name__}: returned {token!r} for request "
+                f"{request.request_id!r}, need a token id from 0 to {len(row) - 1}"
+            )
+        return int(token)

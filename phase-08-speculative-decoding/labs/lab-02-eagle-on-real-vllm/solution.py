@@ -1,0 +1,170 @@
+"""Lab 08-02: what an engine with drafts says of itself, and what follows from it.
+
+The engine counts, per request and step that carried drafts: one *draft*, its *draft tokens*, and
+how many of them were accepted. Steps without drafts count nowhere. Source:
+`vllm/v1/spec_decode/metrics.py:18` `SpecDecodingStats`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+
+def count_runs(runs: Sequence[tuple[int, int]], k: int) -> dict[str, Any]:
+    """The engine's counters after some runs.
+
+    A trace: the runs (3, 3), (3, 0), (0, 0), (2, 1) with k = 3 are 3 drafts, 8 draft tokens, 4
+    accepted, and by position [2, 1, 1].
+
+    Args:
+        runs: for each request and step: drafts it carried, and drafts accepted.
+        k: the largest number of drafts, `num_speculative_tokens`.
+
+    Returns:
+        `num_drafts`, `num_draft_tokens`, `num_accepted_tokens`, and
+        `num_accepted_tokens_per_pos`, a list of k: how often draft i was accepted.
+
+    Raises:
+        ValueError: a run accepts more than it carries, carries more than k, or a number below 0.
+    """
+    per_pos = [0] * k
+    num_drafts = num_draft_tokens = 0
+    for drafted, accepted in runs:
+        if not 0 <= accepted <= drafted <= k:
+            raise ValueError(f"run {(drafted, accepted)}: need 0 <= accepted <= drafted <= {k}")
+        num_drafts += drafted > 0
+        num_draft_tokens += drafted
+        for position in range(accepted):
+            per_pos[position] += 1
+    return {
+        "num_drafts": num_drafts,
+        "num_draft_tokens": num_draft_tokens,
+        "num_accepted_tokens": sum(per_pos),
+        "num_accepted_tokens_per_pos": per_pos,
+    }
+
+
+def tokens_per_run(runs: Sequence[tuple[int, int]]) -> float:
+    """Tokens that a run gave on average, the runs without drafts among them.
+
+    Raises:
+        ValueError: there is no run.
+    """
+    if not runs:
+        raise ValueError("runs=[]: need at least one")
+    return 1 + sum(accepted for _, accepted in runs) / len(runs)
+
+
+def log_line(counters: dict[str, Any], seconds: float) -> str:
+    """The line the engine logs, from "SpecDecoding metrics:" to its end.
+
+    A trace: the counters of `count_runs`, in 2 seconds, are `SpecDecoding metrics: Mean acceptance
+    length: 2.33, Accepted throughput: 2.00 tokens/s, Drafted throughput: 4.00 tokens/s, Accepted: 4
+    tokens, Drafted: 8 tokens, Per-position acceptance rate: 0.667, 0.333, 0.333, Avg Draft
+    acceptance rate: 50.0%`.
+
+    Args:
+        counters: as `count_runs` gives them, with at least one draft.
+        seconds: what they were counted in, above 0.
+    """
+    drafts, drafted = counters["num_drafts"], counters["num_draft_tokens"]
+    accepted, per_pos = counters["num_accepted_tokens"], counters["num_accepted_tokens_per_pos"]
+    rates = ", ".join(f"{count / drafts:.3f}" for count in per_pos)
+    return (
+        f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, "
+        f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
+        f"Drafted throughput: {drafted / seconds:.2f} tokens/s, "
+        f"Accepted: {accepted} tokens, Drafted: {drafted} tokens, "
+        f"Per-position acceptance rate: {rates}, "
+        f"Avg Draft acceptance rate: {accepted / drafted * 100:.1f}%"
+    )
+
+
+def parse_spec_line(line: str) -> dict[str, Any]:
+    """The numbers in a line of the log, whatever stands before "SpecDecoding metrics:".
+
+    Returns:
+        `mean_acceptance_length`, `accepted_throughput` and `drafted_throughput` (tokens per
+        second), `accepted` and `drafted` (ints), `per_position` (a list) and `acceptance_rate`
+        (both as shares of 1).
+
+    Raises:
+        ValueError: the line is no such line, or not the whole of one.
+    """
+    number = r"(\d+\.\d+)"
+    match = re.search(
+        rf"SpecDecoding metrics: Mean acceptance length: {number}, "
+        rf"Accepted throughput: {number} tokens/s, Drafted throughput: {number} tokens/s, "
+        r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
+        rf"Per-position acceptance rate: {number}((?:, {number})*), "
+        rf"Avg Draft acceptance rate: {number}%\s*$",
+        line,
+    )
+    if match is None:
+        raise ValueError(f"line={line!r}: not a whole line of SpecDecoding metrics")
+    first, rest = match[6], match[7]
+    return {
+        "mean_acceptance_length": float(match[1]),
+        "accepted_throughput": float(match[2]),
+        "drafted_throughput": float(match[3]),
+        "accepted": int(match[4]),
+        "drafted": int(match[5]),
+        "per_position": [float(rate) for rate in (first + rest).split(", ")],
+        "acceptance_rate": float(match[9]) / 100,
+    }
+
+
+def tpot(total: float, ttft: float, num_tokens: int) -> float:
+    """Time per output token after the first one: what a reader of the stream waits on average.
+
+    Args:
+        total: seconds from arrival to the last token.
+        ttft: seconds from arrival to the first token, at most `total`.
+        num_tokens: tokens in all, at least 2.
+
+    Raises:
+        ValueError: an argument is outside of what it may be.
+    """
+    if not 0 <= ttft <= total:
+        raise ValueError(f"ttft={ttft}: must be between 0 and total={total}")
+    if num_tokens < 2:
+        raise ValueError(f"num_tokens={num_tokens}: need a token after the first one")
+    return (total - ttft) / (num_tokens - 1)
+
+
+def reconcile(tpot_base: float, tpot_spec: float, length: float, k: int) -> dict[str, float]:
+    """What two measured times and a mean acceptance length say together.
+
+    A trace, 18.2 and 9.6 ms, 2.8, k = 5: 1.896 times faster; a run took 26.88 ms, 1.477 steps; so
+    the drafts cost .477 steps, .095 each.
+
+    Args:
+        tpot_base: time per token without drafts, above 0.
+        tpot_spec: with them, in the same unit, above 0.
+        length: tokens per run, in [1, k + 1].
+        k: drafts per run, at least 1.
+
+    Returns:
+        `speedup`; `run`, the time of a run, in the unit of the times; `run_steps`, in steps
+        without drafts; `extra_steps`, beyond one; `draft_cost`, of them per draft.
+
+    Raises:
+        ValueError: an argument is outside of what it may be.
+    """
+    if not (tpot_base > 0 and tpot_spec > 0):
+        raise ValueError(f"tpot_base={tpot_base}, tpot_spec={tpot_spec}: must be above 0")
+    if k < 1:
+        raise ValueError(f"k={k}: must be at least 1")
+    if not 1 <= length <= k + 1:
+        raise ValueError(f"length={length}: a run gives 1 to {k + 1} tokens at k={k}")
+    run = length * tpot_spec
+    steps = run / tpot_base
+    return {
+        "speedup": tpot_base / tpot_spec,
+        "run": run,
+        "run_steps": steps,
+        "extra_steps": steps - 1,
+        "draft_cost": (steps - 1) / k,
+    }
