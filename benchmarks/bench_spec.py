@@ -156,9 +156,15 @@ class Run:
         return (self.nonsense.step_seconds / self.plain.step_seconds - 1) / self.k
 
     @property
+    def drafts_per_step(self) -> float:
+        """d: draft tokens of a request's step, at most k; less where the drafter finds nothing."""
+        return self.stats.num_draft_tokens / (self.num_tokens - self.stats.num_accepted_tokens)
+
+    @property
     def predicted(self) -> float:
-        """Lab 08-04: tokens of a step over its cost, E / (1 + k (c + lambda))."""
-        return self.tokens_per_step / (1 + self.k * (self.draft_cost + self.verify_cost))
+        """Lab 08-04: tokens of a step over its cost, E / (1 + k c + d lambda)."""
+        cost = 1 + self.k * self.draft_cost + self.drafts_per_step * self.verify_cost
+        return self.tokens_per_step / cost
 
     @property
     def equal(self) -> float:
@@ -176,6 +182,7 @@ class Run:
             "per_position": [round(rate, 4) for rate in self.stats.acceptance_rates_per_pos],
             "mean_acceptance_length": round(self.stats.mean_acceptance_length, 3),
             "tokens_per_step": round(self.tokens_per_step, 3),
+            "drafts_per_step": round(self.drafts_per_step, 3),
             "c": round(self.draft_cost, 4),
             "lambda": round(self.verify_cost, 4),
             "predicted": round(self.predicted, 3),
@@ -191,6 +198,7 @@ class Run:
             f"{self.config['method']}, k={self.k}",
             f"{self.stats.acceptance_rate:.0%}",
             f"{self.tokens_per_step:.2f}",
+            f"{self.drafts_per_step:.2f}",
             f"{self.draft_cost:.3f}",
             f"{self.verify_cost:.3f}",
             f"{self.predicted:.2f}x",
@@ -254,7 +262,7 @@ def main() -> None:
                 runs.append(measure(kind, batch, config, arguments.repeats))
                 print(" | ".join(runs[-1].row()), flush=True)
     header = [
-        "text", "batch", "drafter", "accepted", "E", "c", "λ", "predicted",
+        "text", "batch", "drafter", "accepted", "E", "d", "c", "λ", "predicted",
         "ratio, median (min-max)", "plain, tokens/s", "with drafts", "equal outputs",
     ]  # fmt: skip
     note = (

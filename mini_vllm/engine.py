@@ -78,6 +78,8 @@ class LLMEngine:
         )  # fmt: skip
         self.config = config.with_max_model_len(loaded.max_model_len)
         self.speculator: Speculator | None = None
+        if drafts := self.config.scheduler.num_speculative_tokens:
+            raise ValueError(f"num_speculative_tokens={drafts}: need it in speculative_config")
         if speculative_config is not None:
             from mini_vllm.spec_decode.speculator import open_speculator
 
