@@ -25,11 +25,13 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from benchmarks.report import machine, markdown_table, write_section
+from benchmarks.report import machine
+from labkit.tables import markdown_table, write_section
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 from mini_vllm.spec_decode.metrics import SpecDecodingStats
 
 ROOT = Path(__file__).parents[1]
+README = Path(__file__).with_name("README.md")
 DATA = Path(__file__).with_name("spec.json")
 BATCHES = (1, 8, 64)
 OUTPUT_LEN = 96
@@ -271,7 +273,7 @@ def main() -> None:
     )
     if arguments.write:
         table = markdown_table(header, [run.row() for run in runs])
-        write_section("spec", f"\n{table}\n\n{note}")
+        write_section("spec", f"\n{table}\n\n{note}", README)
         data = {"machine": note, "rows": [run.to_json() for run in runs]}
         DATA.write_text(json.dumps(data, indent=1) + "\n")
 

@@ -120,7 +120,7 @@ def record(method: str, draft: Path) -> dict[str, Any]:
         for metric in llm.get_metrics()
         if metric.name.startswith("vllm:spec_decode_")
     }
-    machine = real_engine.provenance("python -m conformance.real_spec", "float32")
+    machine = real_engine.provenance("float32")
     return {"recording": entry, "metrics": metrics, "machine": machine}
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.report import markdown_table, write_section
 from conformance import recording, replay, spec_situations
 from conformance.mutants import RECORDINGS, Mutant, build
+from labkit.tables import markdown_table, write_section
 
 _DROPPED = "            request.spec_token_ids = ()\n        for gate in self.gates:"
 _PREEMPTED = "        request.spec_token_ids = ()\n        request.num_preemptions += 1\n"

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import markdown_table, write_section
 from conformance import recording
+from labkit.tables import markdown_table, write_section
 
 README = Path(__file__).with_name("README.md")
 FILES = ("spec", "async_spec")
