@@ -159,5 +159,8 @@ def test_invalid_arguments(lab):
         "step_time(0, 5, 5, True)": lambda: lab.step_time(0, 5, 5, True),
         "step_time(3, -1, 5, True)": lambda: lab.step_time(3, -1, 5, True),
         "step_time(3, 5, -1, True)": lambda: lab.step_time(3, 5, -1, True),
+        "step_time(3, -1, 5, False)": lambda: lab.step_time(3, -1, 5, False),
+        "step_time(3, 5, -1, False)": lambda: lab.step_time(3, 5, -1, False),
+        "step_time(3, 5, -1, False, overlap=False)": lambda: lab.step_time(3, 5, -1, False, False),
     }.items():
         refused(call, name)
