@@ -256,7 +256,10 @@ def test_poisoned_cache_never_read(lab):
 
 
 def test_nan_of_the_sequence_comes_out(lab):
-    for name, expected in (("value", [False, False, True, False, False, False]), ("key", [True] * 6)):
+    for name, expected in (
+        ("value", [False, False, True, False, False, False]),
+        ("key", [True] * 6),
+    ):
         q, K, V = sequence(10, 4)
         (V if name == "value" else K)[6, 2] = np.nan
         caches = scatter(K, V, 4, 9, [5, 2, 8])

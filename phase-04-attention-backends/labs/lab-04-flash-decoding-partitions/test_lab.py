@@ -427,7 +427,9 @@ def test_cascade_takes_no_prefix_request_by_request(lab, monkeypatch):
     got = lab.cascade_attention(
         Q, rng.standard_normal((50, 6)), rng.standard_normal((50, 4)), suffixes
     )
-    assert np.shape(got) == (5, 4), f"5 requests, values of 4: expected (5, 4), came {np.shape(got)}"
+    assert np.shape(got) == (5, 4), (
+        f"5 requests, values of 4: expected (5, 4), came {np.shape(got)}"
+    )
     assert 50 not in lengths, (
         "the 50 keys of the prefix went into attend_partial, which takes one query: so they are "
         f"read once per request.\nexpected calls with 2 keys\ncame     {lengths}"

@@ -268,7 +268,9 @@ def test_fuse_leaves_what_is_still_read(lab):
         "s is both operands": (("s", "silu", "x"), ("d", "mul", "s", "s")),
         "no silu": (("s", "gelu", "x"), ("d", "mul", "s", "x")),
         "nobody reads s, and that is not yours to judge": (
-            ("s", "silu", "x"), ("u", "norm", "x"), ("d", "mul", "u", "x"),
+            ("s", "silu", "x"),
+            ("u", "norm", "x"),
+            ("d", "mul", "u", "x"),
         ),
         "no product": (("s", "silu", "x"), ("d", "add", "s", "x")),
     }

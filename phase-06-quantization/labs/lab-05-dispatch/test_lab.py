@@ -478,7 +478,9 @@ def test_all_parts_are_loaded_before_any_is_processed(lab):
         f"came     {rows}"
     )
     plain = lab.Linear(2, 2, None, "a.o_proj", "float64")
-    lab.load_weights([plain], checkpoint := {k: v.astype(np.float32) for k, v in checkpoint.items()})
+    lab.load_weights(
+        [plain], checkpoint := {k: v.astype(np.float32) for k, v in checkpoint.items()}
+    )
     checkpoint["a.o_proj.weight"][:] = 7
     assert (plain.weight.dtype, plain.weight[0, 0]) == (np.float64, 3), (
         "a checkpoint in float32 fills the weight that the method created, in its dtype; the file's "
