@@ -73,7 +73,7 @@ def test_critical_batch_size_is_the_ridge(lab):
     )
     got = [lab.is_compute_bound(N_8B, tokens, **A100, dtype_bytes=1) for tokens in (77, 78)]
     assert got == [False, True], (
-        f"in fp8 a byte is one weight, so 78 tokens are at the ridge: 77 and 78 tokens; you have {got}"
+        f"in fp8 a byte is one weight, so 78 tokens are at the ridge and 77 below; you have {got}"
     )
     for dtype_bytes, expected in ((2, 156.0), (1, 78.0), (0.5, 39.0)):
         close(

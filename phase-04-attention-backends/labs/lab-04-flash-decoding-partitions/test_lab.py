@@ -150,7 +150,7 @@ def test_a_part_of_one_key(lab):
         q, K, V = sequence(num_keys, num_keys)
         got = lab.partitioned_attention(q, K, V, num_partitions)
         assert largest_difference(got, dense(q, K, V)) <= TOLERANCE, (
-            f"{num_keys} keys in {num_partitions} parts: the last part has one key, and it counts.\n"
+            f"{num_keys} keys in {num_partitions} parts: the last has one key, and it counts.\n"
             f"expected {dense(q, K, V)}\ncame     {got}"
         )
 

@@ -107,7 +107,7 @@ def test_bars_of_two_engines(lab):
     same(
         plain(lab.parse_progress(again)),
         [("decode", "FULL", 35, 35)] * 2,
-        "the last update written twice is the same bar still: 35 has not fallen. Then it does fall, "
+        "the last update written twice is the same bar: 35 has not fallen. Then it does fall, "
         "to 0, and a second engine with as many rungs has begun.",
     )
     bare = (

@@ -179,7 +179,8 @@ def test_boundary_of_pieces(lab):
     same(got[-1], (("attn1", "h1"), ("last",)), "the graph's output is handed out by the last.")
     far = small(
         lab, ("a", "norm", "x"), ("t", "attention", "x"), ("b", "norm", "t"),
-        ("u", "attention", "b"), ("c", "norm", "u"), ("v", "attention", "c"), ("y", "add", "v", "a"),
+        ("u", "attention", "b"), ("c", "norm", "u"), ("v", "attention", "c"),
+        ("y", "add", "v", "a"),
     )  # fmt: skip
     got = lab.boundary(far, lab.split(far))
     same(

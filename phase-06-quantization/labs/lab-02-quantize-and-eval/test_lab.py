@@ -232,7 +232,7 @@ def test_audit_accepts_plausible_rows(lab):
     ]
     flags = lab.audit(rows, qwen_05b(lab), 16, 0.30e12)
     assert flags == [], (
-        "a rate at the ceiling, fewer blocks than bf16 has, and a second bf16 row, which is not the "
+        "a rate at the ceiling, fewer blocks than bf16 has, a second bf16 row, which is not the "
         f"one to compare with: no contradiction.\ncame {flags}"
     )
     flags = lab.audit([{"fmt": "bf16", "tok_s": 3700}], qwen_7b(lab), 16, 3.35e12)

@@ -358,7 +358,7 @@ def test_a_fold_checks_and_keeps_what_it_is_given(lab):
     X[:, 3], weights[0][:, 7], weights[1][:, 7], weights[2][:, 7] = 0, 0, 0, 0
     before = [array.copy() for array in (X, gain, *weights)]
     with np.errstate(all="ignore"):
-        new_gain, new_weights, s = lab.fold_into_norm(X, gain, weights) or (None, [], None)
+        new_gain, _, s = lab.fold_into_norm(X, gain, weights) or (None, [], None)
     assert np.isfinite(new_gain).all() and s[[3, 7]].tolist() == [1, 1], (
         "channel 3 is silent in X, 7 in all weights: s is 1 there, as in smooth.\n"
         f"expected [1, 1]\ncame     {s[[3, 7]]}"

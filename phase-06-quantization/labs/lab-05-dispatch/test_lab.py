@@ -395,7 +395,7 @@ def test_a_layer_without_a_config_or_a_method(lab):
     except AttributeError as error:
         asked.append(str(error))
     assert asked == [(3, 2, "a.o_proj", "float16")], (
-        "a config may look at the layer it is asked about: sizes, prefix and dtype are set before.\n"
+        "a config may look at the layer it is asked about: sizes, prefix and dtype are set.\n"
         f"expected [(3, 2, 'a.o_proj', 'float16')]\ncame     {asked}"
     )
 
@@ -483,7 +483,7 @@ def test_all_parts_are_loaded_before_any_is_processed(lab):
     )
     checkpoint["a.o_proj.weight"][:] = 7
     assert (plain.weight.dtype, plain.weight[0, 0]) == (np.float64, 3), (
-        "a checkpoint in float32 fills the weight that the method created, in its dtype; the file's "
+        "a checkpoint in float32 fills the weight that the method made, in its dtype; the file's "
         f"own array is not kept.\nexpected float64, 3\ncame     {plain.weight.dtype}, "
         f"{plain.weight[0, 0]}"
     )
