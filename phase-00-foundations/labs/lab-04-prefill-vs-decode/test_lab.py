@@ -66,7 +66,7 @@ def test_prefill_is_compute_bound(lab):
     )
 
 
-def test_critical_batch_size_is_the_ridge(lab):
+def test_critical_batch_size_is_the_ridge(lab, record_property):
     assert lab.is_compute_bound(N_8B, 155, **A100) is False, "155 tokens: intensity 155 < 156"
     assert lab.is_compute_bound(N_8B, 156, **A100) is True, (
         "156 tokens: intensity equals the ridge, both take 8 ms, and that counts as compute-bound"
@@ -81,6 +81,7 @@ def test_critical_batch_size_is_the_ridge(lab):
             expected,
             f"at {dtype_bytes} bytes per weight the ridge is reached at {expected} tokens per step",
         )
+    record_property("measured.critical", lab.critical_tokens(**A100, dtype_bytes=0.5))
 
 
 def test_decode_speed_limit_8b_fp16(lab):

@@ -138,13 +138,20 @@ def test_shapes_that_do_not_fit_are_refused(lab):
             )
 
 
-def test_outliers_wreck_naive_w8a8(lab):
+def test_outliers_wreck_naive_w8a8(lab, record_property):
     X, W = setup()
     got = rel(lab.w8a8_matmul(X, W), X @ W.T)
     assert 0.05 < got < 0.08, (
         "two of 256 channels are 80 times as loud, so 254 channels share what the scale leaves "
         f"them, 6 of 255 codes.\nexpected an error of 0.064\ncame     {got:.4f}"
     )
+    X, W = setup(loudness=1000.0)
+    louder = rel(lab.w8a8_matmul(X, W), X @ W.T)
+    assert 0.014 < louder < 0.02, (
+        "1,000 times as loud, the two channels are nearly all of the norm, and they come out well: "
+        f"the total error hides the ruin of the others.\nexpected 0.017\ncame     {louder:.4f}"
+    )
+    record_property("measured.louder", "it falls" if louder < got else "it rises")
 
 
 def test_quiet_channel_damage(lab):
