@@ -1,4 +1,7 @@
-"""A numpy engine that makes the scheduling and KV-cache decisions of vLLM v0.22.1."""
+"""A numpy engine that makes the scheduling and KV-cache decisions of vLLM v0.22.1.
+
+Codes such as B4 or S13 in docstrings are invariants: `INVARIANTS.md` says what each means.
+"""
 
 from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import (

@@ -150,7 +150,7 @@ class Request:
         self.num_tokens += 1
 
     def maybe_finish(self, max_model_len: int | None = None) -> bool:
-        """Set a finished status if the last output ends the request (E5, D14).
+        """Set a finished status if the last output ends the request (E5).
 
         Order: nothing before `min_tokens`; then EOS and stop ids ("stop"); then the model length
         and `max_tokens` ("length"). So a tie between EOS and the cap reports "stop".

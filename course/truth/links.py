@@ -23,7 +23,7 @@ _LINKED = re.compile(
     r"[ \t]*\n?[ \t>#*]*`[^`\n]+`)\]\((?P<url>" + re.escape(BLOB) + r"[^()\s]*)\)"
 )
 _COMMENTED = re.compile(
-    r"^(?P<lead>[ \t>]*)<!-- (?P<directive>\{\{#upstream [^}\n]*\}\}) -->\n"
+    r"^(?P<lead>[ \t>]*)<!-- ?(?P<directive>\{\{#upstream [^}\n]*\}\}) ?-->\n"
     r"(?P=lead)\[`[^`\n]+` `[^`\n]+`\]\(" + re.escape(BLOB) + r"/[^()\s]*\)[ \t]*$",
     re.MULTILINE,
 )
@@ -71,7 +71,7 @@ def _comment_include(text: str, start: int, citation: Citation, tree: Path) -> s
     lead, directive = alone.groups()
     first, last = extents[0]
     link = f"[`{citation.path}:{first}-{last}` `{citation.symbol}`]({BLOB})"
-    return f"{text[:start]}{lead}<!-- {directive} -->\n{lead}{link}{text[end:]}"
+    return f"{text[:start]}{lead}<!--{directive}-->\n{lead}{link}{text[end:]}"
 
 
 def refreshed(text: str) -> str:

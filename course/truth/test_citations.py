@@ -283,12 +283,12 @@ See [`vllm/pool.py:12` `Pool.__init__`]({BLOB}/vllm/pool.py#L12), [`vllm/pool.py
 > in a quote [`vllm/pool.py:18`
 > `Pool.used`]({BLOB}/vllm/pool.py#L18)
 
-<!-- {{{{#upstream vllm/pool.py Pool.used}}}} -->
+<!--{{{{#upstream vllm/pool.py Pool.used}}}}-->
 [`vllm/pool.py:18-19` `Pool.used`]({BLOB}/vllm/pool.py#L18-L19)
 
 - in a list:
 
-  <!-- {{{{#upstream vllm/pool.py touch}}}} -->
+  <!--{{{{#upstream vllm/pool.py touch}}}}-->
   [`vllm/pool.py:28-29` `touch`]({BLOB}/vllm/pool.py#L28-L29)
 
 Talked about: `{{{{#upstream vllm/pool.py touch}}}}`, [of ours `vllm/pool.py:3` `LIMIT`](a.md).

@@ -273,7 +273,7 @@ def test_a_hit_stops_at_the_first_miss():
 
 
 def test_a_table_is_freed_tail_first():
-    """D7: the end of a sequence is evicted before its start."""
+    """The end of a sequence is evicted before its start."""
     kv = KVCacheManager(5, 2)
     request = Request("a", range(6), SamplingParams())
     kv.allocate_slots(request, 6)
@@ -290,7 +290,7 @@ def test_freeing_a_request_without_blocks_is_a_no_op():
 
 
 def test_eager_caching_stops_at_the_tokens_that_exist():
-    """D8: with 5 of 8 tokens scheduled only one block of 4 is full; never beyond num_tokens."""
+    """With 5 of 8 tokens scheduled only one block of 4 is full; never beyond num_tokens."""
     kv = KVCacheManager(9, 4)
     request = Request("a", range(8), SamplingParams())
     kv.allocate_slots(request, 5)
@@ -298,7 +298,7 @@ def test_eager_caching_stops_at_the_tokens_that_exist():
 
 
 def test_admission_requires_room_for_the_whole_sequence():
-    """D4: the first chunk of 2 would fit into 2 free blocks of 4, the whole 12 tokens would not."""
+    """The first chunk of 2 would fit into 2 free blocks of 4, the whole 12 tokens would not."""
     kv = KVCacheManager(3, 4)
     assert not kv.full_sequence_fits(Request("a", range(12), SamplingParams()), [])
     assert kv.full_sequence_fits(Request("b", range(8), SamplingParams()), [])

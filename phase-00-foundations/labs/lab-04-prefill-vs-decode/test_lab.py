@@ -66,10 +66,14 @@ def test_prefill_is_compute_bound(lab):
     )
 
 
-def test_critical_batch_size_is_the_ridge(lab):
+def test_critical_batch_size_is_the_ridge(lab, record_property):
     assert lab.is_compute_bound(N_8B, 155, **A100) is False, "155 tokens: intensity 155 < 156"
     assert lab.is_compute_bound(N_8B, 156, **A100) is True, (
         "156 tokens: intensity equals the ridge, both take 8 ms, and that counts as compute-bound"
+    )
+    got = [lab.is_compute_bound(N_8B, tokens, **A100, dtype_bytes=1) for tokens in (77, 78)]
+    assert got == [False, True], (
+        f"in fp8 a byte is one weight, so 78 tokens are at the ridge and 77 below; you have {got}"
     )
     for dtype_bytes, expected in ((2, 156.0), (1, 78.0), (0.5, 39.0)):
         close(
@@ -77,6 +81,7 @@ def test_critical_batch_size_is_the_ridge(lab):
             expected,
             f"at {dtype_bytes} bytes per weight the ridge is reached at {expected} tokens per step",
         )
+    record_property("measured.critical", lab.critical_tokens(**A100, dtype_bytes=0.5))
 
 
 def test_decode_speed_limit_8b_fp16(lab):
@@ -148,6 +153,20 @@ def test_kv_term_halves_throughput_at_2k(lab):
     )
 
 
+def test_weights_in_fewer_bits_leave_the_cache_as_it_is(lab):
+    read = 4e9 + 64 * 2048 * KV_8B
+    close(
+        lab.decode_tokens_per_second_with_kv(N_8B, A100["mem_bw"], 64, 2048, KV_8B, 0.5),
+        64 / (read / A100["mem_bw"]),
+        "int4 weights are 4e9 bytes, the cache of 64 x 2,048 tokens 17.2e9 as before",
+    )
+    close(
+        lab.decode_intensity_with_kv(N_8B, 64, 2048, KV_8B, ATTENTION_8B, 0.5),
+        64 * (16e9 + 2048 * ATTENTION_8B) / read,
+        "the same FLOP over fewer bytes of weights",
+    )
+
+
 def test_kv_saturates_intensity(lab):
     for context, expected in ((512, 242.4), (2048, 63.6)):
         got = lab.decode_intensity_with_kv(N_8B, 1e9, context, KV_8B, ATTENTION_8B)
@@ -174,6 +193,14 @@ def test_context_limit_is_about_800(lab):
             f"the limit and the intensity must agree: at {context} tokens a huge batch is "
             f"{'at least' if compute_bound else 'below'} the ridge; you have {intensity:.3f}"
         )
+    try:
+        got = lab.compute_bound_context_limit(N_8B, 4e12, 1e12, KV_8B, ATTENTION_8B)
+    except ZeroDivisionError as error:
+        got = error
+    assert got == math.inf, (
+        "with a ridge of exactly 4 attention alone reaches it, in the limit: no context is too "
+        f"long; you have {got!r}"
+    )
     got = lab.compute_bound_context_limit(N_8B, 312e12, 312e12, KV_8B, ATTENTION_8B)
     assert got == math.inf, (
         f"with a ridge of 1 attention's own 4 FLOP per byte suffice: no limit; you have {got!r}"
@@ -200,6 +227,45 @@ def test_bad_input_is_refused(lab):
                 )
                 continue
             pytest.fail(f"{name}={bad} must raise ValueError; it gave {got!r}", pytrace=False)
+
+
+def test_every_argument_of_every_function_is_checked(lab):
+    hardware = {"peak_flops": 312e12, "mem_bw": 2e12}
+    cache = {"kv_bytes_per_token": KV_8B, "attention_flops": ATTENTION_8B}
+    good = {
+        "ridge_point": hardware,
+        "step_flops": {"n_params": 8e9, "num_tokens": 4},
+        "step_bytes": {"n_params": 8e9, "dtype_bytes": 2},
+        "arithmetic_intensity": {"n_params": 8e9, "num_tokens": 4, "dtype_bytes": 2},
+        "is_compute_bound": {"n_params": 8e9, "num_tokens": 4, **hardware, "dtype_bytes": 2},
+        "critical_tokens": {**hardware, "dtype_bytes": 2},
+        "decode_tokens_per_second": {"n_params": 8e9, **hardware, "batch": 4, "dtype_bytes": 2},
+        "attention_flops_per_context_token": {"num_layers": 2, "num_heads": 2, "head_dim": 2},
+        "decode_intensity_with_kv": {
+            "n_params": 8e9, "batch": 4, "context_len": 9, **cache, "dtype_bytes": 2,
+        },
+        "decode_tokens_per_second_with_kv": {
+            "n_params": 8e9, "mem_bw": 2e12, "batch": 4, "context_len": 9,
+            "kv_bytes_per_token": KV_8B, "dtype_bytes": 2,
+        },
+        "compute_bound_context_limit": {"n_params": 8e9, **hardware, **cache},
+    }  # fmt: skip
+    for function, arguments in good.items():
+        got = getattr(lab, function)(**arguments)
+        assert got is not None and got >= 0, (
+            f"{function}({arguments}) is a number; you have {got!r}"
+        )
+        for name in arguments:
+            try:
+                got = getattr(lab, function)(**{**arguments, name: 0})
+            except ValueError as error:
+                assert name in str(error), f"{function}: the message names {name}; it says: {error}"
+                continue
+            except ZeroDivisionError as error:
+                got = error
+            pytest.fail(
+                f"{function} with {name}=0 must raise ValueError; it gave {got!r}", pytrace=False
+            )
 
 
 def test_roofline_survives_a_trip_through_json(lab):

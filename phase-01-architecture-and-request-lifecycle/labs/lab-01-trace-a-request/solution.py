@@ -42,11 +42,10 @@ def snapshot(request: Request) -> Event:
 def trace_request(prompt: str, max_tokens: int = 4, **engine_kwargs: Any) -> list[Event]:
     """Run one prompt to its end and return one event per request and step.
 
-    Build `LLMEngine(**engine_kwargs)`. Add `prompt` with `max_tokens`, greedy (temperature 0) and
-    `ignore_eos=True`, so that the length is known beforehand. Then, while the scheduler has
-    unfinished requests, step. After each step record every request in `engine.scheduler.running`,
-    in order, and after them every request that `step` returned as finished: those have left
-    `running`.
+    The engine is `LLMEngine(**engine_kwargs)`, the request greedy (temperature 0) with
+    `ignore_eos=True`, so that the length is known beforehand. An event shows the end of its step,
+    also for the request that the step has finished. A trace of "hello" with 4 outputs, (status,
+    computed, tokens): RUNNING 5 6, RUNNING 6 7, RUNNING 7 8, FINISHED_LENGTH 8 9.
 
     Args:
         prompt: text; one token per byte with the byte tokenizer.
@@ -70,8 +69,7 @@ def trace_request(prompt: str, max_tokens: int = 4, **engine_kwargs: Any) -> lis
 def predict_num_events(num_prompt_tokens: int, max_tokens: int, chunk: int) -> int:
     """How many events `trace_request` returns for a lone request, without running anything.
 
-    The step that computes the end of the prompt also samples the first output token. Each
-    further output token takes one more step.
+    Equal to the engine for every prompt, chunk and number of outputs.
 
     Args:
         num_prompt_tokens: tokens of the prompt, at least 1.

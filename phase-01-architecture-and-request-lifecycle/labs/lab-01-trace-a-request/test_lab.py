@@ -80,6 +80,31 @@ def test_total_decode_steps_equals_max_tokens(lab):
         )
 
 
+def test_the_prompt_goes_in_as_it_is(lab):
+    same_rows(
+        run(lab, " hi\n", 2),
+        [("RUNNING", 4, 5), ("FINISHED_LENGTH", 5, 6)],
+        "' hi' and a line break are 4 bytes, so 4 tokens: white space is text",
+    )
+
+
+def test_the_request_is_greedy(lab, monkeypatch):
+    seen = []
+    add_request = LLMEngine.add_request
+
+    def watch(self, *arguments, **named):
+        seen.extend(a for a in (*arguments, *named.values()) if hasattr(a, "temperature"))
+        return add_request(self, *arguments, **named)
+
+    monkeypatch.setattr(LLMEngine, "add_request", watch)
+    run(lab, "hello", 3)
+    got = [(params.temperature, params.max_tokens, params.ignore_eos) for params in seen]
+    assert got == [(0.0, 3, True)], (
+        "one request, (temperature, max_tokens, ignore_eos): a trace that samples at random is "
+        f"another one every time.\nexpected [(0.0, 3, True)]\ncame     {got}"
+    )
+
+
 def test_a_chunked_prompt_takes_more_steps(lab):
     expected = [
         ("RUNNING", 2, 10),
@@ -193,10 +218,14 @@ def test_the_formula_predicts_every_trace(lab):
                     f"engine took {came} steps, predict_num_events says {predicted}. "
                     "ceil(P / chunk) + max_tokens - 1"
                 )
-    for bad in ((0, 4, 8), (5, 0, 8), (5, 4, 0)):
+    got = lab.predict_num_events(1, 4, 100_000), lab.predict_num_events(100_001, 1, 100_000)
+    assert got == (4, 2), f"a chunk of 100,000: 1 and 100,001 tokens take (4, 2) events; came {got}"
+    bad_ones = {"num_prompt_tokens": (0, 4, 8), "max_tokens": (5, 0, 8), "chunk": (5, 4, 0)}
+    for name, bad in bad_ones.items():
         try:
             got = lab.predict_num_events(*bad)
-        except ValueError:
+        except ValueError as error:
+            assert name in str(error), f"the refusal names {name}; it says: {error}"
             continue
         pytest.fail(f"predict_num_events{bad} must raise ValueError; it gave {got!r}")
 

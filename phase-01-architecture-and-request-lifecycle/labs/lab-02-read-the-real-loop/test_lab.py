@@ -76,6 +76,14 @@ def test_lines_without_a_prefix_come_from_this_process(lab):
     got = lab.parse_line("(Worker_TP0 pid=7) ERROR 11-20 09:08:07 [v1/.../gpu/x.py:1] ")
     expected = ("Worker_TP0", "ERROR", "v1/.../gpu/x.py", 1, "")
     assert got == expected, f"an empty message is a message.\nexpected {expected}\ncame     {got}"
+    told = "ERROR 11-20 09:08:07 [spec-decode/x+y.py:1] (B pid=2) INFO 11-20 09:08:08 [z.py:2] b"
+    got = lab.parse_line("(API server 0 pid=7) " + told)
+    message = "(B pid=2) INFO 11-20 09:08:08 [z.py:2] b"
+    expected = ("API server 0", "ERROR", "spec-decode/x+y.py", 1, message)
+    assert got == expected, (
+        "a name of three words, a file with signs in it, and a message that quotes another line: "
+        f"the first prefix and the first brackets count.\nexpected {expected}\ncame     {got}"
+    )
     for text in (
         "",
         "Traceback (most recent call last):",
@@ -103,6 +111,8 @@ def test_a_template_becomes_a_pattern(lab):
         ("%s", "", ("",)),
         ("%d left, %.2f GiB", "-3 left, -0.35 GiB", ("-3", "-0.35")),
         ("100%%d of %s", "100%d of x", ("x",)),
+        ("took %.2f s", "Took 12.50 s", None),
+        ("%d reqs", "1,000 reqs", None),
     )
     for template, message, expected in cases:
         match = lab.template_regex(template).fullmatch(message)
@@ -157,6 +167,18 @@ def test_the_most_specific_template_wins(lab):
             "both templates match; the one with more text of its own printed it, in whatever "
             f"order they are listed.\nexpected {special}\ncame     {got}"
         )
+    third = lab.Source("d.py", 4, "took 1.00 %s")
+    got = lab.attribute("took 1.00 s", (general, special, third))
+    assert got == third, f"of three that match, the last: 10 characters of its own; came {got}"
+    number, plain = lab.Source("e.py", 5, "took %.2f%s"), lab.Source("f.py", 6, "took %s s")
+    got = lab.attribute("took 1.00 s", (number, plain))
+    assert got == plain, (
+        "'took ' and ' s' are 7 characters, 'took ' is 5: a field is taken out whole, its digits "
+        f"too.\nexpected {plain}\ncame     {got}"
+    )
+    short, long = lab.Source("g.py", 7, "a%s"), lab.Source("h.py", 8, "a long %s text %s")
+    got = lab.attribute("a long x text y", (short, long))
+    assert got == long, f"more fields and more text of its own: the text decides; came {got}"
     long_field = lab.Source("c.py", 3, "t%s%s%s%s%s")
     got = lab.attribute("took 1.00 s", (long_field, general))
     assert got == general, (
@@ -252,6 +274,10 @@ def test_counting_passes_over_other_lines(lab):
     assert got == (2, 66), (
         f"two steps of 30 + 3 tokens, from an iterator: expected (2, 66), came {tuple(got)}"
     )
+    one = mixed.replace("2 context requests, 30", "1 context requests, 1")
+    one = one.replace("3 generation requests, 3", "0 generation requests, 0")
+    got = lab.count_work([one])
+    assert got == (1, 1), f"a prompt of one token is a step of one token; came {tuple(got)}"
 
 
 def test_capacity_of_a_pool(lab):

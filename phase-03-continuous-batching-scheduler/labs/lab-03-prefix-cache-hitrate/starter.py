@@ -100,6 +100,8 @@ def hit_rate(counters: Counters) -> float:
 def lookup_surplus(counters: Counters) -> int:
     """Tokens looked up beyond the prompts' own: 0 where every prompt was looked up once.
 
+    Below 0 where prompts were computed that nobody looked up.
+
     A request that is refused memory stays in front of the queue and is looked up again in every
     step. That counts as queries, and as hits, each time; a prompt has its tokens only once.
     """

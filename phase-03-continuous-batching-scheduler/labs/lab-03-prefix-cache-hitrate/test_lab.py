@@ -225,6 +225,11 @@ def test_two_readings_make_a_rate(lab):
 def test_lookups_that_were_repeated(lab):
     came = lab.lookup_surplus(lab.Counters(7120, 6240, 880, 6240))
     assert came == 0, f"7120 tokens looked up, 880 + 6240 prompt tokens: none twice; came {came}"
+    came = lab.lookup_surplus(lab.Counters(0, 0, 50, 0))
+    assert came == -50, (
+        "a server without prefix caching looks nothing up: 50 tokens computed, 50 lookups short of "
+        f"the prompts' own.\nexpected -50\ncame     {came}"
+    )
     came = lab.lookup_surplus(lab.Counters(1000, 800, 200, 100))
     assert came == 700, (
         "300 prompt tokens and 1000 looked up: somebody stood in front of the queue and was looked "

@@ -38,7 +38,7 @@ def dense_attention(q: np.ndarray, K: np.ndarray, V: np.ndarray) -> np.ndarray:
         V: [n, d_v].
 
     Returns:
-        [d_v]. The largest score is subtracted before `exp`; no argument is changed.
+        [d_v], finite for finite scores of any size; no argument is changed.
     """
     scores = K @ q * len(q) ** -0.5
     weights = np.exp(scores - scores.max())
@@ -46,7 +46,10 @@ def dense_attention(q: np.ndarray, K: np.ndarray, V: np.ndarray) -> np.ndarray:
 
 
 def softmax_step(state: State, scores: np.ndarray, values: np.ndarray) -> State:
-    """The state after one more block. What `state` summed is rescaled to the new maximum.
+    """The state over the keys of `state` and one more block: what one pass over both would leave.
+
+    A trace: scores 0 and ln 2 with values 1 and 2 leave m = ln 2, denom = 1.5, acc = 2.5; after
+    scores ln 4 and ln 8 with values 3 and 4 it is ln 8, 1.875, 6.125.
 
     Args:
         state: of the keys before.

@@ -225,6 +225,17 @@ def test_scores_up_to_1000_stay_finite(lab):
         )
 
 
+def test_a_small_weight_counts(lab):
+    scores, V = np.array([0.0, -1.0, -24.0, -25.0]), np.array([[1.0], [2.0], [3e12], [4e12]])
+    state = state_of(lab, scores, V, 2)
+    got, expected = state.acc / state.denom, softmax_product(scores, V)
+    assert largest_difference(got / expected, [1.0]) <= TOLERANCE, (
+        "the second block's scores are 24 below the maximum, so its weights are about 1e-11, and "
+        "its values about 1e12. A block is left out by nobody's threshold: attention is exact.\n"
+        f"expected {expected}\ncame     {got}"
+    )
+
+
 # --- what is read ---------------------------------------------------------------------------------
 
 
@@ -245,17 +256,21 @@ def test_poisoned_cache_never_read(lab):
 
 
 def test_nan_of_the_sequence_comes_out(lab):
-    q, K, V = sequence(10, 4)
-    V[6, 2] = np.nan
-    caches = scatter(K, V, 4, 9, [5, 2, 8])
-    with np.errstate(all="ignore"):
-        got = np.asarray(lab.paged_online_attention(q, *caches, [5, 2, 8], 10), dtype=float)
-    expected = [False, False, True, False, False, False]
-    assert np.isnan(got).tolist() == expected, (
-        "token 6 is of the sequence and its value has a NaN in place 2, so the output has one "
-        "there. Code that replaces NaN passes over garbage it should not have read, and hides a "
-        f"layer that is broken.\nexpected NaN {expected}\ncame     {got}"
-    )
+    for name, expected in (
+        ("value", [False, False, True, False, False, False]),
+        ("key", [True] * 6),
+    ):
+        q, K, V = sequence(10, 4)
+        (V if name == "value" else K)[6, 2] = np.nan
+        caches = scatter(K, V, 4, 9, [5, 2, 8])
+        with np.errstate(all="ignore"):
+            got = np.asarray(lab.paged_online_attention(q, *caches, [5, 2, 8], 10), dtype=float)
+        assert np.isnan(got).tolist() == expected, (
+            f"token 6 is of the sequence and its {name} has a NaN in place 2: a value's comes out "
+            "in that place, a key's makes the score NaN and with it everything. Code that replaces "
+            "NaN passes over garbage it should not have read, and hides a layer that is broken.\n"
+            f"expected NaN {expected}\ncame     {got}"
+        )
 
 
 def test_table_tail_never_dereferenced(lab):

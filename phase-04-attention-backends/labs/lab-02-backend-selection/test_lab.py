@@ -215,6 +215,7 @@ def test_few_heads_turn_the_sparse_pair(lab):
         ({}, 17, "FLASHMLA_SPARSE", "17 heads"),
         ({}, 16, "FLASHINFER_MLA_SPARSE", "16 heads: FlashMLA would pad them"),
         ({"kv_cache_dtype": "fp8"}, 128, "FLASHINFER_MLA_SPARSE", "a quantized cache"),
+        ({"kv_cache_dtype": "bfloat16"}, 128, "FLASHMLA_SPARSE", "a cache that is not quantized"),
     )
     for more, heads, expected, why in cases:
         order = lab.priorities(mla(lab, use_sparse=True, **more), device, heads) or []
@@ -223,6 +224,12 @@ def test_few_heads_turn_the_sparse_pair(lab):
             f"sparse MLA on 10.0, num_heads={heads}: {why}.\nexpected first of the two sparse "
             f"backends: {expected}\ncame: {got}"
         )
+    asked, hopper = mla(lab, use_sparse=True), lab.Device((9, 0))
+    got, expected = (lab.priorities(asked, hopper, heads) for heads in (4, None))
+    assert got == expected, (
+        "sparse MLA on 9.0, 4 heads: one sparse backend is asked there, and nothing turns.\n"
+        f"expected {expected}\ncame     {got}"
+    )
 
 
 def test_a_family_has_one_order(lab):
@@ -270,6 +277,11 @@ def test_override_is_validated_not_trusted(lab):
         "--attention-backend FLASHMLA for an ordinary model on an L4: the override is checked like "
         f"any candidate.\nexpected {expected}\ncame     {got}"
     )
+    got = refused(lab, mla(lab, block_size=16), lab.Device((9, 0)), "FLASHMLA")
+    assert got.endswith("Reason: ['block_size not supported']"), (
+        "FLASHMLA by name with blocks of 16: a block size is a reason like any other, and whoever "
+        f"gave both has to take one back; came {got}"
+    )
     got = refused(lab, config(lab), lab.Device((9, 0)), "CUTLASS_MLA")
     assert "Reason: ['head_size not supported', 'non-MLA not supported', 'compute" in got, (
         "CUTLASS_MLA is not in the priority list of this layer, but it has an entry in BACKENDS: "
@@ -314,7 +326,8 @@ def test_unknown_override_lists_options(lab):
 
 
 def test_override_in_any_case(lab):
-    for override, expected in (("flashinfer", "FLASHINFER"), ("auto", FA), ("AUTO", FA)):
+    cases = (("flashinfer", "FLASHINFER"), ("Triton_Attn", TRITON), ("auto", FA), ("Auto", FA))
+    for override, expected in cases:
         chosen = lab.select_backend(config(lab), lab.Device((9, 0)), override)
         assert chosen and chosen.name == expected, (
             f"--attention-backend {override}: names may be small, and auto, in any case, is as if "
@@ -388,7 +401,7 @@ def test_cpu_ignores_override(lab):
         (None, "", "nothing was asked for, nothing is said"),
         ("CPU_ATTN", "", "this is what it gets anyway"),
         ("FLASH_ATTN", "Cannot use AttentionBackendEnum.FLASH_ATTN backend on CPU.", "a log line"),
-        ("auto", "", "auto is as if nothing were given"),
+        ("Auto", "", "auto, in any case, is as if nothing were given"),
         ("cpu_attn", "", "small letters are fine"),
         ("flashinfer", "Cannot use AttentionBackendEnum.FLASHINFER backend on CPU.", "in capitals"),
     )
@@ -431,6 +444,7 @@ def test_the_backend_of_a_log(lab):
         ([auto], "TRITON_MLA", "the automatic choice"),
         ([forced], "FLASHINFER", "an override: without its AttentionBackendEnum"),
         ([auto, version, forced], "FLASHINFER", "two starts in one file: the last one counts"),
+        ([forced, version, auto], "TRITON_MLA", "the last one, of whichever kind"),
         ([auto.removeprefix(prefix)], "TRITON_MLA", "nothing in front of it"),
         ([version], None, "the version of a kernel library is no choice of a backend"),
         (["Cannot use AttentionBackendEnum.FLASH_ATTN backend on CPU."], None, "a refusal"),

@@ -188,7 +188,16 @@ def test_progressive_cache(lab, chunks):
 
 def test_nan_a_row_sees_comes_out(lab):
     Q, K, V = sequence(12, 5)
-    V[6, 2] = np.nan
+    K[2, 1], V[6, 2] = np.nan, np.nan
+    caches = scatter(K, V, 4, 10, TABLE)
+    with np.errstate(all="ignore"):
+        got = lab.paged_causal_prefill_attention(Q[1:], *caches, TABLE, 1, tile=1)
+    whole = np.isnan(np.asarray(got, dtype=float)).all(axis=1).tolist()
+    assert whole == [False] + [True] * 10, (
+        "the key of token 2 has a NaN, so every row from position 2 on is NaN and row 1 is not.\n"
+        f"expected rows of NaN {[False] + [True] * 10}\ncame     {whole}"
+    )
+    K[2, 1] = 0.0
     caches = scatter(K, V, 4, 10, TABLE)
     with np.errstate(all="ignore"):
         got = lab.paged_causal_prefill_attention(Q[6:], *caches, TABLE, 6)
@@ -246,6 +255,7 @@ def test_float32_in_float32_out(lab):
     rows = [array.astype(np.float32) for array in sequence(9, 14)]
     caches = [c.astype(np.float32) for c in scatter(*rows[1:], 4, 10, TABLE)]
     calls = {
+        "dense_causal_attention": tuple(rows),
         "attend_tile": (rows[0], np.arange(9), *caches, TABLE, 0.3),
         "paged_causal_prefill_attention": (rows[0], *caches, TABLE),
         "varlen_causal_attention": (rows[0], *caches, [TABLE], [0, 9], [9]),
@@ -351,13 +361,13 @@ def test_windows_of_every_size(lab):
 
 def test_left_of_the_window_is_never_read(lab):
     Q, K, V = sequence(13, 10)
-    window, start = 4, 9  # rows 9 to 12 see keys 6 to 12
-    expected = expected_rows(Q[start:], K, V, start, window)
-    caches = scatter(K, V, 4, 10, TABLE)
-    for cache in caches:
-        cache[TABLE[0]] = np.nan
-        cache[TABLE[1], :2] = np.nan
-    for table in (TABLE, [10**6, *TABLE[1:]]):
+    start, far = 9, [10**6, *TABLE[1:]]  # with window 4, rows 9 to 12 see keys 6 to 12
+    for window, table in ((4, TABLE), (4, far), (5, TABLE), (5, far)):
+        expected, first = expected_rows(Q[start:], K, V, start, window), start - window + 1
+        caches = scatter(K, V, 4, 10, TABLE)
+        for cache in caches:
+            cache[TABLE[0]] = np.nan
+            cache[TABLE[1], : first - 4] = np.nan
         try:
             with np.errstate(all="ignore"):
                 got = lab.paged_causal_prefill_attention(
@@ -365,11 +375,11 @@ def test_left_of_the_window_is_never_read(lab):
                 )
         except IndexError as error:
             pytest.fail(
-                "window 4, rows 9 to 12: nobody sees keys 0 to 5, so block 0 of the sequence may "
-                f"have been freed; its table entry was followed: {error}",
+                f"window {window}, rows 9 to 12: nobody sees keys 0 to {first - 1}, so block 0 of "
+                f"the sequence may have been freed; its table entry was followed: {error}",
                 pytrace=False,
             )
-        what = "window 4, rows 9 to 12: keys 0 to 5 hold NaN, and no row sees them"
+        what = f"window {window}, rows 9 to 12: keys 0 to {first - 1} hold NaN; no row sees them"
         assert_rows(got, expected, start, what)
 
 
@@ -429,6 +439,8 @@ def test_varlen_mixed_batch(lab):
 
 def test_varlen_options_reach_every_request(lab, monkeypatch):
     assert_ragged(lab, [1, 5, 9], [7, 11, 9], "window 3", window=3)
+    assert_ragged(lab, [20, 3], [26, 3], "tile 64: more rows than TILE_ROWS at once", tile=64)
+    assert_ragged(lab, [2, 3], [5, 3], "scale 0: every key weighs the same", scale=0.0)
     attend_tile, rows = lab.attend_tile, []
 
     def watch(q, *others, **more):

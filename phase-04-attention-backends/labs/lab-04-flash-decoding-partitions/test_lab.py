@@ -145,6 +145,16 @@ def test_more_partitions_than_keys(lab):
     )
 
 
+def test_a_part_of_one_key(lab):
+    for num_keys, num_partitions in ((7, 4), (5, 3), (2, 2)):
+        q, K, V = sequence(num_keys, num_keys)
+        got = lab.partitioned_attention(q, K, V, num_partitions)
+        assert largest_difference(got, dense(q, K, V)) <= TOLERANCE, (
+            f"{num_keys} keys in {num_partitions} parts: the last has one key, and it counts.\n"
+            f"expected {dense(q, K, V)}\ncame     {got}"
+        )
+
+
 def test_bad_counts_raise(lab):
     q, K, V = sequence(3)
     for call, what in (
@@ -223,8 +233,11 @@ def test_regrouping_moves_only_roundings(lab):
 
 def test_extreme_scores_do_not_overflow(lab):
     rng = np.random.default_rng(7)
-    for shift, spread in ((1000.0, 1.0), (-1000.0, 1.0), (0.0, 800.0)):
-        scores = shift - spread * np.sort(rng.uniform(-1, 1, 40))  # the largest comes first
+    for shift, spread, first in (
+        (1000.0, 1.0, -1), (-1000.0, 1.0, -1), (0.0, 800.0, -1), (0.0, 800.0, 1),
+    ):  # fmt: skip
+        # the largest score comes first, or last
+        scores = shift + first * spread * np.sort(rng.uniform(-1, 1, 40))
         V = rng.standard_normal((40, 5))
         K, q = np.zeros((40, 4)), np.array([2.0, 0, 0, 0])
         K[:, 0] = scores
@@ -239,7 +252,8 @@ def test_extreme_scores_do_not_overflow(lab):
         for form, value in (("partials", got), ("lse", other)):
             assert largest_difference(value, expected) <= 1e-9, (
                 f"scores around {shift:g}, spread {spread:g}, merged as {form}: float64 overflows "
-                "at exp(709.8), so only differences to a maximum may be exponentiated. (A score of "
+                "at exp(709.8), so only differences to the larger maximum may be exponentiated, "
+                "whichever part it is in. (A score of "
                 f"200 would not show it: exp(200) is 7e86.)\nexpected {expected}\ncame     {value}"
             )
 
@@ -396,6 +410,50 @@ def test_cascade_reads_the_prefix_once(lab):
         "requests reads it 8 times, which is what a cascade is there to avoid.\n"
         "expected at most 3 operations on prefix_k and on prefix_v\n"
         f"came     {len(k_seen.used)} and {len(v_seen.used)}"
+    )
+
+
+def test_cascade_takes_no_prefix_request_by_request(lab, monkeypatch):
+    rng = np.random.default_rng(12)
+    attend_partial, lengths = lab.attend_partial, []
+
+    def watch(q, K, V):
+        lengths.append(len(K))
+        return attend_partial(q, K, V)
+
+    monkeypatch.setattr(lab, "attend_partial", watch)
+    Q = rng.standard_normal((5, 6))
+    suffixes = [(rng.standard_normal((2, 6)), rng.standard_normal((2, 4))) for _ in Q]
+    got = lab.cascade_attention(
+        Q, rng.standard_normal((50, 6)), rng.standard_normal((50, 4)), suffixes
+    )
+    assert np.shape(got) == (5, 4), (
+        f"5 requests, values of 4: expected (5, 4), came {np.shape(got)}"
+    )
+    assert 50 not in lengths, (
+        "the 50 keys of the prefix went into attend_partial, which takes one query: so they are "
+        f"read once per request.\nexpected calls with 2 keys\ncame     {lengths}"
+    )
+
+
+def test_each_query_has_its_own_maximum_over_the_prefix(lab):
+    rng = np.random.default_rng(13)
+    Q, size = rng.standard_normal((4, 6)), np.array([1.0, 900.0, 0.01, 30.0])
+    Q *= size[:, None]
+    prefix_k, prefix_v = rng.standard_normal((20, 6)), rng.standard_normal((20, 4))
+    suffixes = [(0.01 * rng.standard_normal((2, 6)), rng.standard_normal((2, 4))) for _ in Q]
+    expected = np.stack(
+        [
+            dense(q, np.concatenate([prefix_k, k]), np.concatenate([prefix_v, v]))
+            for q, (k, v) in zip(Q, suffixes, strict=True)
+        ]
+    )
+    with np.errstate(all="ignore"):
+        got = lab.cascade_attention(Q, prefix_k, prefix_v, suffixes)
+    assert largest_difference(got, expected) <= 1e-9, (
+        f"four queries {size.tolist()} times as long, one product with the prefix: a maximum that "
+        "belongs to another row leaves exp with 0 or infinity.\n"
+        f"expected {expected}\ncame     {got}"
     )
 
 

@@ -95,11 +95,10 @@ class GraphRunner:
     def capture(self, x: np.ndarray) -> tuple[GraphEntry, np.ndarray]:
         """A new entry for arrays like `x`, and what the ops make of `x`.
 
-        The static input is a private copy of `x`. The warm-up runs the ops on it, one launch each,
-        and so learns the shape and dtype of every intermediate result. The recording gives each
-        op a buffer of its own, of that shape and dtype and filled with zeros: op i reads the
-        buffer of op i - 1, op 0 the static input. Nothing is executed while recording, so
-        `entry.output`, the last buffer, still holds zeros.
+        Each op runs once, as a warm-up, at one launch; recording runs nothing. The first kernel
+        reads the static input, a private copy of `x` that the warm-up reads as well; every kernel
+        writes a buffer of its own, with its result's shape and dtype, and the next one reads it.
+        `entry.output` is the last of them and holds zeros.
 
         Returns:
             The entry (not yet in `graphs`) and the warm-up's result. At least one op is needed.
@@ -109,12 +108,13 @@ class GraphRunner:
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Run on `x`.
 
-        Unseen shape: capture, keep the entry, and return its output buffer, into which the
-        warm-up's result was copied. Seen: copy `x` into the static input, replay, and return the
-        output buffer. Always the same buffer for one shape: the next call overwrites it.
+        The result stands in the graph's own output buffer, the same one for every call of a
+        shape: the next call overwrites it. An unseen shape costs a warm-up, one launch per op, and
+        nothing else; a seen one costs one launch and keeps its entry and buffers. `x` is read
+        during the call only.
 
         Raises:
-            TypeError: `x` cannot be copied into the static input without loss (numpy's rule
-                "same_kind"): the graph was captured for another dtype.
+            TypeError: numpy's rule "same_kind" forbids copying `x` into the static input, as for
+                float into int: the graph was captured for another dtype, and stays as it is.
         """
         raise NotImplementedError

@@ -91,7 +91,8 @@ def test_capture_records_without_output(lab):
 
 
 def test_kernels_are_chained_through_buffers(lab):
-    runner = lab.GraphRunner([lambda x: x[::2], lambda x: x, lambda x: x > 2.0])
+    same_shape = [lambda x: x, lambda x: x + 0.0, lambda x: x * 1.0]
+    runner = lab.GraphRunner([lambda x: x[::2], *same_shape, lambda x: x > 2.0])
     entry, _ = runner.capture(np.arange(6.0))
     kernels = entry.tape.kernels
     buffers = [entry.static_input, *(dst for _, _, dst in kernels)]
@@ -103,14 +104,14 @@ def test_kernels_are_chained_through_buffers(lab):
     assert entry.output is buffers[-1], "the output is the buffer of the last kernel"
     same(
         [(b.shape, b.dtype.name) for b in buffers],
-        [((6,), "float64"), ((3,), "float64"), ((3,), "float64"), ((3,), "bool")],
+        [((6,), "float64"), *[((3,), "float64")] * 4, ((3,), "bool")],
         "shape and dtype of the static input and of each buffer, as the warm-up found them.",
     )
     for i, one in enumerate(buffers):
         for j in range(i):
             assert not np.shares_memory(one, buffers[j]), (
                 f"buffers {j} and {i} share memory: op {i - 1} returned a view of its input or "
-                "the input itself, and a kernel would overwrite what it reads"
+                "the input itself, or a buffer was used again; each op has one of its own"
             )
 
 
@@ -288,6 +289,7 @@ def test_shapes_have_buffers_of_their_own(lab):
 def test_dtype_mismatch_raises(lab):
     runner = lab.GraphRunner([lambda x: x * 2])
     same(values(runner(np.array([1, 2]))), [2, 4], "captured for int64.")
+    entry = runner.graphs[(2,)]
     try:
         got = runner(np.array([1.5, 2.5]))
     except TypeError:
@@ -298,4 +300,27 @@ def test_dtype_mismatch_raises(lab):
             f"not look at the dtype. Expected TypeError, came {values(got)}",
             pytrace=False,
         )
+    assert runner.graphs.get((2,)) is entry, "the refused call must leave the graph where it was"
+    entry.tape.replay()
+    same(values(entry.output), [2, 4], "the refused call wrote nothing into the static input.")
     same(values(runner(np.array([5, 6]))), [10, 12], "the refused call left the graph usable.")
+
+
+def test_dtypes_of_the_same_kind_are_copied(lab):
+    for captured, given in ((np.int64, np.int32), (np.float32, np.float64), (np.float64, np.int64)):
+        runner = lab.GraphRunner([lambda x: x * 2])
+        runner(np.array([1, 2], dtype=captured))
+        try:
+            got = runner(np.array([3, 4], dtype=given))
+        except TypeError as error:
+            pytest.fail(
+                f"captured for {captured.__name__}, called with {given.__name__}: numpy's rule "
+                f"'same_kind' allows that copy; came {error!r}",
+                pytrace=False,
+            )
+        same(
+            (values(got), got.dtype.name, runner.num_captured),
+            ([6, 8], np.dtype(captured).name, 1),
+            f"captured for {captured.__name__}, called with {given.__name__}: (values, dtype, "
+            "graphs). The input is copied into the buffer that is there.",
+        )

@@ -204,6 +204,10 @@ def test_dispatch_takes_sizes_in_any_order(lab):
     got = [lab.dispatch("PIECEWISE", n, False, [16, 2, 8, 1, 4], 16) for n in (1, 3, 9, 17)]
     expected = [("PIECEWISE", 1), ("PIECEWISE", 4), ("PIECEWISE", 16), ("NONE", 17)]
     same(got, expected, "1, 3, 9, 17 tokens with sizes 16, 2, 8, 1, 4: the smallest that holds it.")
+    sizes = [16, 2, 8, 1, 4]
+    lab.dispatch("FULL_AND_PIECEWISE", 3, True, sizes, 8)
+    lab.capture_passes("FULL_AND_PIECEWISE", sizes, 8)
+    same(sizes, [16, 2, 8, 1, 4], "the caller's list after dispatch and capture_passes: as it was.")
 
 
 KINDS = ((False, False), (False, True), (True, False), (True, True))

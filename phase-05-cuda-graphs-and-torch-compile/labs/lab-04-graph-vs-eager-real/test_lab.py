@@ -103,6 +103,22 @@ def test_bars_of_two_engines(lab):
         [("decode", "FULL", 9, 9)],
         "a line between two updates ends nothing.",
     )
+    again = bars("decode, FULL", 35) + bar("decode, FULL", 35, 35) + "\n" + bars("decode, FULL", 35)
+    same(
+        plain(lab.parse_progress(again)),
+        [("decode", "FULL", 35, 35)] * 2,
+        "the last update written twice is the same bar: 35 has not fallen. Then it does fall, "
+        "to 0, and a second engine with as many rungs has begun.",
+    )
+    bare = (
+        "Capturing CUDA graphs (decode, FULL):  46%|#### | 16/35 [00:01<00:01, 15.9it/s]\n"
+        "Capturing CUDA graphs (PIECEWISE): 100%|#####| 51/51 [00:02<00:00, 20.1it/s]"
+    )
+    same(
+        plain(lab.parse_progress(bare)),
+        [("decode", "FULL", 16, 35), (None, "PIECEWISE", 51, 51)],
+        "a log collector turns carriage returns into lines: nothing stands in front of these.",
+    )
     other = "Loading safetensors checkpoint shards: 100%|####| 1/1 [00:00<00:00, 9.1it/s]\n"
     same(plain(lab.parse_progress(other)), [], "a bar of something else is not a capture.")
 
@@ -141,12 +157,20 @@ def test_graphs_behind_the_bars(lab):
         "OPT-125m has 12 layers, so 13 pieces on 51 rungs, and 35 full graphs: 51 x 13 + 35. "
         "byte-llama has 4: 51 x 5 + 35. Rungs are not graphs.",
     )  # fmt: skip
+    second = lab.parse_progress(bars("PIECEWISE", 51) + bars("FULL", 51))
+    mixed = lab.parse_progress(bars("mixed prefill-decode, FULL", 51))
+    same(
+        (lab.num_graphs(second, 12), lab.num_graphs(mixed, 12)),
+        (714, 51),
+        "(model runner V2: 51 x 13 + 51; the mode FULL: 51): the mode counts, not the label.",
+    )
     same(lab.num_graphs([], 12), 0, "no bars, no graphs.")
 
 
 def test_graphs_of_a_bar_that_stopped(lab):
     for text, what in (
         (bar("decode, FULL", 17, 35), "a bar that stopped at 17 of 35, out of memory perhaps,"),
+        (bar("decode, FULL", 0, 35), "a bar that stopped at 0 of 35"),
         (bars("NONE", 3), "a bar of a mode that captures nothing"),
     ):
         found = lab.parse_progress(text)
@@ -197,15 +221,19 @@ def test_the_startup_lines_of_other_arms(lab):
         "arm C, second start: compiled code was loaded, captures skipped.",
     )
     twice = (
+        "torch.compile took 14.02 s in total\n"
+        "Estimated CUDA graph memory: 0.41 GiB total\n"
         "Graph capturing finished in 5 secs, took 0.39 GiB\n"
+        "torch.compile took 1.05 s in total\n"
+        "Estimated CUDA graph memory: -0.01 GiB total\n"
         "Graph capturing finished in 21 secs, took -0.02 GiB\n"
     )
-    got = lab.read_startup(twice)
     same(
-        (got.capture_s, got.capture_gib),
-        (21.0, -0.02),
-        "two engines in a log: the last counts. The memory is a difference of two readings and "
-        "can be negative when somebody else frees some.",
+        tuple(lab.read_startup(twice) or ())[:4],
+        (1.05, 21.0, -0.02, -0.01),
+        "two engines in a log, (compile, capture, its GiB, estimated GiB): the last of each line "
+        "counts. Memory is a difference of two readings and can be negative when somebody else "
+        "frees some.",
     )
 
 
@@ -221,6 +249,12 @@ def test_the_padding_table(lab):
     )
     text = "\n".join(PREFIX + row for row in rows)
     again = "\n" + PREFIX + "| 33 | 40 | 7 | FULL | 17 |\n"
+    other = lab.parse_padding(rows[4] + "\n" + rows[4].replace("FULL     ", "PIECEWISE"))
+    same(
+        plain(other),
+        [(33, 40, "FULL", 383), (33, 40, "PIECEWISE", 383)],
+        "equal rows are equal in their mode as well.",
+    )
     got = lab.parse_padding(text + again)
     same(
         plain(got),
@@ -260,7 +294,13 @@ def test_a_summary_is_not_a_mean(lab):
         "one of five runs met something else on the machine: the median does not move, the spread "
         "tells.",
     )
-    refused(lambda: lab.summarize([1.0, 2.0, 3.0, 4.0]), "a summary of four samples")
+    same(
+        tuple(lab.summarize([5.0, 1.0, 2.0, 9.0, 3.0, 4.0]) or ()),
+        (3.5, 1.0, 9.0),
+        "of six samples the median lies half-way between the third and the fourth.",
+    )
+    for count in range(5):
+        refused(lambda n=count: lab.summarize([1.0] * n), f"a summary of {count} samples")
 
 
 STEPS = {
@@ -287,6 +327,17 @@ def test_effects_are_pairs_of_arms(lab):
         },
         "each effect changes one thing: graphs from C (compiled, no graphs) to B, the compiler "
         "from D (graphs, not compiled) to B. E was not run, and D not at 64: left out, not 0.",
+    )
+
+
+def test_effects_keep_their_order(lab):
+    steps = {"B": {1: 1.0, 8: 1.0, 64: 1.0}, "C": {64: 2.0, 1: 2.0}, "A": {8: 3.0, 64: 3.0, 1: 3.0}}
+    got = [(name, list(row)) for name, row in (lab.ratios(steps) or {}).items()]
+    same(
+        got,
+        [("everything, A to B", [8, 64, 1]), ("graphs, C to B", [64, 1])],
+        "effects in the order of EFFECTS, batches in that of the arm without: a table prints them "
+        "as they come.",
     )
 
 

@@ -97,8 +97,8 @@ def num_graphs(sizes: Sequence[int], decode_sizes: Sequence[int], num_layers: in
 def optimal_sizes(histogram: Mapping[int, int], k: int) -> list[int]:
     """At most `k` rungs that pad the least, for a known distribution of batch sizes.
 
-    Every batch of the histogram must fit on some rung. Rungs are ascending. Only observed sizes
-    can be useful rungs: lowering a rung to the largest observed size below it pads less.
+    Every batch of the histogram must fit on some rung. Rungs are ascending, each an observed size.
+    A hundred different sizes and twenty rungs take well under a second.
 
     Args:
         histogram: tokens in a step -> how many steps had them; counts of at least 1.

@@ -225,6 +225,11 @@ def test_waste_histogram(lab):
         None: (1, 0),
     }
     same(got, expected, "rung -> (steps, padding); None holds the step of 65 above the top.")
+    same(
+        lab.waste_histogram([65, 600, 3], [4, 64]),
+        {None: (2, 0), 4: (1, 1)},
+        "two steps above the top are two steps under None.",
+    )
 
 
 def test_number_of_graphs(lab):
@@ -236,6 +241,7 @@ def test_number_of_graphs(lab):
         "12 layers: each of 51 rungs holds 13 pieces (before, between and after 12 attentions), "
         "and each of 35 decode rungs one full graph.",
     )
+    same(lab.num_graphs([8, 4], [], 4), 10, "no decode graphs: 2 rungs of 5 pieces.")
 
 
 # --- a ladder for your traffic --------------------------------------------------------------------

@@ -136,6 +136,33 @@ def test_a_getitem_stays_with_its_tuple(lab):
     )
 
 
+def test_a_getitem_of_whatever_it_takes(lab):
+    chain = small(
+        lab, ("p", "chunk", "x"), ("a", "getitem", "p"), ("t", "attention", "x"),
+        ("b", "getitem", "a"), ("y", "add", "b", "t"),
+    )  # fmt: skip
+    same(
+        pieces_of(lab, chain),
+        [(False, ["p", "a", "b"]), (True, ["t"]), (False, ["y"])],
+        "b takes an element of a, which is itself an element: it goes where a is.",
+    )
+    argument = small(lab, ("a", "getitem", "x"), ("t", "attention", "a"), ("y", "norm", "t"))
+    same(
+        pieces_of(lab, argument),
+        [(False, ["a"]), (True, ["t"]), (False, ["y"])],
+        "a takes an element of a placeholder, which is in no piece: it stays where it stands.",
+    )
+    result = small(
+        lab, ("t", "attention", "x"), ("n", "norm", "x"), ("a", "getitem", "t"),
+        ("y", "add", "a", "n"),
+    )  # fmt: skip
+    same(
+        pieces_of(lab, result),
+        [(True, ["t", "a"]), (False, ["n", "y"])],
+        "attention returns a tuple, and its element goes to it: the piece still splits.",
+    )
+
+
 def test_boundary_of_pieces(lab):
     graph = lab.decoder(2)
     got = lab.boundary(graph, lab.split(graph))
@@ -150,6 +177,17 @@ def test_boundary_of_pieces(lab):
         "are the buffers whose addresses piecewise graphs fix.",
     )
     same(got[-1], (("attn1", "h1"), ("last",)), "the graph's output is handed out by the last.")
+    far = small(
+        lab, ("a", "norm", "x"), ("t", "attention", "x"), ("b", "norm", "t"),
+        ("u", "attention", "b"), ("c", "norm", "u"), ("v", "attention", "c"),
+        ("y", "add", "v", "a"),
+    )  # fmt: skip
+    got = lab.boundary(far, lab.split(far))
+    same(
+        (got[0], got[-1]),
+        ((("x",), ("a",)), (("v", "a"), ("y",))),
+        "a is read by the last piece alone, six pieces on: handed out, however far it goes.",
+    )
 
 
 @pytest.mark.parametrize("num_layers", [2, 3, 12, 32])
@@ -197,6 +235,15 @@ def test_wiring_makes_a_difference(lab):
         2,
         "the second piece computes the same and hands out a2 as well: another piece.",
     )
+    which = small(lab, *rows, ("c", "mul", "a", "b"), ("t", "attention", "c", "a"),
+                  ("a2", "norm", "t"), ("b2", "linear", "t"), ("c2", "mul", "a2", "b2"),
+                  ("u", "attention", "c2", "b2"))  # fmt: skip
+    same(
+        lab.num_different(which, lab.split(which)),
+        2,
+        "both hand out two values: the first piece its norm and product, the second its linear and "
+        "product. As many, and others.",
+    )
 
 
 # --- Part A: rewriting ----------------------------------------------------------------------------
@@ -220,7 +267,12 @@ def test_fuse_leaves_what_is_still_read(lab):
     cases = {
         "d reads s as well": (("s", "silu", "x"), ("m", "mul", "s", "x"), ("d", "add", "m", "s")),
         "s is both operands": (("s", "silu", "x"), ("d", "mul", "s", "s")),
-        "no silu": (("s", "norm", "x"), ("d", "mul", "s", "x")),
+        "no silu": (("s", "gelu", "x"), ("d", "mul", "s", "x")),
+        "nobody reads s, and that is not yours to judge": (
+            ("s", "silu", "x"),
+            ("u", "norm", "x"),
+            ("d", "mul", "u", "x"),
+        ),
         "no product": (("s", "silu", "x"), ("d", "add", "s", "x")),
     }
     for why, rows in cases.items():
@@ -241,6 +293,12 @@ def test_fuse_two_silus(lab):
         got,
         [("t", "silu", ("x",)), ("d", "silu_mul", ("x", "t"))],
         "silu(x) * silu(x) from two nodes: one is taken in, the other stays as the operand.",
+    )
+    got = [(node.name, node.op, node.inputs) for node in lab.fuse(body, ("s", "d")) or ()]
+    same(
+        got,
+        [("s", "silu", ("x",)), ("d", "silu_mul", ("x", "s"))],
+        "s is read outside and must stay; t may go.",
     )
 
 
@@ -271,6 +329,13 @@ def test_a_pattern_across_a_cut_stays(lab):
         [["s"], ["t"], ["m"]],
         "silu is before the cut and the product behind: passes see one piece at a time, so this "
         "pair is never merged. Cut first, rewrite then.",
+    )
+    kept = small(lab, ("s", "silu", "x"), ("m", "mul", "s", "x"), ("t", "attention", "m"),
+                 ("y", "add", "t", "s"))  # fmt: skip
+    same(
+        [names(piece.nodes) for piece in lab.compile_pieces(kept) or ()],
+        [["s", "m"], ["t"], ["y"]],
+        "the last piece reads s, so the first hands it out and may not merge it away.",
     )
     attention = small(lab, ("s", "silu", "x"), ("m", "mul", "s", "x"), ("t", "attention", "m"))
     got = [names(p.nodes) for p in lab.compile_pieces(attention, {"attention", "silu", "mul"})]

@@ -68,9 +68,8 @@ def kernel_us_at_gain(
 ) -> float | None:
     """How long kernels last when the graph gains exactly `ratio`; longer ones gain less.
 
-    None if even kernels of no length gain no more than that. `eager_us` has two branches, so
-    solve for each and take the one that lies in its own domain: kernels up to `launch_us`, and
-    longer ones.
+    None if even kernels of no length gain no more than that. A closed form, no search: 300
+    kernels, launches of 5 us and a replay of 12 us gain 1.1 at 1486.8 / 329 us.
 
     Raises:
         ValueError: ratio is not above 1.
@@ -105,10 +104,10 @@ def elements_at_gain(
 def fit(rows: Sequence[Row], num_kernels: int) -> Fit:
     """Launch, replay and kernel times of a sweep.
 
-    `launch_us` and `replay_us` are the host's times on the smallest size: with long kernels the
-    queue of the device may fill up, and then a launch waits. Kernel times come from the graph,
-    whose GPU lane never waits for the host: what is left of `graph_us` after the submission, per
-    kernel.
+    `launch_us` and `replay_us` are the host's times in the row with the fewest elements: with long
+    kernels the queue of the device may fill up, and then a launch waits. Kernel times come from the
+    graph, whose GPU lane never waits for the host: what is left of a row's `graph_us` after that
+    `replay_us`, per kernel, in the order of the rows.
     """
     raise NotImplementedError
 

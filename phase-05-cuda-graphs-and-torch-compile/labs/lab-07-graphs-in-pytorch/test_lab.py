@@ -91,6 +91,11 @@ def test_gain_at_every_ratio(lab):
 def test_small_gains_lie_beyond_the_launch(lab):
     got = lab.kernel_us_at_gain(2, 5, 1, 1.2)
     close(got, 9.5, "2 kernels, replay cheaper than a launch: (5 - 1.2) / (2 x 0.2), above 5 us.")
+    same(
+        lab.kernel_us_at_gain(2, 6, 10, 1.2),
+        None,
+        "2 x 6 us of launches and a replay of 10: kernels of no length gain 1.2 and no more.",
+    )
     for ratio in (1, 0.5):
         refused(
             lambda ratio=ratio: lab.kernel_us_at_gain(300, 5, 12, ratio),
@@ -100,7 +105,11 @@ def test_small_gains_lie_beyond_the_launch(lab):
 
 def test_kernels_by_bytes(lab):
     close(lab.kernel_us(10**6, 2e12, 1.5), 4.0, "10**6 x 8 bytes at 2e12 a second.")
-    close(lab.kernel_us(1000, 2e12, 1.5), 1.5, "no kernel is shorter than the floor.")
+    for elements in (1000, 10**5):
+        close(
+            lab.kernel_us(elements, 2e12, 1.5), 1.5,
+            f"{elements} elements: no kernel is shorter than the floor.",
+        )  # fmt: skip
 
 
 def test_elements_at_the_crossover(lab):
@@ -110,6 +119,11 @@ def test_elements_at_the_crossover(lab):
     assert above <= 1.1 < below, (
         f"{got} elements must be the fewest that gain at most 1.1; they gain {above}, and one "
         f"fewer {below}"
+    )
+    same(
+        lab.elements_at_gain(1, 4, 1, 2, 2e12, 2.0),
+        0,
+        "kernels of 2 us gain exactly 2, and the shortest of this device lasts 2 us: 0 elements.",
     )
     same(
         (lab.elements_at_gain(300, 5, 12, 1.1, 2e12, 6.0),
@@ -147,7 +161,11 @@ def test_fit_of_a_clean_sweep(lab):
 
 def test_fit_trusts_the_smallest_size(lab):
     rows = rows_of(lab, SIZES, queue=0.5)[::-1]
+    rows = [row._replace(replay_us=row.replay_us + row.elements / 1e4) for row in rows]
+    rows[-2] = rows[-2]._replace(host_us=1100.0)  # the second smallest: a lucky one
+    rows[-1] = rows[-1]._replace(replay_us=12.0)
     got = lab.fit(rows, 300)
+    close(got.replay_us, 12.0, "a replay of long kernels may wait as well: the smallest row's.")
     close(
         got.launch_us,
         4.0,
@@ -171,6 +189,8 @@ def test_crossover_of_a_sweep(lab):
         "logarithmic scale.",
     )
     close(lab.measured_crossover(rows[::-1], 1.1), 10**4.5, "rows may come in any order.")
+    exact = [lab.Row(1000, 0, 400, 0, 100), lab.Row(10_000, 0, 200, 0, 100)]
+    close(lab.measured_crossover(exact, 2.0), 10_000, "the last row gains 2 and is not above 2.")
 
 
 def test_crossover_is_the_last_one(lab):
@@ -281,7 +301,8 @@ def test_reads_of_the_engine_tape(lab):
             on_a_tape(actions),
             f"mini_vllm's Tape, captured over x and out, after {actions}: (read, kept).",
         )
-    refused(lambda: lab.reads([("jump",)]), "an action that is none of the six")
+    for before in ([], [("fill", 1), ("replay",)]):
+        refused(lambda before=before: lab.reads([*before, ("jump",)]), "an action none of the six")
 
 
 # --- run.py, on a pretended device ----------------------------------------------------------------

@@ -68,8 +68,8 @@ def quantize_with_scale(W: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
         scale: one positive number, or [out_features].
 
     Returns:
-        int8 [out_features, in_features]: `W / scale`, rounded to the nearest integer (ties to
-        even), then clipped to -127..127. The clip comes before the cast to int8, which wraps.
+        int8 [out_features, in_features]: the code from -127 to 127 that is nearest to `W / scale`,
+        ties to even; whatever lies beyond has the last code of its side.
 
     Raises:
         ValueError: as `check_matrix`; a scale that is not positive and finite, or whose shape is

@@ -86,6 +86,12 @@ def test_negative_dominated_row(lab):
     assert np.allclose(scales, [4 / 127, 3 / 127], rtol=1e-6), (
         f"expected [{4 / 127:.6f} {3 / 127:.6f}]\ncame     {scales}"
     )
+    for matrix, largest in ((W, 4), (W[1:], 3)):
+        _, scale = lab.quantize_per_tensor(matrix)
+        assert abs(scale - largest / 127) < 1e-6, (
+            f"per tensor too, also for a matrix of one row: expected {largest / 127:.6f}, came "
+            f"{scale}"
+        )
 
 
 def test_square_matrix_scale_axis(lab):
@@ -238,6 +244,12 @@ def test_negation_symmetry(lab):
     assert q.tolist() == [[0, 2, 2, 0, -2, -2, 127]], (
         "ties go to the even code, as np.rint and the GPU's conversion do.\n"
         f"expected [[0, 2, 2, 0, -2, -2, 127]]\ncame     {q.tolist()}"
+    )
+    q = lab.quantize_with_scale(np.array([[45.5], [143.5]], np.float32), np.array([7, 41]))
+    assert q.tolist() == [[6], [4]], (
+        "45.5 / 7 = 6.5 and 143.5 / 41 = 3.5 are ties, exactly. Times the reciprocal of the scale, "
+        "which is rounded itself, they are not.\n"
+        f"expected [[6], [4]]\ncame     {q.tolist()}"
     )
     W = np.vstack([gaussian((16, 7)), halves])
     (q, scales), (minus_q, minus_scales) = (lab.quantize_per_channel(M) for M in (W, -W))

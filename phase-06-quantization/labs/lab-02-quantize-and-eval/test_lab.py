@@ -224,6 +224,17 @@ def test_audit_accepts_plausible_rows(lab):
         "rates below the ceilings, and gains up to exactly what is saved; 4 bits slower than FP8 "
         f"is no contradiction, since a ceiling is only an upper bound.\ncame {flags}"
     )
+    ceiling = lab.decode_ceiling_tok_s(lab.streamed_bytes(qwen_05b(lab), "fp8"), 16, 0.30e12)
+    rows = [
+        {"fmt": "bf16", "blocks": 12140},
+        {"fmt": "fp8", "tok_s": ceiling, "blocks": 9000},
+        {"fmt": "bf16", "blocks": 6000},
+    ]
+    flags = lab.audit(rows, qwen_05b(lab), 16, 0.30e12)
+    assert flags == [], (
+        "a rate at the ceiling, fewer blocks than bf16 has, a second bf16 row, which is not the "
+        f"one to compare with: no contradiction.\ncame {flags}"
+    )
     flags = lab.audit([{"fmt": "bf16", "tok_s": 3700}], qwen_7b(lab), 16, 3.35e12)
     assert flags == [], (
         "Qwen2.5-7B on an H100: 15.2 GB of weights allow 3,519 tokens/s at batch 16, but 1.09 GB "
@@ -236,6 +247,10 @@ def test_audit_takes_what_is_there(lab):
     rows = [{"fmt": "fp8", "blocks": 99_999}, {"fmt": "w4_asym", "tok_s": 1}]
     flags = lab.audit(rows, qwen_05b(lab), 16, 0.30e12)
     assert flags == [], f"no bf16 row to compare blocks with, and no rate too high; came {flags}"
+    flags = lab.audit([{"fmt": "w4_asym", "tok_s": 99_999}], qwen_05b(lab), 16, 0.30e12)
+    assert flags is not None and [flag.split(":")[0] for flag in flags] == ["w4_asym"], (
+        f"a rate alone, above its ceiling: one contradiction; came {flags}"
+    )
     rows = [{"fmt": "fp8", "blocks": 14_000}, {"fmt": "bf16", "blocks": 12_140}]
     for slack, expected in ((0, 1), (39, 1), (40, 0)):
         flags = lab.audit(rows, qwen_05b(lab), 16, 0.30e12, slack)

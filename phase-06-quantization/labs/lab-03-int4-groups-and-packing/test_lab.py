@@ -138,6 +138,15 @@ def test_grouped_roundtrip_error_bounded(lab):
     )
 
 
+def test_ties_go_to_the_even_code(lab):
+    q, scales = lab.quantize_grouped(np.array([[49, 45.5], [287, 143.5]], np.float32), 2)
+    assert scales.tolist() == [[7], [41]] and q.tolist() == [[7, 6], [7, 4]], (
+        "scales 49 / 7 and 287 / 7; 45.5 / 7 = 6.5 and 143.5 / 41 = 3.5 are ties, exactly. Times "
+        "the reciprocal of the scale, which is rounded itself, they are not.\n"
+        f"expected [[7], [41]], [[7, 6], [7, 4]]\ncame     {scales.tolist()}, {q.tolist()}"
+    )
+
+
 def test_smaller_groups_capture_local_magnitude(lab):
     rng = np.random.default_rng(0)
     band = np.repeat(10.0 ** rng.uniform(-1, 1, 16), 64)  # the loudness changes every 64 inputs
@@ -166,6 +175,12 @@ def test_memory_about_8x_smaller_than_fp32(lab):
             f"{1024 * 1024 // group_size:,} scales of 2 bytes are {expected:,}; came {came:,}. "
             f"({W.nbytes / expected:.2f} times less than float32)"
         )
+
+
+def test_bytes_are_those_of_the_arrays(lab):
+    packed, scales = np.zeros((4, 6), np.uint8), np.zeros((4, 3), np.float32)
+    came = lab.memory_bytes_grouped(packed, scales)
+    assert came == 72, f"24 bytes of codes and 12 scales of 4 bytes: expected 72, came {came}"
 
 
 def test_group_scale_overhead_is_the_tradeoff(lab):
@@ -268,6 +283,21 @@ def test_eight_codes_in_a_word(lab):
     )
 
 
+def test_words_of_any_shape(lab):
+    rng = np.random.default_rng(8)
+    for shape in ((16,), (2, 8), (3, 2, 24)):
+        q = rng.integers(-8, 8, shape).astype(np.int8)
+        try:
+            words = lab.pack_words(q)
+            came = (words.shape, lab.unpack_words(words).tolist())
+        except ValueError as error:
+            came = repr(error)
+        assert came == ((*shape[:-1], shape[-1] // 8), q.tolist()), (
+            f"codes of shape {shape}: the last axis is packed, whatever stands in front of it, and "
+            f"comes back.\ncame {came}"
+        )
+
+
 def test_layouts_equal_the_reference_packers(lab):
     cases = [case for case in parts.load("quantization_layouts") if case["kind"] == "pack"]
     for case in cases:
@@ -327,4 +357,12 @@ def test_linear_is_a_part_of_the_engine(lab):
     odd = gaussian((4, 72))
     assert np.allclose(lab.Linear(odd)(odd), odd @ roundtrip(lab, odd, -1).T, atol=1e-4), (
         "rows of 72 are no multiple of 128: one group per row then, as group_size -1"
+    )
+    wide = gaussian((2, 200))
+    try:
+        layer = lab.Linear(wide)
+    except ValueError as error:
+        pytest.fail(f"rows of 200 are wider than 128 and no multiple of it; came {error!r}")
+    assert np.allclose(layer(wide), wide @ roundtrip(lab, wide, -1).T, atol=1e-4), (
+        "rows of 200 are wider than 128 and no multiple of it: one group per row"
     )

@@ -71,6 +71,16 @@ def test_zero_tensor(lab):
         "a tensor of zeros has no loudest value; its scale is 1 and its codes are 0, or 0 / 0 "
         f"spreads NaN.\nexpected scale 1.0, codes 0\ncame     {scale}, {q}"
     )
+    with np.errstate(all="ignore"):
+        q, scale = lab.quantize_per_tensor(np.full((2, 3), 2e-323)) or (None, None)
+    assert scale == 1.0 and q is not None and not q.any(), (
+        "2e-323 is not zero, and 2e-323 / 127 is: look at the scale, not at the tensor.\n"
+        f"expected scale 1.0, codes 0\ncame     {scale}, {q}"
+    )
+    q, scale = lab.quantize_per_tensor(np.zeros((0, 6))) or (None, None)
+    assert scale == 1.0 and np.shape(q) == (0, 6), (
+        f"a batch without tokens: expected scale 1.0 and codes of shape (0, 6), came {scale}, {q}"
+    )
 
 
 def test_fake_quant_stays_within_half_a_step(lab):
@@ -128,13 +138,20 @@ def test_shapes_that_do_not_fit_are_refused(lab):
             )
 
 
-def test_outliers_wreck_naive_w8a8(lab):
+def test_outliers_wreck_naive_w8a8(lab, record_property):
     X, W = setup()
     got = rel(lab.w8a8_matmul(X, W), X @ W.T)
     assert 0.05 < got < 0.08, (
         "two of 256 channels are 80 times as loud, so 254 channels share what the scale leaves "
         f"them, 6 of 255 codes.\nexpected an error of 0.064\ncame     {got:.4f}"
     )
+    X, W = setup(loudness=1000.0)
+    louder = rel(lab.w8a8_matmul(X, W), X @ W.T)
+    assert 0.014 < louder < 0.02, (
+        "1,000 times as loud, the two channels are nearly all of the norm, and they come out well: "
+        f"the total error hides the ruin of the others.\nexpected 0.017\ncame     {louder:.4f}"
+    )
+    record_property("measured.louder", "it falls" if louder < got else "it rises")
 
 
 def test_quiet_channel_damage(lab):
@@ -209,9 +226,11 @@ def test_migration_actually_moved_the_magnitude(lab):
 
 def test_alpha_endpoints(lab):
     X, W = setup()
+    X[:, 40] *= 1e-9  # faint, not silent
+    W[:, 41] *= 1e-9
     for alpha, side in ((1.0, 0), (0.0, 1)):
         maxima = np.abs(smoothed(lab, X, W, alpha)[side]).max(axis=0)
-        assert np.allclose(maxima, 1), (
+        assert np.allclose(maxima, 1, rtol=1e-6), (
             f"alpha {alpha:.0f}: s is {'max|X| per channel' if side == 0 else '1 / max|W|'}, so "
             f"every channel of {'X_s' if side == 0 else 'W_s'} ends with maximum 1. alpha is the "
             f"exponent of X. At 0.5 nobody notices.\ncame maxima {maxima.min():.3g} to "
@@ -249,11 +268,12 @@ def test_dead_channels(lab, alpha):
 def test_alpha_outside_its_range_is_refused(lab):
     X, W = setup()
     for alpha in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ValueError) as refused:
-            lab.smooth(X, W, alpha)
-        assert "alpha" in str(refused.value), (
-            f"alpha {alpha} is not from 0 to 1; say so. Came {refused.value}"
-        )
+        for name, arguments in (("smooth", (X, W)), ("fold_into_norm", (X, np.ones(256), [W]))):
+            with pytest.raises(ValueError) as refused:
+                getattr(lab, name)(*arguments, alpha)
+            assert "alpha" in str(refused.value), (
+                f"{name}: alpha {alpha} is not from 0 to 1; say so. Came {refused.value}"
+            )
 
 
 def test_inputs_are_left_alone(lab):
@@ -266,6 +286,11 @@ def test_inputs_are_left_alone(lab):
     )
     assert not (np.shares_memory(X, X_s) or np.shares_memory(W, W_s)), (
         "X_s and W_s are arrays of their own"
+    )
+    level = np.ones((2, 3))
+    X_s, W_s, _ = smoothed(lab, level, level)
+    assert not (np.shares_memory(level, X_s) or np.shares_memory(level, W_s)), (
+        "with every s at 1 there is nothing to move, and X_s and W_s are still arrays of their own"
     )
 
 
@@ -331,6 +356,32 @@ def test_fold_leaves_the_runtime_alone(lab):
     assert better < 0.75 * raw, (
         f"and W8A8 of the fused q, k and v gains by it.\nexpected below {0.75 * raw:.4f}\n"
         f"came     {better:.4f}"
+    )
+
+
+def test_a_fold_checks_and_keeps_what_it_is_given(lab):
+    hidden, gain, weights, rms_norm = norm_and_projections()
+    X = rms_norm(hidden, gain)
+    X[:, 3], weights[0][:, 7], weights[1][:, 7], weights[2][:, 7] = 0, 0, 0, 0
+    before = [array.copy() for array in (X, gain, *weights)]
+    with np.errstate(all="ignore"):
+        new_gain, _, s = lab.fold_into_norm(X, gain, weights) or (None, [], None)
+    assert np.isfinite(new_gain).all() and s[[3, 7]].tolist() == [1, 1], (
+        "channel 3 is silent in X, 7 in all weights: s is 1 there, as in smooth.\n"
+        f"expected [1, 1]\ncame     {s[[3, 7]]}"
+    )
+    kept = [np.array_equal(a, b) for a, b in zip(before, (X, gain, *weights), strict=True)]
+    assert all(kept), f"X, gain and the weights must stay as they were; came {kept}"
+    half = [array.astype(np.float16) for array in (X, gain, *weights)]
+    got_gain, got_weights, _ = lab.fold_into_norm(half[0], half[1], half[2:])
+    dtypes = [array.dtype.name for array in (got_gain, *got_weights)]
+    assert dtypes == ["float64"] * 4, f"16-bit arrays give float64; came {dtypes}"
+    narrow = [weights[0], np.ones((4, 1))]
+    with pytest.raises(ValueError) as refused:
+        lab.fold_into_norm(X, gain, narrow)
+    assert "(4, 1)" in str(refused.value), (
+        "the second weight has one input feature, which would broadcast in silence: every weight "
+        f"is checked, and the message has its shape; came {refused.value}"
     )
 
 

@@ -103,6 +103,11 @@ def test_a_contradiction_is_an_error(lab):
     assert "awq" in said and "fp8" in said, (
         f"the checkpoint is awq, the user wants fp8: an error with both names; came {said!r}"
     )
+    said = refused(lab.resolve_method, {"quant_method": ""}, "fp8")
+    assert "fp8" in said, (
+        "the checkpoint has a config, and it says none; the user wants fp8: a contradiction like "
+        f"any other; came {said!r}"
+    )
     for config, user in ((None, "int3"), ({"quant_method": "int3"}, None)):
         said = refused(lab.resolve_method, config, user)
         assert "int3" in said, f"int3 is not among KNOWN: an error with its name; came {said!r}"
@@ -260,6 +265,16 @@ def test_every_refusal_is_listed_in_order(lab):
         "a kernel that is disabled and wants capability 100 was turned down for the first of the "
         f"two: the word disabled, and no capability.\ncame {first!r}"
     )
+    old = [lab.Kernel("old", "x", 70, lambda r, c: ""), lab.Kernel("new", "x", 75, lambda r, c: "")]
+    for capability, wanted in ((75, "new"), (74, "old")):
+        got = lab.choose_kernel(request(lab), capability, old[::-1])
+        assert getattr(got, "name", got) == wanted, (
+            f"capability {capability}, kernels that need 75 and 70: expected {wanted}, came {got}"
+        )
+    got = lab.choose_kernel(request(lab), 90, backend="marlin", disabled=["marlin"])
+    assert getattr(got, "name", got) == "MarlinLinearKernel", (
+        f"disabled holds kernels' names, and marlin is a backend's: expected Marlin, came {got}"
+    )
     expected = {
         "MacheteLinearKernel": "90",
         "AllSparkLinearKernel": "disabled",
@@ -353,6 +368,11 @@ def test_a_config_answers_for_every_layer(lab):
     )
     got = config.get_quant_method(object(), "model.embed_tokens")
     assert got is None, f"an embedding is no Linear: None, whatever its name is; came {got}"
+    got = config.get_quant_method(object(), "a.o_proj")
+    assert got is None, (
+        "no Linear, and its name is on the ignore list: None still, since UnquantizedMethod is a "
+        f"linear layer's; came {got}"
+    )
 
 
 def test_a_layer_without_a_config_or_a_method(lab):
@@ -361,6 +381,22 @@ def test_a_layer_without_a_config_or_a_method(lab):
     assert kind == "UnquantizedMethod", f"no config: 16 bits as ever; came {kind}"
     assert layer.weight.shape == (2, 3), (
         f"the method creates the weights, [out_features, in_features]; came {layer.weight.shape}"
+    )
+
+    asked = []
+
+    class Curious(lab.QuantConfig):
+        def get_quant_method(self, layer, prefix):
+            asked.append((layer.in_features, layer.out_features, layer.prefix, layer.dtype.name))
+            return lab.UnquantizedMethod()
+
+    try:
+        lab.Linear(3, 2, Curious(lab.UnquantizedMethod), "a.o_proj", "float16")
+    except AttributeError as error:
+        asked.append(str(error))
+    assert asked == [(3, 2, "a.o_proj", "float16")], (
+        "a config may look at the layer it is asked about: sizes, prefix and dtype are set.\n"
+        f"expected [(3, 2, 'a.o_proj', 'float16')]\ncame     {asked}"
     )
 
     class Silent(lab.QuantConfig):
@@ -389,6 +425,16 @@ def test_int8_after_loading(lab):
     )
     scales = np.asarray(layer.weight_scale, float)
     assert np.allclose(scales, [2 / 127, 100 / 127, 1]), f"a scale per row, 1 for zeros; {scales}"
+    turned = lab.Linear(4, 3, lab.QuantConfig(lab.Int8OnlineMethod), "a.o_proj", "float64")
+    assert turned.weight.dtype == np.float64, (
+        f"a layer of float64 is loaded into float64; came {turned.weight.dtype}"
+    )
+    with np.errstate(all="ignore"):
+        lab.load_weights([turned], {"a.o_proj.weight": -W})
+    assert turned.weight.tolist() == (-np.array(expected)).tolist(), (
+        "the same with the signs turned: the largest magnitude of a row gets -127.\n"
+        f"expected {(-np.array(expected)).tolist()}\ncame     {turned.weight.tolist()}"
+    )
     x = np.array([[1.0, 2, 3, 4], [0, 1, 0, -1]])
     got = layer(x)
     assert got.dtype == x.dtype and np.allclose(
@@ -430,6 +476,16 @@ def test_all_parts_are_loaded_before_any_is_processed(lab):
     assert rows == [0, 0, 0, 1, 2], (
         f"q, k and v fill the rows of qkv_proj from the top.\nexpected [0, 0, 0, 1, 2]\n"
         f"came     {rows}"
+    )
+    plain = lab.Linear(2, 2, None, "a.o_proj", "float64")
+    lab.load_weights(
+        [plain], checkpoint := {k: v.astype(np.float32) for k, v in checkpoint.items()}
+    )
+    checkpoint["a.o_proj.weight"][:] = 7
+    assert (plain.weight.dtype, plain.weight[0, 0]) == (np.float64, 3), (
+        "a checkpoint in float32 fills the weight that the method made, in its dtype; the file's "
+        f"own array is not kept.\nexpected float64, 3\ncame     {plain.weight.dtype}, "
+        f"{plain.weight[0, 0]}"
     )
     del checkpoint["a.o_proj.weight"]
     seen.clear()
