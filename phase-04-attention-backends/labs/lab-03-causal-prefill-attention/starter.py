@@ -48,9 +48,9 @@ def attend_tile(
 ) -> np.ndarray:
     """A tile of query rows of one sequence: each block that any row sees is read once, for all.
 
-    Every row has a running softmax of its own. A key that one row sees may be hidden from
-    another. Positions that no row of the tile sees are not read: they may not be written yet, or
-    their block may have been given away.
+    What is kept from one block to the next does not grow with the sequence. A key that one row
+    sees may be hidden from another. Positions that no row of the tile sees are not read: they may
+    not be written yet, or their block may have been given away.
 
     Args:
         q: [rows, d], rows >= 1.

@@ -6,6 +6,7 @@ float64, inputs of order 1: 1e-12 holds for any order of summation.
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -324,6 +325,27 @@ def test_a_tile_reads_a_block_once(lab):
             "and keys inner: a block is read once per tile, up to the tile's last position, and "
             f"shared by the rows.\nexpected {expected} block reads of K and of V\ncame     {got}"
         )
+
+
+def test_a_tile_keeps_nothing_per_key(lab):
+    peaks = {}
+    for num_blocks in (4, 256):
+        seq_len, table = 16 * num_blocks, list(range(num_blocks))[::-1]
+        Q, K, V = sequence(seq_len, 17)
+        caches = scatter(K, V, 16, num_blocks, table)
+        arguments = (Q[-4:], np.arange(seq_len - 4, seq_len), *caches, table, 8**-0.5)
+        got = lab.attend_tile(*arguments)  # so that what is allocated once is not counted
+        expected = expected_rows(Q[-4:], K, V, seq_len - 4)
+        assert_rows(got, expected, seq_len - 4, f"the last 4 of {seq_len} rows in a tile")
+        tracemalloc.start()
+        lab.attend_tile(*arguments)
+        peaks[seq_len] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peaks[4096] - peaks[64] < 32_768, (
+        "4 rows of 4,096 scores are 131,072 bytes, and the gathered keys twice that. A tile "
+        "has room for one block of scores, and for m, denom and acc of each row.\n"
+        f"expected about as many bytes for 4,096 keys as for 64\ncame     {peaks}"
+    )
 
 
 # --- windows --------------------------------------------------------------------------------------

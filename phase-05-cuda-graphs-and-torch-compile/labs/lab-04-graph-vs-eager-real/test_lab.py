@@ -331,11 +331,16 @@ def test_effects_are_pairs_of_arms(lab):
 
 
 def test_effects_keep_their_order(lab):
-    steps = {"B": {1: 1.0, 8: 1.0, 64: 1.0}, "C": {64: 2.0, 1: 2.0}, "A": {8: 3.0, 64: 3.0, 1: 3.0}}
+    one = {1: 1.0, 8: 1.0, 64: 1.0}
+    steps = {"D": one, "B": one, "C": {64: 2.0, 1: 2.0}, "A": {8: 3.0, 64: 3.0, 1: 3.0}}
     got = [(name, list(row)) for name, row in (lab.ratios(steps) or {}).items()]
     same(
         got,
-        [("everything, A to B", [8, 64, 1]), ("graphs, C to B", [64, 1])],
+        [
+            ("everything, A to B", [8, 64, 1]),
+            ("graphs, C to B", [64, 1]),
+            ("compiler, D to B", [1, 8, 64]),
+        ],
         "effects in the order of EFFECTS, batches in that of the arm without: a table prints them "
         "as they come.",
     )

@@ -87,6 +87,8 @@ def test_groups_do_not_straddle_rows(lab):
     )
     with refused("scales", "scales [2, 3] for codes [3, 4] in groups of 2, not to be broadcast"):
         lab.dequantize_grouped(np.zeros((3, 4), np.int8), scales.T, 2)
+    with refused("scales", "scales [1, 2] for codes [3, 4]: numpy would use the row for all three"):
+        lab.dequantize_grouped(np.zeros((3, 4), np.int8), scales[:1], 2)
     with refused("group_size", "dequantize_grouped of rows of 4 in groups of 3"):
         lab.dequantize_grouped(np.zeros((3, 4), np.int8), scales, 3)
 
