@@ -83,7 +83,7 @@ class GraphRunner:
     """Captures `ops` once per input shape and replays the capture afterwards.
 
     Attributes:
-        ops: functions of one array that return a new one.
+        ops: functions of one array to an array: a new one, the input, or a view of it.
         graphs: input shape -> its entry. The dtype is not part of the key.
     """
 

@@ -80,7 +80,7 @@ def quantize_grouped(W: np.ndarray, group_size: int = 128) -> tuple[np.ndarray, 
         group_size: weights per group, or -1 for one group per row.
 
     Returns:
-        `(q, scales)`: int8 [out_features, in_features] with codes -7..7, and float16
+        `(q, scales)`: int8 [out_features, in_features] with codes clipped to -7..7, and float16
         [out_features, in_features // group_size], `max|group| / 7`. The codes are computed with the
         scale as stored, after its rounding to float16. Where the stored scale is 0 it is 1.0.
 
