@@ -162,6 +162,7 @@ def test_the_servers_counters_count_the_same_tokens(served):
 # ------------------------------------------------------------------ a model with experts
 
 
+@pytest.mark.slow
 def test_a_hundred_texts_of_a_model_with_experts_are_the_mini_engines(run, tmp_path):
     """The shipped one, or a random one while none is shipped; float32, greedy, in one batch."""
     name = "byte-moe" if moe_texts.BYTE_MOE.is_dir() else "qwen3-moe"
@@ -197,6 +198,7 @@ def test_the_builds_python_is_the_pinned_trees_but_for_two_files(found):
 # ------------------------------------------------------------------ drafts
 
 
+@pytest.mark.slow
 def test_drafts_are_made_and_accepted_as_by_the_mini_engine(run, tmp_path):
     """A draft model with K and V of its own: steps, drafts, counters and texts."""
     run("conformance.record", "spec-draft_model-float32", "--out", str(tmp_path))
