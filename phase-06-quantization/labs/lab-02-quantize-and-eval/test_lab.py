@@ -251,6 +251,15 @@ def test_audit_takes_what_is_there(lab):
     assert flags is not None and [flag.split(":")[0] for flag in flags] == ["w4_asym"], (
         f"a rate alone, above its ceiling: one contradiction; came {flags}"
     )
+    rows = [
+        {"fmt": "bf16", "blocks": 12140},
+        {"fmt": "fp8", "blocks": 20000},
+        {"fmt": "w4_asym", "tok_s": 99_999},
+    ]
+    flags = lab.audit(rows, qwen_05b(lab), 16, 0.30e12)
+    assert flags is not None and [flag.split(":")[0] for flag in flags] == ["w4_asym", "fp8"], (
+        f"a row may lack its rate or its blocks, whatever the others have: two flags; came {flags}"
+    )
     rows = [{"fmt": "fp8", "blocks": 14_000}, {"fmt": "bf16", "blocks": 12_140}]
     for slack, expected in ((0, 1), (39, 1), (40, 0)):
         flags = lab.audit(rows, qwen_05b(lab), 16, 0.30e12, slack)
