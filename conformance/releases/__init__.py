@@ -31,8 +31,9 @@ class Release:
     """As `vllm/_version.py` of its archive names it."""
     sha256: str
     """Of the source archive on the package index."""
-    second_runner: bool = False
-    """Whether it resolves to the second model runner for the stand-in model on a processor."""
+    second_runner: bool | None = False
+    """Whether it resolves to the second model runner for the stand-in model on a processor; None:
+    not known yet, the release is asked."""
 
     @property
     def path(self) -> Path:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from conformance import recording, workloads
-from conformance.releases import RELEASES, SEEDS, Release, release_of
+from conformance.releases import SEEDS, Release, release_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,9 @@ def import_release(release: Release, tree: Path) -> None:
         raise FileNotFoundError(f"{tree} is not there: {how}")
     if identity(tree) != (release.version, release.commit):
         raise RuntimeError(f"{tree} holds vLLM {identity(tree)}, not {release.version}")
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(release.second_runner))
+    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+    if release.second_runner is not None:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(release.second_runner))
     sys.path.insert(0, str(tree))
     inherited = os.environ.get("PYTHONPATH", "")  # a model is inspected in a child process
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tree.resolve()), inherited]))
@@ -96,8 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     arguments = parser.parse_args(argv)
-    newest = list(RELEASES.values())[-1]
-    release = Release(arguments.version, arguments.commit, "", newest.second_runner)
+    release = Release(arguments.version, arguments.commit, "", second_runner=None)
     try:
         import_release(release, arguments.tree)
     except (OSError, RuntimeError) as error:
