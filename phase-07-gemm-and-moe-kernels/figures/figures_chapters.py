@@ -265,7 +265,7 @@ def groups() -> str:
 
 def tiles() -> str:
     """What an output tile reads, and reuse against the tile's sides."""
-    svg = Svg(680, 310, "An output tile and what it reads", "Tile of a product; reuse curves.")
+    svg = Svg(740, 310, "An output tile and what it reads", "Tile of a product; reuse curves.")
     svg.rect(60, 60, 120, 110, fill=GREY, opacity=0.1, stroke=GREY)
     svg.rect(60, 96, 120, 30, fill=BLUE, opacity=0.55)
     svg.text(120, 50, "a: m x k", size=12, anchor="middle")
@@ -282,7 +282,7 @@ def tiles() -> str:
     for tile_m, color in ((256, GREEN), (64, PURPLE), (1, ORANGE)):
         points = [(n, 2 * tile_m * n / (tile_m + n)) for n in np.geomspace(1, 256, 40)]
         axes.curve(points, color)
-        axes.label(256, points[-1][1], f"tile_m {tile_m}", color, anchor="end", dx=-4, dy=-6)
+        axes.label(256, points[-1][1], f"tile_m {tile_m}", color, anchor="start", dx=6, dy=4)
     return svg.render()
 
 
