@@ -6,8 +6,8 @@ Hugging Face folder that `mini_vllm`, `transformers` and vLLM all load.
 
     python models/train.py byte-llama --steps 8000      # the default model, 3.2 M parameters
     python models/train.py byte-draft --steps 2400      # a drafter for it
-    python models/train.py byte-moe --steps 1800        # 16 experts, two of them per token
-    python models/train.py dense-twin --steps 1800      # as large as what byte-moe puts to work
+    python models/train.py byte-moe --steps 1500        # 16 experts, two of them per token
+    python models/train.py dense-twin --steps 1500      # as large as what byte-moe puts to work
 
 Needs torch (CPU is enough). Nothing in `mini_vllm` imports this file.
 """

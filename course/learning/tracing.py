@@ -18,6 +18,7 @@ from course.files import write_atomically
 from course.learning.labs import CourseError
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.observe.trace import StepRecord, traced_steps
+from mini_vllm.outputs import text_of
 
 
 def collect(
@@ -49,7 +50,7 @@ def collect(
                 "prompt": prompt,
                 "prompt_token_ids": list(requests[request_id].prompt_token_ids),
                 "output_token_ids": list(requests[request_id].output_token_ids),
-                "text": engine.tokenizer.decode(requests[request_id].text_token_ids),
+                "text": text_of(requests[request_id], engine.tokenizer),
                 "finish_reason": requests[request_id].finish_reason,
             }
             for request_id, prompt in zip(ids, prompts, strict=True)

@@ -30,6 +30,7 @@ from mini_vllm.models.files import read_json
 from mini_vllm.models.loader import resolve
 from mini_vllm.observe.bench import PERCENTILES, Workload, run_workload
 from mini_vllm.observe.trace import StepRecord, observing, traced_steps
+from mini_vllm.outputs import text_of
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 
@@ -239,8 +240,7 @@ def _show(request_id: str, text: str, request: Request, engine: LLMEngine) -> No
     """One finished request: prompt in bold, continuation, reason."""
     console.print(f"{request_id}  ", style="dim", end="")
     console.print(text, style="bold", end="", markup=False, soft_wrap=True)
-    output = engine.tokenizer.decode(request.text_token_ids)
-    console.print(output, end="", markup=False, soft_wrap=True)
+    console.print(text_of(request, engine.tokenizer), end="", markup=False, soft_wrap=True)
     console.print(f"  [{request.finish_reason}]", style="dim", markup=False)
 
 
