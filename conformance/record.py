@@ -201,6 +201,11 @@ PARTS: dict[str, Part] = {
         "hazard-float32", "the hazard on vLLM whole", dtype="float32", workload="hazard"
     ),
     **{f"texts-{name}": _texts(name) for name in ("qwen3-moe", "mixtral", "byte-moe")},
+    "texts-sampling": Part(
+        "engine/texts-sampling.jsonl.gz", "sampling_texts:recorded",
+        "100 requests with every knob of `SamplingParams`, their logprobs, and beam searches",
+        "`sampling_texts`", "runs", "engine", "engine",
+    ),
     **{
         f"spec-{method}-float32": Part(
             f"engine/spec-{method}-float32.jsonl.gz", "real_spec:recorded",
