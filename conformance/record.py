@@ -134,6 +134,12 @@ PARTS: dict[str, Part] = {
         "`vllm/v1/sample/logits_processor/builtin.py:22` `MinPLogitsProcessor`",
         "the sampler's three masks",
     ),
+    "sampler": _part(
+        "sampler",
+        "`vllm/v1/sample/sampler.py:67` `Sampler.forward`, stage by stage: edits, temperature and "
+        "masks, probabilities, token, logprobs",
+        "`test_sampler.py`, lab 09-01",
+    ),
     "attention_selector": _part(
         "attention_selector",
         "`vllm/platforms/cuda.py:258` `CudaPlatformBase.get_valid_backends` on simulated devices",
