@@ -155,8 +155,7 @@ def recorded() -> Iterator[dict[str, Any]]:
     prompt: Any = [{"prompt_token_ids": given["prompts"][0]}]
     joined = llm.generate(prompt, vllm.SamplingParams(n=3, **SEEDED))[0]
     apart = [
-        llm.generate(prompt, vllm.SamplingParams(**{**SEEDED, "seed": 11 + i}))[0]
-        for i in range(3)
+        llm.generate(prompt, vllm.SamplingParams(**{**SEEDED, "seed": 11 + i}))[0] for i in range(3)
     ]
     seeded = {
         "n": [list(o.token_ids) for o in joined.outputs],
