@@ -37,7 +37,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "all of them and a bias of eight tokens": {
         "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.2,
         "allowed_token_ids": list(range(32, 127)), "bad_words": ["the", "cache", "it"],
-        "min_tokens": OUTPUT_LEN, "logit_bias": {token: 0.5 for token in range(97, 105)},
+        "min_tokens": OUTPUT_LEN, "logit_bias": dict.fromkeys(range(97, 105), 0.5),
     },
     "logprobs=5": {"logprobs": 5},
     "temperature 0.8, top_k 40, top_p 0.9": {
