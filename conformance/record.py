@@ -207,6 +207,14 @@ PARTS: dict[str, Part] = {
         "hazard-float32", "the hazard on vLLM whole", dtype="float32", workload="hazard"
     ),
     **{f"texts-{name}": _texts(name) for name in ("qwen3-moe", "mixtral", "byte-moe")},
+    **{
+        f"invariance-{dtype}": Part(
+            f"engine/invariance-{dtype}.jsonl.gz", "invariance:recorded",
+            "100 prompts alone and together: whose greedy text changes, and at which gap",
+            "`invariance`", "runs", "engine", "engine", {"dtype": dtype},
+        )
+        for dtype in ("float32", "bfloat16")
+    },
     "texts-sampling": Part(
         "engine/texts-sampling.jsonl.gz", "sampling_texts:recorded",
         "100 requests with every knob of `SamplingParams`, their logprobs, and beam searches",
