@@ -140,6 +140,10 @@ PARTS: dict[str, Part] = {
         "masks, probabilities, token, logprobs",
         "`test_sampler.py`, lab 09-01",
     ),
+    "sampling_edges": _part(
+        "sampling_edges", "`vllm/sampling_params.py:168` `SamplingParams`, what it accepts",
+        "`SamplingParams`, refusals and all",
+    ),
     "attention_selector": _part(
         "attention_selector",
         "`vllm/platforms/cuda.py:258` `CudaPlatformBase.get_valid_backends` on simulated devices",
