@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 
 from conformance import hazard, parts, recording, releases, shadow
+from conformance.releases import __main__ as counts
 from conformance.replay import first_difference, replay, replay_files
+from labkit.tables import markdown_table
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.parts import EngineParts
@@ -39,6 +41,15 @@ def test_all_kept_workloads_of_a_release(version):
     build, make_request = releases.builders(version)
     result = replay_files([release.path], build, make_request, upstream=release.upstream)
     assert (result.num_workloads, len(result.differences)) == (len(releases.SEEDS), 0), result
+
+
+@pytest.mark.slow
+def test_the_table_on_the_pages_is_what_a_replay_counts():
+    table = markdown_table(counts.HEADER, counts.rows())
+    for name in counts.PAGES:
+        assert table in (counts.ROOT / name).read_text(encoding="utf-8"), (
+            f"{name} is stale: python -m conformance.releases --write"
+        )
 
 
 def less(**rules):
