@@ -242,6 +242,11 @@ PARTS: dict[str, Part] = {
         "the stale read under the priority policy, at 0.33.0", "`test_releases.py`", "workloads",
         "releases", options={"version": "0.33.0"},
     ),
+    "release-stops": Part(
+        "releases/check_stop-0.33.0.jsonl.gz", "releases.record:stops",
+        "`check_stop` of 0.33.0, the cases of `check_stop`", "`test_releases.py`, lab 19-05",
+        group="releases", options={"version": "0.33.0"},
+    ),
 }  # fmt: skip
 """Every part, by name. A recorder that is added adds its line."""
 
@@ -286,8 +291,7 @@ def count_of(name: str, folder: Path = FOLDER) -> int | None:
     path = folder / PARTS[name].file
     if not path.is_file():
         return None
-    entries = recording.lines(path)
-    return sum(1 for _ in entries) - (PARTS[name].group == "parts")
+    return sum("about" not in entry for entry in recording.lines(path))
 
 
 def command_of(name: str) -> str:
