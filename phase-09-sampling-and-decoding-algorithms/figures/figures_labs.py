@@ -78,7 +78,9 @@ def shared_blocks() -> str:
         "Per step a column: the reference count of the prompt's four shared blocks falls from 4 to "
         f"{trace.refs[-1]} as siblings end, and they stay in use until the last one has ended.",
     )  # fmt: skip
-    svg.text(16, 26, "prompt of 65 tokens: 4 shared blocks, one own block for each child", bold=True)
+    svg.text(
+        16, 26, "prompt of 65 tokens: 4 shared blocks, one own block for each child", bold=True
+    )
     left, width = 110, 40
     for child in range(4):
         y = 44 + child * 36
@@ -93,7 +95,13 @@ def shared_blocks() -> str:
     for step, holders in enumerate(trace.refs):
         fill = PURPLE if holders else GREY
         svg.rect(
-            left + step * width, 196, width - 4, 28, fill=fill, opacity=0.1 + holders * 0.15, radius=4
+            left + step * width,
+            196,
+            width - 4,
+            28,
+            fill=fill,
+            opacity=0.1 + holders * 0.15,
+            radius=4,
         )
         svg.text(left + step * width + 18, 215, str(holders), size=12, anchor="middle", bold=True)
         svg.text(left + step * width + 18, 242, str(step + 1), size=11, anchor="middle", css="soft")

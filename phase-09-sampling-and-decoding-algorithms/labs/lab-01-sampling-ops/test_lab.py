@@ -447,7 +447,9 @@ def test_without_a_generator_the_seed_decides(lab):
         for _ in range(2):
             same(lab.sample(z, Wish(seed=seed), []), expected, f"seed {seed}, 1,000 equal tokens")
     many = {lab.sample(z, Wish(), []) for _ in range(20)}
-    assert len(many) > 5, f"no seed: another token nearly every time\nexpected many\ncame     {many}"
+    assert len(many) > 5, (
+        f"no seed: another token nearly every time\nexpected many\ncame     {many}"
+    )
 
 
 def test_frequencies_are_the_law(lab):

@@ -1,6 +1,6 @@
 """Lab 09-02: n answers to one prompt, what they share, and what that saves.
 
-An engine has no "n": it makes n requests of one, and the prefix cache does the rest. What holds:
+The core of an engine knows no "n": it gets n requests, and the prefix cache does the rest. Holds:
 
 - N1: children share whole blocks of the prompt, and never the block of its last token, because that
   token must be computed to give logits.

@@ -177,7 +177,8 @@ def test_caching_off_computes_the_prompt_four_times(lab):
 def test_the_engine_costs_what_you_say(lab, caching):
     for P, L in ((1, 1), (8, 24), (16, 9), (17, 24), (32, 5), (33, 16), (65, 24), (48, 17)):
         for n in (1, 2, 4):
-            cost, trace = lab.parallel_cost(P, L, n, 16, caching), lab.run_mini(n, P, [L] * n, caching)
+            cost = lab.parallel_cost(P, L, n, 16, caching)
+            trace = lab.run_mini(n, P, [L] * n, caching)
             plans, blocks = driven(P, [L] * n, caching)
             where = f"P = {P}, L = {L}, n = {n}, caching {caching}"
             same((trace.plans, trace.blocks), (plans, blocks), f"{where}: plans and blocks")

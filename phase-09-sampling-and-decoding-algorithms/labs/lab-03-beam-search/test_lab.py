@@ -136,7 +136,7 @@ def test_beam_width_one_is_greedy(lab):
 
 def test_wider_beams_never_score_worse_here(lab):
     best = [found(lab.beam_search(TRAP, width, 2))[0][1] for width in (1, 2, 3, 4)]
-    same(best, [0.306, 0.36, 0.36, 0.36], "TRAP, widths 1 to 4 (true of this table, not in general)")
+    same(best, [0.306, 0.36, 0.36, 0.36], "TRAP, widths 1 to 4 (true of this table only)")
 
 
 def test_wider_beam_can_lose(lab, record_property):
@@ -368,5 +368,6 @@ def test_on_the_shipped_model(lab):
         )
     assert beams[0].score > greedy.score + 0.1, (
         f"width 4 finds a likelier text here: {bytes(beams[0].tokens)!r} for "
-        f"{bytes(greedy.tokens)!r}\nexpected above {greedy.score:.4f}\ncame     {beams[0].score:.4f}"
+        f"{bytes(greedy.tokens)!r}\nexpected above {greedy.score:.4f}\n"
+        f"came     {beams[0].score:.4f}"
     )

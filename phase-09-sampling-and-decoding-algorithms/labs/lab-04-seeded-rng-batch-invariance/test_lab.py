@@ -280,7 +280,8 @@ def test_noise_belongs_to_seed_and_position(lab):
     found = [lab.keyed_sample(FLAT, 1.0, *pair) for pair in pairs]
     assert len(set(found)) >= 30, (
         "36 pairs of seed and position, 1,000 ids: about 35 different tokens. Fewer, and pairs "
-        f"share their noise, as with seed + position\nexpected 30 or more\ncame     {len(set(found))}"
+        "share their noise, as with seed + position\nexpected 30 or more\n"
+        f"came     {len(set(found))}"
     )
     big = 2**63 + 5
     assert lab.keyed_sample(FLAT, 1.0, big, 0) != lab.keyed_sample(FLAT, 1.0, big, 1), (
@@ -310,9 +311,7 @@ def test_keyed_greedy_is_the_argmax(lab):
 
 def test_a_far_position_costs_what_the_first_does(lab, monkeypatch):
     monkeypatch.setattr(np.random, "Generator", Counting)
-    monkeypatch.setattr(
-        np.random, "default_rng", lambda seed=None: Counting(np.random.PCG64(seed))
-    )
+    monkeypatch.setattr(np.random, "default_rng", lambda seed=None: Counting(np.random.PCG64(seed)))
     for position in (0, 3_000):
         Counting.drawn = 0
         lab.keyed_sample(SKEWED, 1.0, 7, position)
