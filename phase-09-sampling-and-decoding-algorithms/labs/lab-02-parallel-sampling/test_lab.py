@@ -129,6 +129,8 @@ def test_children_have_ids_and_seeds_of_their_own(lab):
 def test_without_a_seed_no_child_has_one(lab):
     children = lab.fan_out("r", lab.Params(n=3))
     same([params.seed for _, params in children], [None] * 3, "three generators of chance")
+    cool = lab.fan_out("r", lab.Params(n=2, temperature=0.01))
+    same(len(cool), 2, "a small temperature is none of 0: two children")
 
 
 def test_one_answer_is_the_request_itself(lab):

@@ -306,6 +306,20 @@ def test_ties_are_deterministic(lab):
     same(got, [(0, 0), (0, 1), (0, 2)], "all sequences equal: the smaller ids first (W4)")
     got = [each.tokens for each in lab.beam_search(fn, 3, 2, 1)]
     same(got, [(1,), (0, 0), (0, 1)], "the same with EOS 1: (1,) is likelier, being shorter")
+    parents = table(root={"A": 0.25, "B": 0.5, "C": 0.25}, A={"A": 1.0}, B={"A": 0.5, "B": 0.5})
+    same(
+        found(lab.beam_search(parents, 2, 2)),
+        [("AA", 0.25), ("BA", 0.25)],
+        "AA, BA, BB have .25 each: the ids decide, not the better parent",
+    )
+    ended = table(
+        root={"A": 0.5, "B": 0.25, "E": 0.25}, A={"A": 0.5, "B": 0.5}, B={"C": 1.0}
+    )  # fmt: skip
+    same(
+        found(lab.beam_search(ended, 3, 2, E)),
+        [("AA", 0.25), ("AB", 0.25), ("BC", 0.25)],
+        "AA, AB, BC and E, all .25: the ids decide, not the length",
+    )
 
 
 def test_a_run_of_the_model_per_live_beam(lab):

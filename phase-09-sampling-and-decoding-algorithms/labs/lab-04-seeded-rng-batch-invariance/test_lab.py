@@ -169,6 +169,16 @@ def test_any_interleaving_gives_the_same_texts(lab):
             )
 
 
+def test_hundreds_of_live_requests(lab):
+    sampler, names = lab.PerRequestSampler(), [f"r{index}" for index in range(300)]
+    texts = [[sampler.sample(name, SKEWED, 1.0, 5) for name in names] for _ in range(8)]
+    weights = np.exp(SKEWED)
+    expected = reference(5, 8, weights / weights.sum())
+    for index, text in enumerate(zip(*texts, strict=True)):
+        same(list(text), expected, f"request {index} of 300 that are live at once, 8 tokens each")
+    same(len(sampler.active_ids()), 300, "none has finished (G4)")
+
+
 def test_equal_seeds_under_two_ids(lab):
     sampler = lab.PerRequestSampler()
     both = [(sampler.sample("a", FLAT, 1.0, 7), sampler.sample("b", FLAT, 1.0, 7)) for _ in "123"]
