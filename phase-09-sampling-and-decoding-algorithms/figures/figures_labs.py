@@ -7,19 +7,14 @@ upstream counterpart.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.files import load_module  # noqa: E402
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg  # noqa: E402
+from course.files import load_module
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 
