@@ -559,9 +559,11 @@ def test_the_real_samplers_truncation(lab):
 def test_the_engine_says_the_same_with_your_sampler(lab, seed):
     prompts = ["The KV cache is", "A block", "def f(x):"]
     wishes = [
-        SamplingParams(0.8, top_k=20, seed=seed, max_tokens=16, ignore_eos=True),
-        SamplingParams(1.2, top_p=0.9, min_p=0.02, seed=seed, max_tokens=16, ignore_eos=True),
-        SamplingParams(0.0, max_tokens=16, ignore_eos=True),
+        SamplingParams(temperature=0.8, top_k=20, seed=seed, max_tokens=16, ignore_eos=True),
+        SamplingParams(
+            temperature=1.2, top_p=0.9, min_p=0.02, seed=seed, max_tokens=16, ignore_eos=True
+        ),
+        SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True),
     ]
     texts = []
     for engine_parts in (EngineParts(), EngineParts(sampler=lab.Sampler)):

@@ -131,7 +131,7 @@ def run_mini(n: int, prompt_len: int, max_tokens: Sequence[int], caching: bool =
     engine = LLMEngine("toy", block_size=16, enable_prefix_caching=caching)
     names = [f"{index}_mini" for index in range(n)]
     for index, (name, length) in enumerate(zip(names, max_tokens, strict=True)):
-        wish = SamplingParams(1.0, seed=index, max_tokens=length, ignore_eos=True)
+        wish = SamplingParams(temperature=1.0, seed=index, max_tokens=length, ignore_eos=True)
         engine.add_request([65] * prompt_len, wish, request_id=name)
     trace = Trace([], [], [])
     kv = engine.scheduler.kv

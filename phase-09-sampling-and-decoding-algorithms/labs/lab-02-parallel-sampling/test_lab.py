@@ -23,7 +23,7 @@ def driven(P, lengths, caching=True):
     engine = LLMEngine("toy", block_size=16, enable_prefix_caching=caching)
     names = [f"r{index}" for index in range(len(lengths))]
     for name, length in zip(names, lengths, strict=True):
-        params = SamplingParams(1.0, seed=1, max_tokens=length, ignore_eos=True)
+        params = SamplingParams(temperature=1.0, seed=1, max_tokens=length, ignore_eos=True)
         engine.add_request([7] * P, params, request_id=name)
     plans, blocks = [], []
 

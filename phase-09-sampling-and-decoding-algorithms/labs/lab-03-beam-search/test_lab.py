@@ -59,7 +59,10 @@ LENGTH = table(
 
 def found(hypotheses):
     """[(letters, probability)], to twelve digits."""
-    assert isinstance(hypotheses, list), f"beam_search gives a list; came {hypotheses!r}"
+    right = isinstance(hypotheses, list) and hypotheses
+    assert right, (
+        f"a list of at least one hypothesis\nexpected one or more\ncame     {hypotheses!r}"
+    )
     return [
         ("".join(LETTERS[token] for token in each.tokens), round(math.exp(each.score), 12))
         for each in hypotheses
@@ -119,7 +122,9 @@ def test_beam_width_one_is_greedy(lab):
     rng = np.random.default_rng(1)
     models = [(random_table(rng, 5, 6), 6, eos) for eos in (None, 4, 0) for _ in range(8)]
     for fn, max_len, eos in [*models, (EOS_POOL, 2, E), (TRAP, 2, None), (EOS, 4, E)]:
-        (beam,) = lab.beam_search(fn, 1, max_len, eos)
+        beams = lab.beam_search(fn, 1, max_len, eos)
+        assert isinstance(beams, list) and len(beams) == 1, f"width 1, one result; came {beams}"
+        beam = beams[0]
         greedy = lab.greedy_decode(fn, max_len, eos)
         same(
             (beam.tokens, beam.finished),

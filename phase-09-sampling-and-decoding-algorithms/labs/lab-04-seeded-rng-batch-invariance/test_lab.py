@@ -244,7 +244,7 @@ def test_the_engine_draws_as_you_do(lab):
 
     engine = LLMEngine(shipped_model(), parts=EngineParts(sampler=Probe), max_num_seqs=2)
     wishes = [
-        SamplingParams(0.9, seed=seed, max_tokens=length, ignore_eos=True)
+        SamplingParams(temperature=0.9, seed=seed, max_tokens=length, ignore_eos=True)
         for seed, length in ((5, 4), (6, 9), (7, 7))
     ]
     engine.generate(["The KV cache", "A block", "def f(x):"], wishes)
