@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
-from mini_vllm.input_processor import InputProcessor
+from mini_vllm.input_processor import InputProcessor, per_prompt
 from mini_vllm.interrupts import held_back
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.models.registry import load_model
@@ -29,6 +29,8 @@ from mini_vllm.sampler import Sampler
 from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from mini_vllm.lora.adapters import Adapters
+    from mini_vllm.lora.request import LoRARequest
     from mini_vllm.spec_decode.speculator import Speculator
 
 __all__ = ["EngineParts", "LLMEngine"]
@@ -49,6 +51,7 @@ class LLMEngine:
         gates: Sequence[Gate] = (),
         logits_processors: Sequence[LogitsProcessor] = (),
         speculative_config: Mapping[str, Any] | None = None,
+        enable_lora: bool = False,
         **knobs: Any,
     ) -> None:
         """Load the model and build an idle engine.
@@ -64,10 +67,13 @@ class LLMEngine:
             logits_processors: change each row before a token is chosen, in this order.
             speculative_config: who drafts and how many tokens, in vLLM's keys:
                 `{"method": "ngram", "num_speculative_tokens": 4}`.
+            enable_lora: serve adapters; it adds the knobs of `lora.config.LoRAConfig`.
 
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
+        named = ("max_loras", "max_lora_rank", "max_cpu_loras") if enable_lora else ()
+        of_adapters = {name: knobs.pop(name) for name in named if name in knobs}
         if config is not None and knobs:
             raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
         config = EngineConfig.of(knobs) if config is None else config
@@ -86,10 +92,16 @@ class LLMEngine:
             self.speculator, self.config = open_speculator(
                 speculative_config, self.config, loaded, self.parts.drafter, self.parts.verifier
             )
+        self.adapters: Adapters | None = None
+        if enable_lora:
+            from mini_vllm.lora.adapters import Adapters
+
+            self.adapters, loaded = Adapters.open(of_adapters, self.config, loaded, self.parts)
+            gates = (*gates, self.adapters.gate)
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
-        self.inputs = InputProcessor(self.config, loaded, self.parts.request)
+        self.inputs = InputProcessor(self.config, loaded, self.parts.request, self.adapters)
         self.chat_template = loaded.chat_template
         self.gates = tuple(gates)
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
@@ -143,6 +155,7 @@ class LLMEngine:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> str:
         """Queue a prompt (text or token ids); returns its request id.
 
@@ -153,13 +166,14 @@ class LLMEngine:
             priority: smaller is served first under the priority policy.
             arrival_time: breaks ties between priorities; default is the order of adding.
             cache_salt: shares cached blocks only with requests of the same salt.
+            lora_request: the adapter to answer with; None is the base model.
 
         Raises:
             ValueError: an argument of the wrong type, an empty prompt, an unknown token id, a
                 prompt or request that could never fit, or a duplicate id. The engine is as it was.
         """
         request = self.inputs.process(
-            prompt, sampling_params, request_id, priority, arrival_time, cache_salt
+            prompt, sampling_params, request_id, priority, arrival_time, cache_salt, lora_request
         )
         self.queue_request(request)
         return request.request_id
@@ -239,7 +253,11 @@ class LLMEngine:
         sampled: Sampled = {}
         failed: dict[str, str] = {}
         if plan.scheduled_requests:
-            in_flight = self.runner.in_flight = _still_wanted(*previous) if previous else {}
+            if self.adapters is not None:
+                self.adapters.prepare(plan)
+            in_flight = self.runner.in_flight = (
+                previous[0].still_wanted(previous[1]) if previous else {}
+            )
             sampled, failed = self.rows.sample(plan, self.runner.execute(plan), in_flight)
         if self.config.scheduler.async_scheduling:
             self._in_flight = plan, sampled
@@ -316,6 +334,8 @@ class LLMEngine:
         with held_back():
             self.scheduler = self.parts.build_scheduler(self.config, self.gates)
             self._in_flight = None
+            if self.adapters is not None:
+                self.adapters.reset()
             for request, num_tokens in live:
                 del request.all_token_ids[num_tokens:]
                 request.start_over()
@@ -337,12 +357,14 @@ class LLMEngine:
         self,
         prompts: Sequence[str | Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Run all prompts to the end; results in prompt order.
 
         Args:
             prompts: texts or token-id lists.
             sampling_params: one for all, or one per prompt.
+            lora_request: an adapter for all, one (or None) per prompt, or none.
 
         Raises:
             ValueError: any prompt is refused (none is run), or the two lengths differ.
@@ -357,8 +379,9 @@ class LLMEngine:
             raise ValueError(f"sampling_params={sampling_params!r}: need one, or one per prompt")
         if len(all_params) != len(prompts):
             raise ValueError(f"sampling_params: got {len(all_params)} for {len(prompts)} prompts")
-        pairs = zip(prompts, all_params, strict=True)
-        requests = [self.inputs.process(prompt, params) for prompt, params in pairs]
+        adapters = per_prompt("lora_request", lora_request, len(prompts))
+        each = zip(prompts, all_params, adapters, strict=True)
+        requests = [self.inputs.process(p, params, lora_request=a) for p, params, a in each]
         with self.owning(requests), self.owning(requests):
             for request in requests:
                 self.queue_request(request)
@@ -368,9 +391,3 @@ class LLMEngine:
                 RequestOutput.of(request, prompt, self.tokenizer)
                 for request, prompt in zip(requests, prompts, strict=True)
             ]
-
-
-def _still_wanted(plan: SchedulerOutput, sampled: Sampled) -> dict[str, Sequence[int]]:
-    """The tokens in flight of those requests that have not ended meanwhile."""
-    wanted = [r.request_id for r in plan.scheduled_requests if not r.is_finished]
-    return {request_id: sampled[request_id] for request_id in wanted if request_id in sampled}

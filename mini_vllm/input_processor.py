@@ -10,13 +10,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mini_vllm.config import EngineConfig, SamplingParams, number, whole
 from mini_vllm.models.registry import LoadedModel
 from mini_vllm.request import Request
+
+if TYPE_CHECKING:
+    from mini_vllm.lora.adapters import Adapters
+    from mini_vllm.lora.request import LoRARequest
 
 _request_numbers = itertools.count()
 _MOST_PRIORITY = 1 << 62
@@ -27,6 +31,18 @@ def _plain(token: Any) -> Any:
     return int(token) if isinstance(token, np.integer) else token
 
 
+def per_prompt(name: str, value: Any, count: int) -> Sequence[Any]:
+    """A list with one for each of `count` prompts, from such a list or from one for all.
+
+    Raises:
+        ValueError: a list of another length.
+    """
+    values = value if isinstance(value, Sequence) else [value] * count
+    if len(values) != count:
+        raise ValueError(f"{name}: got {len(values)} for {count} prompts")
+    return values
+
+
 class InputProcessor:
     """Knows the bounds of one engine: vocabulary, context, pool."""
 
@@ -35,7 +51,9 @@ class InputProcessor:
         config: EngineConfig,
         loaded: LoadedModel,
         make_request: Callable[..., Request] = Request,
+        adapters: Adapters | None = None,
     ) -> None:
+        self.adapters = adapters
         self.make_request = make_request
         self.cache = config.cache
         self.max_model_len = config.scheduler.max_model_len
@@ -52,6 +70,7 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> Request:
         """The request of `LLMEngine.add_request`'s arguments.
 
@@ -77,6 +96,10 @@ class InputProcessor:
             raise ValueError(f"request_id={request_id!r}: need a non-empty text")
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise ValueError(f"cache_salt={cache_salt!r}: need a non-empty text, or None")
+        if lora_request is not None:
+            if self.adapters is None:
+                raise ValueError(f"lora_request={lora_request!r}: need enable_lora=True")
+            self.adapters.add_adapter(lora_request)
         if extra := self.eos_token_ids[1:]:  # the first is EOS, the others stop ids
             stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *extra)
             params = replace(params, stop_token_ids=stops)
@@ -88,6 +111,7 @@ class InputProcessor:
             float(serial) if arrival_time is None else number("arrival_time", arrival_time),
             whole("priority", priority, -_MOST_PRIORITY, _MOST_PRIORITY),
             cache_salt,
+            *([(lora_request,)] if lora_request else ()),  # its extra keys: a part may know none
         )
 
     def check_fits(self, token_ids: Sequence[int], params: SamplingParams) -> None:

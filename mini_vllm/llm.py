@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
@@ -17,6 +17,9 @@ from mini_vllm.engine import LLMEngine
 from mini_vllm.outputs import CompletionOutput, RequestOutput
 from mini_vllm.parts import EngineParts
 from mini_vllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mini_vllm.lora.request import LoRARequest
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "stream_text"]
 
@@ -54,18 +57,20 @@ class LLM:
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts together; results in prompt order.
 
         Args:
             prompts: one text, several texts, or several lists of token ids.
             sampling_params: one for all, or one per prompt; default greedy, 16 tokens.
+            lora_request: with `enable_lora`, an adapter for all or one (or None) per prompt.
 
         Raises:
             ValueError: any prompt is refused (none is run).
         """
         return self.llm_engine.generate(
-            [prompts] if isinstance(prompts, str) else prompts, sampling_params
+            [prompts] if isinstance(prompts, str) else prompts, sampling_params, lora_request
         )
 
     def stream(self, prompt: str, sampling_params: SamplingParams | None = None) -> Iterator[str]:
