@@ -100,6 +100,10 @@ PARTS: dict[str, Part] = {
         "async_spec.jsonl.gz", "recorders.spec:record_async", "`AsyncScheduler` with drafts",
         "`replay`", "workloads", "scheduler",
     ),
+    "lora": Part(
+        "lora.jsonl.gz", "recorders.lora:record", "the same `Scheduler` with adapters, few slots",
+        "`replay`", "workloads", "scheduler",
+    ),
     "hazard": Part(
         "hazard/priority.jsonl.gz", "hazard:recorded",
         "the smallest stale read under the priority policy", "lab 03-07", "workloads", "scheduler",
@@ -250,7 +254,12 @@ def lines_of(name: str, seeds: Sequence[int] | None = None) -> Iterator[dict[str
     module = importlib.import_module(f"conformance.{module_name}")
     options = dict(part.options)
     if seeds is not None:
-        if module_name not in ("recorders.scheduler", "recorders.spec", "releases.record"):
+        if module_name not in (
+            "recorders.scheduler",
+            "recorders.spec",
+            "recorders.lora",
+            "releases.record",
+        ):
             raise ValueError(f"seeds={list(seeds)}: {name} is not made from seeds")
         options["seeds"] = seeds
     if hasattr(module, "ABOUT"):
