@@ -213,6 +213,16 @@ PARTS: dict[str, Part] = {
         )
         for method in ("ngram", "draft_model")
     },
+    **{
+        f"texts-lora{suffix}": Part(
+            f"engine/texts-lora{suffix}.jsonl.gz", "lora_texts:recorded",
+            f"greedy texts of the base and three adapters in one batch, {what}", "`test_lora.py`",
+            "runs", "engine", "engine", {"max_loras": max_loras},
+        )
+        for suffix, what, max_loras in (
+            ("", "a slot to spare", 4), ("-full", "every slot taken", 3),
+        )
+    },
     "public-api": Part(
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`", "runs", "engine", "engine",

@@ -57,7 +57,7 @@ def write_adapter(
     raw = {"peft_type": "LORA", "bias": "none", **KINDS[0], **keys}
     raw = {key: value for key, value in raw.items() if value is not None}
     rng = np.random.default_rng(seed)
-    rank, held = int(raw.get("r", 2)), {}
+    rank, held = int(raw.get("r", 2)), dict[str, np.ndarray | None]()
     for packed in projections(config).values():
         for p in packed:
             if p.name.rpartition(".")[2] in raw.get("target_modules", ()):
