@@ -73,17 +73,23 @@ class LLM:
             [prompts] if isinstance(prompts, str) else prompts, sampling_params, lora_request
         )
 
-    def stream(self, prompt: str, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: str,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> Iterator[str]:
         """Generate for one prompt, yielding text as it is produced.
 
         Bytes of an unfinished UTF-8 character are held back until it is complete.
         """
-        return stream_text(self.llm_engine, prompt, sampling_params)
+        return stream_text(self.llm_engine, prompt, sampling_params, lora_request)
 
     def chat(
         self,
         messages: Sequence[dict[str, str]],
         sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> RequestOutput:
         """Format messages with the checkpoint's chat template, then generate.
 
@@ -104,18 +110,21 @@ class LLM:
         text = environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=True
         )
-        return self.generate(text, sampling_params)[0]
+        return self.generate(text, sampling_params, lora_request)[0]
 
 
 def stream_text(
-    engine: LLMEngine, prompt: str, sampling_params: SamplingParams | None = None
+    engine: LLMEngine,
+    prompt: str,
+    sampling_params: SamplingParams | None = None,
+    lora_request: LoRARequest | None = None,
 ) -> Iterator[str]:
     """Step `engine` until this prompt is done, yielding its text as it grows.
 
     Bytes of an unfinished UTF-8 character are held back until it is complete. Leaving the loop
     early aborts the request.
     """
-    request = engine.inputs.process(prompt, sampling_params)
+    request = engine.inputs.process(prompt, sampling_params, lora_request=lora_request)
     detokenizer = IncrementalDetokenizer(engine.tokenizer)
     with engine.owning([request]), engine.owning([request]):
         engine.queue_request(request)

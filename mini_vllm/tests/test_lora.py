@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from mini_vllm import EngineParts, LLMEngine, SamplingParams
+from mini_vllm import LLM, ByteTokenizer, EngineParts, LLMEngine, SamplingParams
 from mini_vllm.lora.layers import BASE, lora_delta, sort_by_slot
 from mini_vllm.lora.request import LoRARequest
 from mini_vllm.lora.slots import AdapterSlotCache
@@ -312,6 +312,13 @@ def test_a_plan_with_more_adapters_than_slots_is_named(made):
 
 
 # ------------------------------------------------------------------ when something fails
+
+
+def test_a_stream_is_written_under_its_adapter(made):
+    llm = LLM(tiny(), enable_lora=True)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    got = "".join(llm.stream("abc", params, made[0]))
+    assert got == ByteTokenizer().decode(alone(list(b"abc"), made[0]))
 
 
 def test_an_adapter_that_goes_bad_stops_its_requests_alone(made, tmp_path):
