@@ -25,17 +25,14 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = Path(__file__).parent / "recordings" / "engine"
 ADAPTERS = ROOT / "models" / "adapters"
 NAMES = ("code", "quote", "shout")
-NUM_PROMPTS, MAX_TOKENS = 16, 32
-
-
-def prompts() -> list[list[int]]:
-    """Bytes of the course's glossary, 12 to 72 a prompt, from the beginning of a word."""
-    text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").encode()
-    made = []
-    for number in range(NUM_PROMPTS):
-        start = text.index(b" ", 300 + 211 * number) + 1
-        made.append(list(text[start : start + 12 + 4 * number]))
-    return made
+MAX_TOKENS = 32
+PROMPTS = (
+    "The scheduler", "The KV cache is", "Return the number of tokens", "A request waits until",
+    "Open a file and", "If the pool is empty,", "Compute the hash of a block.", "Every thread",
+    "The default value is None", "Raise ValueError when", "This module implements", "A model of",
+    "Convert a string to a list of integers.", "The first argument", "Blocks are freed",
+    "Split the path into",
+)  # fmt: skip
 
 
 def rows(asked: Sequence[list[int]]) -> list[tuple[list[int], str]]:
@@ -60,7 +57,7 @@ def recorded(max_loras: int) -> Iterator[dict[str, Any]]:
         enforce_eager=True, gpu_memory_utilization=0.4, enable_lora=True, max_loras=max_loras,
         max_cpu_loras=4, max_lora_rank=8, worker_extension_cls="conformance.lora_worker.NoPinning",
     )  # fmt: skip
-    asked = prompts()
+    asked = [list(prompt.encode()) for prompt in PROMPTS]
     batch: Any = [{"prompt_token_ids": prompt} for prompt, _ in rows(asked)]
     wanted = [adapter(name, RealLoRARequest) for _, name in rows(asked)]
     outputs = [

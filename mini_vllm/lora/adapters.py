@@ -2,7 +2,7 @@
 
 Promises: an adapter is read and checked before a request of it is queued; before a step runs, each
 of its adapters stands in a slot; one name, one id and one folder belong together. Mirrors
-`vllm/lora/worker_manager.py:202` `LRUCacheWorkerLoRAManager` and
+`vllm/lora/worker_manager.py:231` `LRUCacheWorkerLoRAManager` and
 `vllm/v1/worker/lora_model_runner_mixin.py:48` `LoRAModelRunnerMixin._set_active_loras`.
 """
 
