@@ -20,7 +20,8 @@ class AdapterGate:
     def __init__(self, max_loras: int) -> None:
         self.max_loras = max_loras
         self.active: set[int] = set()
-        """Adapters of the requests in the plan: `vllm/v1/core/sched/scheduler.py:535` `Scheduler.schedule`."""
+        """Adapters of the requests in the plan, as `vllm/v1/core/sched/scheduler.py:535`
+        `Scheduler.schedule` collects them."""
         self._plan: SchedulerOutput | None = None
 
     def admission(
