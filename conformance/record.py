@@ -171,6 +171,10 @@ PARTS: dict[str, Part] = {
         "rejection_sampler", "`vllm/v1/sample/rejection_sampler.py:392` `rejection_sample`",
         "`rejection_sample`, lab 08-03", needs="engine",
     ),
+    "adapter_slots": _part(
+        "adapter_slots", "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager`, 30 steps",
+        "`AdapterSlotCache`, `Adapters`",
+    ),
     "block_sizes": _part(
         "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
         "the rule in `test_parts.py`",

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from conformance import lora_mutants, lora_situations, lora_texts, recording, replay
+from conformance import lora_mutants, lora_situations, lora_texts, parts, recording, replay
 from conformance.mutants import Mutant, build
+from mini_vllm.lora.adapters import Adapters
+from mini_vllm.lora.config import LoRAConfig
+from mini_vllm.lora.request import LoRARequest
+from mini_vllm.lora.slots import AdapterSlotCache
 
 
 @functools.cache
@@ -32,6 +38,46 @@ def test_the_recordings_with_adapters_catch_the_mutant(mutant: Mutant) -> None:
     )
     assert caught_by, f"an engine that {mutant.name} replays the recordings without a difference"
     assert mutant.situation in lora_situations.situations_of(caught_by)
+
+
+# ------------------------------------------------------------------ slots and memory
+
+
+class _Reading(Adapters):
+    """The tiers without a model: what would be read from disk is noted."""
+
+    def __init__(self, max_loras: int, max_cpu_loras: int) -> None:
+        self.config = LoRAConfig(max_loras, max_cpu_loras=max_cpu_loras)
+        self.projections, self.model = {}, SimpleNamespace(set_slot=lambda slot, pairs: None)
+        self._make_slots, self._cpu, self.read = AdapterSlotCache, OrderedDict(), []
+        self.reset()
+
+    def _read(self, adapter: LoRARequest) -> dict[str, Any]:
+        self.read.append(adapter.lora_int_id)
+        return {}
+
+
+def test_slots_evictions_and_loads_are_those_of_the_real_manager() -> None:
+    num_evicted = num_refused = 0
+    for case in parts.load("adapter_slots"):
+        tiers = _Reading(case["max_loras"], case["max_cpu_loras"])
+        for step in case["steps"]:
+            tiers.read.clear()
+            if step["error"]:
+                assert len(step["adapters"]) > case["max_loras"]
+                num_refused += 1
+                continue
+            evicted = tiers.slots.stats()["evictions"]
+            for number in step["adapters"]:  # in the recorded order; `prepare` has one of its own
+                tiers._activate(LoRARequest(f"lora{number}", number, "none"))
+            resident = tiers.slots.resident()
+            slots: list[int | None] = [None] * case["max_loras"]
+            for number in resident:
+                slots[tiers.slots.slot_of(number)] = number
+            assert (slots, resident) == (step["slots"], step["active"])
+            assert (list(tiers._cpu), tiers.read) == (step["memory"], step["loaded"])
+            num_evicted += tiers.slots.stats()["evictions"] > evicted
+    assert num_evicted > 500 and num_refused > 10
 
 
 # ------------------------------------------------------------------ the hash
