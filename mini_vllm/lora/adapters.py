@@ -149,11 +149,9 @@ class Adapters:
         )
 
     def reset(self) -> None:
-        """Empty all slots; what is in memory stays."""
+        """Hold all slots for empty: their contents may be half written. What is in memory stays."""
         self.slots = self._make_slots(self.config.max_loras)
         self._held: dict[int, int] = {}  # slot to the adapter whose weights it has
-        for slot in range(self.config.max_loras):
-            self.model.set_slot(slot, {})
 
     def _activate(self, adapter: LoRARequest) -> None:
         """Read first and evict then, so that an adapter gone bad costs nobody a slot."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mini_vllm import LLM, ByteTokenizer, EngineParts, LLMEngine, SamplingParams
-from mini_vllm.lora.layers import BASE, lora_delta, sort_by_slot
+from mini_vllm.lora.layers import BASE, LoRALinear, lora_delta, sort_by_slot
 from mini_vllm.lora.request import LoRARequest
 from mini_vllm.lora.slots import AdapterSlotCache
 from mini_vllm.request import RequestStatus
@@ -208,6 +208,24 @@ def test_a_salt_spelled_like_an_adapter_is_another_key(made):
     assert not set(adapter) & set(both)
 
 
+def test_a_salt_does_not_hide_the_adapter(made):
+    lora = engine()
+    wish = SamplingParams(max_tokens=6, ignore_eos=True)
+    asked = lora.add_request(LONG[:9], wish, lora_request=made[0], cache_salt="s")
+    request = lora.requests[asked]
+    while not request.is_finished:
+        lora.step()
+    assert request.output_token_ids == alone(LONG[:9], made[0])
+
+
+def test_the_model_that_was_given_stays_as_it_was(made):
+    model = tiny()
+    lora = LLMEngine(model, enable_lora=True)
+    answers(lora, [LONG[:9]], [made[0]])
+    assert answers(LLMEngine(model), [LONG[:9]], [None]) == [alone(LONG[:9], None)]
+    assert not any(isinstance(layer.qkv_proj, LoRALinear) for layer in model.layers)
+
+
 # ------------------------------------------------------------------ slots
 
 
@@ -334,6 +352,28 @@ def test_an_adapter_that_goes_bad_stops_its_requests_alone(made, tmp_path):
     assert lora.requests[lost].status == RequestStatus.WAITING
     lora.abort_request(lost)
     assert answers(lora, [LONG[:5]], [made[1]]) == [alone(LONG[:5], made[1])]
+
+
+def test_a_slot_that_was_half_filled_is_filled_again(made):
+    """The step raises in the middle; what its slot held before must not answer for anybody."""
+    lora = engine(max_loras=1, max_cpu_loras=3)
+    answers(lora, [LONG[:5]], [made[0]], max_tokens=1)
+    set_slot = lora.adapters.model.set_slot
+
+    def half(slot, pairs):
+        set_slot(slot, dict(list(pairs.items())[:1]))
+        lora.adapters.model.set_slot = set_slot
+        raise KeyboardInterrupt
+
+    lora.adapters.model.set_slot = half
+    wish = SamplingParams(max_tokens=6, ignore_eos=True)
+    second = lora.requests[lora.add_request(LONG[:5], wish, lora_request=made[1])]
+    with pytest.raises(KeyboardInterrupt):
+        lora.step()
+    assert answers(lora, [LONG[:5]], [made[0]]) == [alone(LONG[:5], made[0])]
+    while not second.is_finished:
+        lora.step()
+    assert second.output_token_ids == alone(LONG[:5], made[1])
 
 
 @pytest.mark.slow
