@@ -19,9 +19,12 @@ from mini_vllm.lora.layers import AdaptedModel
 from mini_vllm.lora.request import LoRARequest
 from mini_vllm.models.loader import MODELS, SHIPPED_MODEL
 from mini_vllm.tests.lora_support import Watching
+from mini_vllm.tests.test_parity import float64_inside, load_theirs
 
 FOLDERS = sorted((MODELS / "adapters").iterdir())
 NAMES = [folder.name for folder in FOLDERS]
+TOLERANCE = 1e-9
+"""On logits of about 10, float64 on both sides."""
 PROMPT = "The scheduler decides which requests"
 
 
@@ -91,10 +94,8 @@ def test_an_adapter_gives_the_logits_and_tokens_of_peft(folder):
         pytest.skip("peft is not installed: pip install -e '.[torch]'")
     import peft
     import torch
-    import transformers
 
-    base = transformers.AutoModelForCausalLM.from_pretrained(SHIPPED_MODEL, dtype=torch.float64)
-    theirs = peft.PeftModel.from_pretrained(base, folder).double().eval()
+    theirs = peft.PeftModel.from_pretrained(load_theirs(SHIPPED_MODEL), folder).double().eval()
     watching = Watching()
     llm = LLM(
         dtype="float64",
@@ -111,11 +112,11 @@ def test_an_adapter_gives_the_logits_and_tokens_of_peft(folder):
             [other, adapter(folder.name), None],
         )[1].outputs[0]
         ids = torch.tensor([[*prompt.encode(), *asked.token_ids[:-1]]])
-        with torch.no_grad():
+        with torch.no_grad(), float64_inside():
             expected = theirs(ids).logits[0, len(prompt.encode()) - 1 :].numpy()
         assert expected.argmax(axis=1).tolist() == asked.token_ids
         for row in expected:
             nearest = min(float(np.abs(row - mine).max()) for mine in watching.rows)
-            assert nearest < 1e-4
+            assert nearest < TOLERANCE
         watching.rows.clear()
     assert isinstance(llm.llm_engine.model, AdaptedModel)
