@@ -344,7 +344,7 @@ def sources(mutant: Mutant) -> dict[str, str]:
 
 
 def _source(module: str) -> str:
-    return (ROOT / f"{module}.py").read_text(encoding="utf-8")
+    return (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
 
 
 def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
@@ -371,6 +371,7 @@ def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
         else part("scheduler", "Scheduler"),
         kv_cache_manager=part("kv_cache", "KVCacheManager"),
         block_pool=part("block_pool", "BlockPool"),
+        adapter_gate=part("lora.gate", "AdapterGate"),
     )
     return make_scheduler, _request_maker(part("request", "Request"))
 

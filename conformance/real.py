@@ -24,12 +24,14 @@ import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    LoRAConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -115,6 +117,7 @@ def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Sc
             async_scheduling=async_scheduling,
         ),
         speculative_config=drafts,
+        lora_config=LoRAConfig(max_loras=config["max_loras"]) if "max_loras" in config else None,
     )
     # Later releases refuse a threshold above `max_model_len` at construction; it has no effect.
     vllm_config.scheduler_config.long_prefill_token_threshold = config[
@@ -162,6 +165,8 @@ def _assert_as_asked(scheduler: Scheduler, config: dict[str, Any]) -> None:
     assert scheduler.cache_config.enable_prefix_caching == config["enable_prefix_caching"]
     assert scheduler.kv_cache_manager.enable_caching == config["enable_prefix_caching"]
     assert scheduler.scheduler_reserve_full_isl
+    if "max_loras" in config:
+        assert scheduler.lora_config.max_loras == config["max_loras"]
     if "speculative" in config:
         assert scheduler.num_spec_tokens == config["speculative"]["num_speculative_tokens"]
 
@@ -179,8 +184,14 @@ def make_request(add: dict[str, Any], block_size: int, eos_token_id: int) -> Req
         pooling_params=None,
         arrival_time=add["arrival_time"],
         priority=add["priority"],
+        lora_request=lora_request(add.get("lora", 0)),
         block_hasher=get_request_block_hasher(block_size, sha256),
     )
+
+
+def lora_request(adapter_id: int) -> LoRARequest | None:
+    """The adapter of a recording's `add.lora`; 0 is the base model."""
+    return LoRARequest(f"lora{adapter_id}", adapter_id, "none") if adapter_id else None
 
 
 def runner_output(

@@ -100,6 +100,10 @@ PARTS: dict[str, Part] = {
         "async_spec.jsonl.gz", "recorders.spec:record_async", "`AsyncScheduler` with drafts",
         "`replay`", "workloads", "scheduler",
     ),
+    "lora": Part(
+        "lora.jsonl.gz", "recorders.lora:record", "the same `Scheduler` with adapters, few slots",
+        "`replay`", "workloads", "scheduler",
+    ),
     "hazard": Part(
         "hazard/priority.jsonl.gz", "hazard:recorded",
         "the smallest stale read under the priority policy", "lab 03-07", "workloads", "scheduler",
@@ -177,6 +181,10 @@ PARTS: dict[str, Part] = {
         "rejection_sampler", "`vllm/v1/sample/rejection_sampler.py:392` `rejection_sample`",
         "`rejection_sample`, lab 08-03", needs="engine",
     ),
+    "adapter_slots": _part(
+        "adapter_slots", "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager`, 30 steps",
+        "`AdapterSlotCache`, `Adapters`",
+    ),
     "block_sizes": _part(
         "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
         "the rule in `test_parts.py`",
@@ -232,6 +240,16 @@ PARTS: dict[str, Part] = {
         )
         for method in ("ngram", "draft_model")
     },
+    **{
+        f"texts-lora{suffix}": Part(
+            f"engine/texts-lora{suffix}.jsonl.gz", "lora_texts:recorded",
+            f"greedy texts of the base and three adapters in one batch, {what}", "`test_lora.py`",
+            "runs", "engine", "engine", {"max_loras": max_loras},
+        )
+        for suffix, what, max_loras in (
+            ("", "a slot to spare", 4), ("-full", "every slot taken", 3),
+        )
+    },
     "public-api": Part(
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`", "runs", "engine", "engine",
@@ -278,7 +296,12 @@ def lines_of(name: str, seeds: Sequence[int] | None = None) -> Iterator[dict[str
     module = importlib.import_module(f"conformance.{module_name}")
     options = dict(part.options)
     if seeds is not None:
-        if module_name not in ("recorders.scheduler", "recorders.spec", "releases.record"):
+        if module_name not in (
+            "recorders.scheduler",
+            "recorders.spec",
+            "recorders.lora",
+            "releases.record",
+        ):
             raise ValueError(f"seeds={list(seeds)}: {name} is not made from seeds")
         options["seeds"] = seeds
     if hasattr(module, "ABOUT"):

@@ -26,6 +26,9 @@ from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.config import SamplingParams, SchedulerConfig
 from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.lora.gate import AdapterGate
+from mini_vllm.lora.request import LoRARequest
+from mini_vllm.plan import Gate
 from mini_vllm.request import Request
 from mini_vllm.scheduler import Scheduler
 
@@ -39,9 +42,10 @@ UPDATE_FIELDS = ("finished", "finish_reasons")
 """Compared after the update."""
 
 FEATURE_FIELDS = (
-    "spec_token_ids", "scheduled_spec_decode_tokens", "num_output_placeholders", "sampled_token_ids"
+    "spec_token_ids", "scheduled_spec_decode_tokens", "num_output_placeholders",
+    "sampled_token_ids", "skipped_waiting",
 )  # fmt: skip
-"""Compared where a recording has them: with drafts, or with `async_scheduling`."""
+"""Compared where a recording has them: with drafts, `async_scheduling` or adapters."""
 
 FIELDS = SCHEDULE_FIELDS + FEATURE_FIELDS + UPDATE_FIELDS
 
@@ -102,6 +106,7 @@ def mini_scheduler(
     scheduler: Callable[..., Scheduler] = Scheduler,
     kv_cache_manager: Callable[..., KVCacheManager] = KVCacheManager,
     block_pool: Callable[[int, bool], BlockPool] = BlockPool,
+    adapter_gate: Callable[[int], Gate] = AdapterGate,
 ) -> Scheduler:
     """A scheduler for a recording's `config`; any part may be a learner's class.
 
@@ -118,13 +123,17 @@ def mini_scheduler(
         scheduler = AsyncScheduler
     names = {field.name for field in dataclasses.fields(SchedulerConfig)}
     knobs = {**config, **config.get("speculative", {})}
-    return scheduler(kv, SchedulerConfig(**{k: v for k, v in knobs.items() if k in names}))
+    made = SchedulerConfig(**{k: v for k, v in knobs.items() if k in names})
+    gates = ([adapter_gate(config["max_loras"])],) if "max_loras" in config else ()
+    return scheduler(kv, made, *gates)
 
 
 def mini_request(
     add: Mapping[str, Any], eos_token_id: int, request: Callable[..., Request] = Request
 ) -> Request:
     """The mini request, or a learner's, for one entry of `events[...].add`."""
+    adapter = add.get("lora", 0)
+    keys = (LoRARequest(f"lora{adapter}", adapter, "none"),) if adapter else ()
     return request(
         add["request_id"],
         add["prompt_token_ids"],
@@ -132,6 +141,7 @@ def mini_request(
         eos_token_id=eos_token_id,
         arrival_time=add["arrival_time"],
         priority=add["priority"],
+        **({"extra_keys": keys} if keys else {}),
     )
 
 
@@ -162,8 +172,8 @@ def replay(
         event = events.get(index, {})
         try:
             driven = driven or _Driven(entry, build(entry["config"]), make_request)
-            drafts = expected.get("draft_token_ids")
-            got = driven.step(event, expected.get("sampled_token_ids"), drafts)
+            told = expected.get("sampled_token_ids"), expected.get("draft_token_ids")
+            got = driven.step(event, *told)
         except Exception as error:  # whatever a learner's part raises is a difference, not a crash
             at = ("exception", "none", f"{type(error).__name__}: {error}")
         else:
@@ -316,9 +326,8 @@ class _Driven:
     def _apply(self, event: Mapping[str, Any]) -> dict[str, str]:
         reasons: dict[str, str] = {}
         for add in event.get("add", ()):
-            request = self.make_request(add, self.entry["eos_token_id"])
-            self.requests[add["request_id"]] = request
-            self.scheduler.add_request(request)
+            self.requests[add["request_id"]] = self.make_request(add, self.entry["eos_token_id"])
+            self.scheduler.add_request(self.requests[add["request_id"]])
         for request_id in event.get("abort", ()):
             aborted = self.scheduler.abort_request(request_id)
             if aborted is not None:
@@ -338,6 +347,7 @@ class _Driven:
             "finished_before": sorted(plan.finished_req_ids),
             "running": [request.request_id for request in scheduler.running],
             "waiting": [request.request_id for request in scheduler.waiting],
+            "skipped_waiting": [r.request_id for r in getattr(scheduler, "skipped", ())],
             "block_ids": {r: list(ids) for r in self.requests if (ids := get_block_ids(r))},
             "num_computed_tokens": {
                 r.request_id: r.num_computed_tokens + ahead.get(r.request_id, 0)
@@ -405,11 +415,11 @@ def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> b
 def _context(entry: recording.Recording, index: int, event: Mapping[str, Any]) -> str:
     config = ", ".join(f"{key}={value}" for key, value in entry["config"].items())
     lines = [f"  config    {config}"]
-    for add in event.get("add", ()):
-        lines.append(
-            f"  event     add {add['request_id']}: {len(add['prompt_token_ids'])} prompt tokens, "
-            f"max_tokens {add['max_tokens']}, priority {add['priority']}"
-        )
+    lines += [
+        f"  event     add {add['request_id']}: {len(add['prompt_token_ids'])} prompt tokens, "
+        f"max_tokens {add['max_tokens']}, priority {add['priority']}"
+        for add in event.get("add", ())
+    ]
     lines += [f"  event     abort {request_id}" for request_id in event.get("abort", ())]
     if index > 0:
         before = entry["steps"][index - 1]

@@ -325,8 +325,9 @@ def count(paths: Iterable[Path]) -> Counter[str]:
     total: Counter[str] = Counter(dict.fromkeys(SITUATIONS, 0))
     for path in paths:
         for entry in recording.read(path):
-            if entry["config"].get("async_scheduling"):
-                continue  # its plans run ahead of what these situations are told by
+            config = entry["config"]
+            if config.get("async_scheduling") or "max_loras" in config:
+                continue  # plans ahead of what these situations are told by; a second queue
             total.update(situations_of(entry))
     return total
 

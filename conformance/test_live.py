@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import bench_scheduler
 from conformance import replay, workloads
-from conformance.recorders import scheduler, spec
+from conformance.recorders import lora, scheduler, spec
 from mini_vllm.config import SamplingParams
 
 NUM_WORKLOADS = int(os.environ.get("CONFORMANCE_WORKLOADS", "720"))
@@ -53,12 +53,23 @@ def test_fresh_workloads_with_drafts_are_decided_as_by_the_real_scheduler() -> N
 
 
 @pytest.mark.upstream
+def test_fresh_workloads_with_adapters_are_decided_as_by_the_real_scheduler() -> None:
+    for recorded in (lora.record, lora.record_async):
+        for entry in recorded(range(FIRST_SEED, FIRST_SEED + 72)):
+            _, difference = replay.replay(entry)
+            assert difference is None, str(difference)
+
+
+@pytest.mark.upstream
 def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
     """The kept files are not hand-made: recording a seed again gives the kept line."""
     from conformance import mutants, recording
 
     for path in sorted(mutants.RECORDINGS.glob("*.jsonl.gz")):
         kept = next(recording.read(path))
+        if "max_loras" in kept["config"]:
+            assert next(lora.record([kept["seed"]])) == kept, path.name
+            continue
         if "speculative" in kept["config"]:
             drafted = spec.record_async if path.name[0] == "a" else spec.record
             assert next(drafted([kept["seed"]])) == kept, path.name

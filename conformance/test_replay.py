@@ -21,7 +21,7 @@ from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.scheduler import Scheduler
 
 RECORDINGS = sorted(mutants.RECORDINGS.glob("*.jsonl.gz"))
-COUNTS = {"async": 1080, "spec": 1000, "async_spec": 600}
+COUNTS = {"async": 1080, "spec": 1000, "async_spec": 600, "lora": 1000}
 """Workloads per file of a feature; the profiles of the core hold 400 each."""
 
 
@@ -109,11 +109,24 @@ def drafted() -> dict[str, Any]:
     raise AssertionError("no recording with drafts")
 
 
+@pytest.fixture(scope="module")
+def adapted() -> dict[str, Any]:
+    """One recording with adapters, where one is skipped."""
+    for candidate in recording.read(mutants.RECORDINGS / "lora.jsonl.gz"):
+        if any(step["skipped_waiting"] for step in candidate["steps"]):
+            return candidate
+    raise AssertionError("no recording with a skip")
+
+
 @pytest.mark.parametrize("field", replay.FIELDS)
 def test_a_change_of_any_field_is_a_difference(
-    entry: dict[str, Any], ahead: dict[str, Any], drafted: dict[str, Any], field: str
+    entry: dict[str, Any],
+    ahead: dict[str, Any],
+    drafted: dict[str, Any],
+    adapted: dict[str, Any],
+    field: str,
 ) -> None:
-    feature = drafted if "spec" in field else ahead
+    feature = adapted if "skipped" in field else drafted if "spec" in field else ahead
     wrong = copy.deepcopy(feature if field in replay.FEATURE_FIELDS else entry)
     step = next(step for step in wrong["steps"] if step[field])
     value = step[field]

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from conformance import (
+    lora_texts,
     moe_texts,
     public_api,
     real_engine,
@@ -170,6 +171,18 @@ def test_a_hundred_texts_of_a_model_with_experts_are_the_mini_engines(run, tmp_p
     heard = moe_texts.kept(name, tmp_path / "engine")
     folder = moe_texts.folder_of(name, tmp_path)
     assert moe_texts.differing(heard, moe_texts.mini(folder, heard["prompts"])) == []
+
+
+# ------------------------------------------------------------------ adapters
+
+
+@pytest.mark.slow
+def test_three_adapters_and_the_base_in_one_batch_say_what_the_mini_engine_says(run, tmp_path):
+    """The shipped adapters, 64 rows, float32, greedy, a slot to spare."""
+    run("conformance.record", "texts-lora", "--out", str(tmp_path))
+    heard = lora_texts.kept(folder=tmp_path / "engine")
+    assert heard["outputs"] == lora_texts.kept()["outputs"]
+    assert not any(lora_texts.differing(heard, lora_texts.mini(heard)).values())
 
 
 # ------------------------------------------------------------------ the build

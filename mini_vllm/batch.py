@@ -42,6 +42,8 @@ class ForwardBatch:
     kv_cache: np.ndarray | None = field(default=None, repr=False)
     attn_metadata: Any = field(default=None, repr=False)
     """What the attention has worked out for this batch, once for all layers; its own type."""
+    tile: slice = field(default_factory=lambda: slice(0, None), repr=False)
+    """Tokens that a layer's projections are at; a model that walks in tiles moves it."""
 
     @property
     def num_reqs(self) -> int:

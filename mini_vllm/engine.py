@@ -24,13 +24,15 @@ from mini_vllm.parallel_sampling import Parents
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.row_sampler import Failure, RowSampler, Sampled
+from mini_vllm.row_sampler import Failure, RowSampler, Sampled, end
 from mini_vllm.sample.processors import LogitsProcessor, in_order
 from mini_vllm.sample.stop_strings import StopStrings
 from mini_vllm.sampler import Sampler
 from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from mini_vllm.lora.adapters import Adapters
+    from mini_vllm.lora.request import LoRARequest
     from mini_vllm.spec_decode.speculator import Speculator
 
 __all__ = ["EngineParts", "LLMEngine"]
@@ -51,6 +53,7 @@ class LLMEngine:
         gates: Sequence[Gate] = (),
         logits_processors: Sequence[LogitsProcessor] = (),
         speculative_config: Mapping[str, Any] | None = None,
+        enable_lora: bool = False,
         **knobs: Any,
     ) -> None:
         """Load the model and build an idle engine.
@@ -67,10 +70,13 @@ class LLMEngine:
                 the built-in ones (see `sample/processors.py`).
             speculative_config: who drafts and how many tokens, in vLLM's keys:
                 `{"method": "ngram", "num_speculative_tokens": 4}`.
+            enable_lora: serve adapters; it adds the knobs of `lora.config.LoRAConfig`.
 
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
+        named = ("max_loras", "max_lora_rank", "max_cpu_loras") if enable_lora else ()
+        of_adapters = {name: knobs.pop(name) for name in named if name in knobs}
         if config is not None and knobs:
             raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
         config = EngineConfig.of(knobs) if config is None else config
@@ -89,19 +95,23 @@ class LLMEngine:
             self.speculator, self.config = open_speculator(
                 speculative_config, self.config, loaded, self.parts.drafter, self.parts.verifier
             )
+        self.adapters: Adapters | None = None
+        if enable_lora:
+            from mini_vllm.lora.adapters import Adapters
+
+            self.adapters, loaded = Adapters.open(of_adapters, self.config, loaded, self.parts)
+            gates = (*gates, self.adapters.gate)
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
-        self.inputs = InputProcessor(self.config, loaded, self.parts.request)
+        self.inputs = InputProcessor(self.config, loaded, self.parts.request, self.adapters)
         self.chat_template = loaded.chat_template
         self.gates = tuple(gates)
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
         processors = in_order(self.eos_token_ids, logits_processors)
         self.rows = RowSampler(self.parts.sampler(), processors, self.config.seed, self.speculator)
-        cache = self.config.cache
-        self.runner = ModelRunner(
-            loaded.model, cache.num_blocks, cache.block_size, loaded.kv_shape, loaded.dtype
-        )
+        blocks = self.config.cache.num_blocks, self.config.cache.block_size
+        self.runner = ModelRunner(loaded.model, *blocks, loaded.kv_shape, loaded.dtype)
         self.observers: list[Observer] = []
         """Each is called with every plan before it runs; for traces and probes."""
         self._known: set[str] = set()  # ids of requests whose end has not been noted yet
@@ -149,6 +159,7 @@ class LLMEngine:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> str:
         """Queue a prompt (text or token ids); returns its request id.
 
@@ -162,13 +173,14 @@ class LLMEngine:
             priority: smaller is served first under the priority policy.
             arrival_time: breaks ties between priorities; default is the order of adding.
             cache_salt: shares cached blocks only with requests of the same salt.
+            lora_request: the adapter to answer with; None is the base model.
 
         Raises:
             ValueError: an argument of the wrong type, an empty prompt, an unknown token id, a
                 prompt or request that could never fit, or a duplicate id. The engine is as it was.
         """
         request_id, requests = self.inputs.process(
-            prompt, sampling_params, request_id, priority, arrival_time, cache_salt
+            prompt, sampling_params, request_id, priority, arrival_time, cache_salt, lora_request
         )
         self.queue_requests(request_id, requests)
         return request_id
@@ -257,7 +269,11 @@ class LLMEngine:
         failed: dict[str, Failure] = {}
         if plan.scheduled_requests:
             self.rows.ask(plan)
-            in_flight = self.runner.in_flight = _still_wanted(*previous) if previous else {}
+            if self.adapters is not None:
+                self.adapters.prepare(plan)
+            in_flight = self.runner.in_flight = (
+                previous[0].still_wanted(previous[1]) if previous else {}
+            )
             sampled, failed = self.rows.sample(plan, self.runner.execute(plan), in_flight)
         if self.config.scheduler.async_scheduling:
             self._in_flight = plan, sampled
@@ -277,13 +293,8 @@ class LLMEngine:
     def _end(self, failed: dict[str, Failure]) -> list[Request]:
         """End the requests that got no token. If what they left in the cache may be as wrong as
         their logits, everybody else starts over."""
-        ended = []
-        for request_id, failure in failed.items():
-            request = self.scheduler.abort_request(request_id)
-            if request is not None:
-                request.status, request.stop_reason = RequestStatus.FINISHED_ERROR, failure.reason
-                ended.append(request)
-        if ended and any(failure.in_cache for failure in failed.values()):
+        ended = end(failed, self.scheduler)
+        if any(failed[request.request_id].in_cache for request in ended):
             self._restart(self._live())
         return ended
 
@@ -335,6 +346,8 @@ class LLMEngine:
         with held_back():
             self.scheduler = self.parts.build_scheduler(self.config, self.gates)
             self._in_flight = None
+            if self.adapters is not None:
+                self.adapters.reset()
             for request, num_tokens in live:
                 del request.all_token_ids[num_tokens:]
                 request.start_over()
@@ -360,18 +373,20 @@ class LLMEngine:
         self,
         prompts: Sequence[str | Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Run all prompts to the end; results in prompt order.
 
         Args:
             prompts: texts or token-id lists.
             sampling_params: one for all, or one per prompt.
+            lora_request: an adapter for all, one (or None) per prompt, or none.
 
         Raises:
             ValueError: any prompt is refused (none is run), or the two lengths differ.
         """
-        pairs = one_each(prompts, sampling_params)
-        asked = [self.inputs.process(prompt, params) for prompt, params in pairs]
+        each = one_each(prompts, sampling_params, lora_request)
+        asked = [self.inputs.process(p, params, lora_request=a) for p, params, a in each]
         requests = [request for _, children in asked for request in children]
         with self.owning(requests), self.owning(requests):
             for request_id, children in asked:
@@ -380,11 +395,5 @@ class LLMEngine:
                 self.step()
             return [
                 RequestOutput.of(request_id, children, prompt, self.tokenizer)
-                for (request_id, children), (prompt, _) in zip(asked, pairs, strict=True)
+                for (request_id, children), (prompt, *_) in zip(asked, each, strict=True)
             ]
-
-
-def _still_wanted(plan: SchedulerOutput, sampled: Sampled) -> dict[str, Sequence[int]]:
-    """The tokens in flight of those requests that have not ended meanwhile."""
-    wanted = [r.request_id for r in plan.scheduled_requests if not r.is_finished]
-    return {request_id: sampled[request_id] for request_id in wanted if request_id in sampled}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from mini_vllm.config import EngineConfig, SamplingParams, number, whole
 from mini_vllm.models.registry import LoadedModel
 from mini_vllm.parallel_sampling import child_id
 from mini_vllm.request import Request
+
+if TYPE_CHECKING:
+    from mini_vllm.lora.adapters import Adapters
+    from mini_vllm.lora.request import LoRARequest
 
 _request_numbers = itertools.count()
 _MOST_PRIORITY = 1 << 62
@@ -28,6 +32,18 @@ def _plain(token: Any) -> Any:
     return int(token) if isinstance(token, np.integer) else token
 
 
+def per_prompt(name: str, value: Any, count: int) -> Sequence[Any]:
+    """A list with one for each of `count` prompts, from such a list or from one for all.
+
+    Raises:
+        ValueError: a list of another length.
+    """
+    values = value if isinstance(value, Sequence) else [value] * count
+    if len(values) != count:
+        raise ValueError(f"{name}: got {len(values)} for {count} prompts")
+    return values
+
+
 class InputProcessor:
     """Knows the bounds of one engine: vocabulary, context, pool."""
 
@@ -36,7 +52,9 @@ class InputProcessor:
         config: EngineConfig,
         loaded: LoadedModel,
         make_request: Callable[..., Request] = Request,
+        adapters: Adapters | None = None,
     ) -> None:
+        self.adapters = adapters
         self.make_request = make_request
         self.cache = config.cache
         self.max_model_len = config.scheduler.max_model_len
@@ -54,6 +72,7 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> tuple[str, list[Request]]:
         """The id and the requests, `n` of them, of `LLMEngine.add_request`'s arguments.
 
@@ -78,6 +97,10 @@ class InputProcessor:
             raise ValueError(f"request_id={request_id!r}: need a non-empty text")
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise ValueError(f"cache_salt={cache_salt!r}: need a non-empty text, or None")
+        if lora_request is not None:
+            if self.adapters is None:
+                raise ValueError(f"lora_request={lora_request!r}: need enable_lora=True")
+            self.adapters.add_adapter(lora_request)
         if extra := self.eos_token_ids[1:]:  # the first is EOS, the others stop ids
             stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *extra)
             params = replace(params, stop_token_ids=stops)
@@ -86,12 +109,12 @@ class InputProcessor:
         eos = self.eos_token_ids[0] if self.eos_token_ids else None
         arrival = float(serial) if arrival_time is None else number("arrival_time", arrival_time)
         priority = whole("priority", priority, -_MOST_PRIORITY, _MOST_PRIORITY)
+        keys = [(lora_request,)] if lora_request else []  # its extra keys: a part may know none
+        rest = eos, arrival, priority, cache_salt, *keys
         each = [(request_id, params)]
         if params.n > 1:
             each = [(child_id(i, request_id), params.child(i)) for i in range(params.n)]
-        return request_id, [
-            self.make_request(i, token_ids, p, eos, arrival, priority, cache_salt) for i, p in each
-        ]
+        return request_id, [self.make_request(i, token_ids, p, *rest) for i, p in each]
 
     def _check_params(self, params: SamplingParams) -> None:
         """Refuse what this engine's vocabulary and features do not allow, with a ValueError."""
@@ -169,21 +192,19 @@ Prompt = str | Sequence[int]
 
 
 def one_each(
-    prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[tuple[Prompt, SamplingParams | None]]:
-    """Each prompt with its parameters, one for all or one per prompt.
+    prompts: Sequence[Prompt],
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+) -> list[tuple[Prompt, SamplingParams | None, LoRARequest | None]]:
+    """Each prompt with its parameters and adapter, one for all or one per prompt.
 
     Raises:
-        ValueError: not a sequence of prompts, or the two lengths differ.
+        ValueError: not a sequence of prompts, or lengths differ.
     """
     if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
         raise ValueError(f"prompts={prompts!r}: need texts, or lists of token ids")
-    if isinstance(sampling_params, SamplingParams) or sampling_params is None:
-        all_params: Sequence[SamplingParams | None] = [sampling_params] * len(prompts)
-    elif isinstance(sampling_params, Sequence):
-        all_params = sampling_params
-    else:
+    if not isinstance(sampling_params, SamplingParams | Sequence | None):
         raise ValueError(f"sampling_params={sampling_params!r}: need one, or one per prompt")
-    if len(all_params) != len(prompts):
-        raise ValueError(f"sampling_params: got {len(all_params)} for {len(prompts)} prompts")
-    return list(zip(prompts, all_params, strict=True))
+    params = per_prompt("sampling_params", sampling_params, len(prompts))
+    adapters = per_prompt("lora_request", lora_request, len(prompts))
+    return list(zip(prompts, params, adapters, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
@@ -19,6 +19,9 @@ from mini_vllm.parts import EngineParts
 from mini_vllm.sample.beam_search import BeamSearchOutput, beam_search
 from mini_vllm.sampling_params import BeamSearchParams
 from mini_vllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mini_vllm.lora.request import LoRARequest
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "stream_text"]
 
@@ -56,26 +59,33 @@ class LLM:
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts together; results in prompt order.
 
         Args:
             prompts: one text, several texts, or several lists of token ids.
             sampling_params: one for all, or one per prompt; default greedy, 16 tokens.
+            lora_request: with `enable_lora`, an adapter for all or one (or None) per prompt.
 
         Raises:
             ValueError: any prompt is refused (none is run).
         """
         return self.llm_engine.generate(
-            [prompts] if isinstance(prompts, str) else prompts, sampling_params
+            [prompts] if isinstance(prompts, str) else prompts, sampling_params, lora_request
         )
 
-    def stream(self, prompt: str, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: str,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> Iterator[str]:
         """Generate for one prompt, yielding text as it is produced.
 
         Bytes of an unfinished UTF-8 character are held back until it is complete.
         """
-        return stream_text(self.llm_engine, prompt, sampling_params)
+        return stream_text(self.llm_engine, prompt, sampling_params, lora_request)
 
     def beam_search(
         self, prompts: Sequence[Any], params: BeamSearchParams
@@ -91,6 +101,7 @@ class LLM:
         self,
         messages: Sequence[dict[str, str]],
         sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> RequestOutput:
         """Format messages with the checkpoint's chat template, then generate.
 
@@ -111,18 +122,21 @@ class LLM:
         text = environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=True
         )
-        return self.generate(text, sampling_params)[0]
+        return self.generate(text, sampling_params, lora_request)[0]
 
 
 def stream_text(
-    engine: LLMEngine, prompt: str, sampling_params: SamplingParams | None = None
+    engine: LLMEngine,
+    prompt: str,
+    sampling_params: SamplingParams | None = None,
+    lora_request: LoRARequest | None = None,
 ) -> Iterator[str]:
     """Step `engine` until this prompt is done, yielding its text as it grows.
 
     Bytes of an unfinished UTF-8 character are held back until it is complete, and so is what may
     be the beginning of a stop text. Leaving the loop early aborts the request.
     """
-    request_id, requests = engine.inputs.process(prompt, sampling_params)
+    request_id, requests = engine.inputs.process(prompt, sampling_params, lora_request=lora_request)
     request, params = requests[0], requests[0].sampling_params
     if len(requests) > 1:
         raise ValueError(f"n={len(requests)}: need 1 to stream; use generate()")

@@ -42,6 +42,10 @@ class EngineParts:
     """`(context, n, k)`: at most k tokens that followed the context's last n tokens before."""
     verifier: Any = None
     """Something with `accept_prob`, `residual_distribution` and `speculative_token`."""
+    adapter_slots: Callable[[int], Any] | None = None
+    """By number of slots, something with `ensure`, `resident`, `slot_of` and `stats`."""
+    adapter_delta: Callable[..., Any] | None = None
+    """`(x, A, B, scaling)`: what an adapter adds to a projection's output."""
 
     @property
     def named_linear(self) -> LinearFactory:

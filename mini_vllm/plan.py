@@ -65,6 +65,11 @@ class SchedulerOutput:
         drafts = self.spec_token_ids.get(request_id, ())
         return len(drafts) + 1 - len(tokens) if drafts else 0
 
+    def still_wanted(self, sampled: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+        """The tokens of those of its requests that have not ended meanwhile."""
+        wanted = [r.request_id for r in self.scheduled_requests if not r.is_finished]
+        return {request_id: sampled[request_id] for request_id in wanted if request_id in sampled}
+
     def settle(self, previous: SchedulerOutput, sampled: Mapping[str, Sequence[int]]) -> None:
         """Take back what `previous`, still in flight when this was planned, turned out to reject.
 

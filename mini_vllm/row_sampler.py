@@ -7,7 +7,7 @@ mates; a generator can go back to where it stood before a step that did not happ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mini_vllm.plan import SchedulerOutput
-from mini_vllm.request import Request
+from mini_vllm.request import Request, RequestStatus
 from mini_vllm.sample.logprobs import RequestLogprobs, gather
 from mini_vllm.sample.processors import LogitsProcessor
 from mini_vllm.sampler import Sampler
+from mini_vllm.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from mini_vllm.spec_decode.speculator import Speculator
@@ -210,6 +211,17 @@ class RowSampler:
                 f"{request.request_id!r}, need a token id from 0 to {len(row) - 1}"
             )
         return int(token)
+
+
+def end(failed: Mapping[str, Failure], scheduler: Scheduler) -> list[Request]:
+    """End the requests that got no token; those that are still known are returned."""
+    ended = []
+    for request_id, failure in failed.items():
+        request = scheduler.abort_request(request_id)
+        if request is not None:
+            request.status, request.stop_reason = RequestStatus.FINISHED_ERROR, failure.reason
+            ended.append(request)
+    return ended
 
 
 @contextmanager

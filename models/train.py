@@ -189,10 +189,11 @@ class SparseMLP(nn.Module):
         # Rows sorted by expert; each expert multiplies its own rows.
         order = ids.flatten().argsort(stable=True)
         rows = order // s.num_experts_per_tok
-        experts = zip(self.gate_proj, self.up_proj, self.down_proj, strict=True)
+        groups = flat[rows].split(loads.tolist())
+        experts = zip(groups, self.gate_proj, self.up_proj, self.down_proj, strict=True)
         out = [
             F.linear(F.silu(F.linear(group, gate)) * F.linear(group, up), down)
-            for group, (gate, up, down) in zip(flat[rows].split(loads.tolist()), experts, strict=True)
+            for group, gate, up, down in experts
         ]
         out = torch.cat(out) * weights.flatten()[order][:, None]
         return torch.zeros_like(flat).index_add(0, rows, out.to(flat.dtype)).view(x.shape)

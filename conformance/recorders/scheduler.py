@@ -162,6 +162,7 @@ def record_async(workload: workloads.Workload) -> recording.Recording:
 def observe(scheduler: Any, plan: Any) -> dict[str, Any]:
     """The state between `schedule` and the update: the counters have already advanced."""
     running, manager = scheduler.running, scheduler.kv_cache_manager
+    skipped = [request.request_id for request in scheduler.skipped_waiting]
     return {
         "num_scheduled_tokens": dict(plan.num_scheduled_tokens),
         "new": [data.req_id for data in plan.scheduled_new_reqs],
@@ -178,6 +179,7 @@ def observe(scheduler: Any, plan: Any) -> dict[str, Any]:
             request.request_id: request.num_computed_tokens for request in running
         },
         "free_blocks": manager.block_pool.get_num_free_blocks(),
+        **({"skipped_waiting": skipped} if scheduler.lora_config else {}),
     }
 
 

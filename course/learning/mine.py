@@ -17,7 +17,12 @@ from typing import Any
 from course.files import load_module
 from course.learning.labs import CourseError, Lab
 
-NAMES = {"drafter": "ngram_propose", "verifier": "speculative_token"}
+NAMES = {
+    "drafter": "ngram_propose",
+    "verifier": "speculative_token",
+    "adapter_slots": "AdapterSlotCache",
+    "adapter_delta": "lora_delta",
+}
 """What a lab defines for a part that the engine has no default of the same name for."""
 MODULES = ("verifier",)
 """Parts that are a lab's whole module."""

@@ -102,7 +102,7 @@ def load_weights(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
     index = folder / "model.safetensors.index.json"
     weight_map = _weight_map(index)
     files = sorted(set(weight_map.values())) or ["model.safetensors"]
-    shards = [_Shard.open(folder / file) for file in files]
+    shards = [Shard.open(folder / file) for file in files]
     held = {name for shard in shards for name in shard.tensors}
     num_layers = config.num_hidden_layers
     if num_layers > len(held) or any(n.startswith(f"model.layers.{num_layers}.") for n in held):
@@ -162,7 +162,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
+class Shard:
     """One safetensors file: 8 bytes of header length, the header in JSON, the tensors' bytes."""
 
     path: Path
@@ -171,7 +171,7 @@ class _Shard:
     header_bytes: int
 
     @classmethod
-    def open(cls, path: Path) -> _Shard:
+    def open(cls, path: Path) -> Shard:
         """Read the header, after the library has compared it with the file's length."""
         check_file(path)
         try:
@@ -185,13 +185,13 @@ class _Shard:
         tensors.pop("__metadata__", None)
         return cls(path, tensors, 8 + length)
 
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuse a tensor of another shape or an unknown dtype, with a ValueError."""
+    def check(self, name: str, shape: tuple[int, ...], by: str = "config.json") -> None:
+        """Refuse a tensor of another shape than `by` implies, or of an unknown dtype, with a
+        ValueError."""
         entry = self.tensors[name]
         if tuple(entry["shape"]) != shape:
             raise ValueError(
-                f"{self.path}: {name} has shape {tuple(entry['shape'])}, "
-                f"config.json implies {shape}"
+                f"{self.path}: {name} has shape {tuple(entry['shape'])}, {by} implies {shape}"
             )
         if entry["dtype"] not in _NUMPY_TYPES:
             raise ValueError(

@@ -207,11 +207,13 @@ class _DecoderLayer:
         query = np.empty((num_tokens, heads, c.head_dim), dtype=hidden.dtype)
         tiles = [slice(i, i + _TOKEN_TILE) for i in range(0, num_tokens, _TOKEN_TILE)]
         for tile in tiles:
+            batch.tile = tile
             query[tile], key, value = self._qkv(hidden[tile], rope[0][tile], rope[1][tile])
             write_kv(layer_cache, key, value, batch.slot_mapping[tile])
         attended = attention(query, layer_cache, batch, c.head_dim**-0.5)
         attended = attended.reshape(num_tokens, heads * c.head_dim)
         for tile in tiles:
+            batch.tile = tile
             rows = hidden[tile]
             rows += self.o_proj(attended[tile])
             if self.experts is None:

@@ -1,0 +1,134 @@
+"""Adapters: what the recordings hold, and which wrong treatments of adapters they catch."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conformance import lora_mutants, lora_situations, lora_texts, parts, recording, replay
+from conformance.mutants import Mutant, build
+from mini_vllm.lora.adapters import Adapters
+from mini_vllm.lora.config import LoRAConfig
+from mini_vllm.lora.request import LoRARequest
+from mini_vllm.lora.slots import AdapterSlotCache
+
+
+@functools.cache
+def entries() -> list[recording.Recording]:
+    return list(recording.read(lora_situations.FILE))
+
+
+def test_every_situation_occurs_in_the_recordings_with_adapters() -> None:
+    missing = set(lora_situations.SITUATIONS)
+    for entry in entries():
+        if missing:
+            missing -= lora_situations.situations_of(entry)
+    assert not missing, f"the recordings no longer hold: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("mutant", lora_mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_recordings_with_adapters_catch_the_mutant(mutant: Mutant) -> None:
+    make_scheduler, make_request = build(mutant)
+    caught_by = next(
+        (e for e in entries() if replay.replay(e, make_scheduler, make_request)[1]), None
+    )
+    assert caught_by, f"an engine that {mutant.name} replays the recordings without a difference"
+    assert mutant.situation in lora_situations.situations_of(caught_by)
+
+
+# ------------------------------------------------------------------ slots and memory
+
+
+class _Reading(Adapters):
+    """The tiers without a model: what would be read from disk is noted."""
+
+    def __init__(self, max_loras: int, max_cpu_loras: int) -> None:
+        self.config = LoRAConfig(max_loras, max_cpu_loras=max_cpu_loras)
+        self.projections, self.model = {}, SimpleNamespace(set_slot=lambda slot, pairs: None)
+        self._make_slots, self._cpu, self.read = AdapterSlotCache, OrderedDict(), []
+        self.reset()
+
+    def _read(self, adapter: LoRARequest) -> dict[str, Any]:
+        self.read.append(adapter.lora_int_id)
+        return {}
+
+
+def test_slots_evictions_and_loads_are_those_of_the_real_manager() -> None:
+    num_evicted = num_refused = 0
+    for case in parts.load("adapter_slots"):
+        tiers = _Reading(case["max_loras"], case["max_cpu_loras"])
+        for step in case["steps"]:
+            tiers.read.clear()
+            if step["error"]:
+                assert len(step["adapters"]) > case["max_loras"]
+                num_refused += 1
+                continue
+            evicted = tiers.slots.stats()["evictions"]
+            for number in step["adapters"]:  # in the recorded order; `prepare` has one of its own
+                tiers._activate(LoRARequest(f"lora{number}", number, "none"))
+            resident = tiers.slots.resident()
+            slots: list[int | None] = [None] * case["max_loras"]
+            for number in resident:
+                slots[tiers.slots.slot_of(number)] = number
+            assert (slots, resident) == (step["slots"], step["active"])
+            assert (list(tiers._cpu), tiers.read) == (step["memory"], step["loaded"])
+            num_evicted += tiers.slots.stats()["evictions"] > evicted
+    assert num_evicted > 500 and num_refused > 10
+
+
+# ------------------------------------------------------------------ the hash
+
+
+@pytest.mark.upstream
+def test_at_the_pin_a_salt_spelled_like_an_adapter_has_its_first_block() -> None:
+    """Both are one text among the first block's keys; `mini_vllm` tells them apart."""
+    from vllm.lora.request import LoRARequest
+
+    from conformance import real
+
+    real.init_none_hash(real.sha256)
+
+    def hashes(**keys: Any) -> list[bytes]:
+        request = real.Request(
+            request_id="r", prompt_token_ids=list(range(8)), pooling_params=None,
+            sampling_params=real.SamplingParams(max_tokens=1),
+            block_hasher=real.get_request_block_hasher(4, real.sha256), **keys,
+        )  # fmt: skip
+        return list(request.block_hashes)
+
+    adapter = hashes(lora_request=LoRARequest("shout", 1, "none"))
+    salted, plain = hashes(cache_salt="shout"), hashes()
+    assert adapter[0] == salted[0] != plain[0]
+    assert len({adapter[1], salted[1], plain[1]}) == 3
+
+
+# ------------------------------------------------------------------ texts
+
+
+def test_the_texts_of_three_adapters_and_the_base_in_one_batch_are_the_real_engines() -> None:
+    """vLLM on a processor, float32 and greedy, a slot to spare; ours in float32, three slots."""
+    found = lora_texts.kept()
+    assert (len(found["outputs"]), found["max_loras"]) == (64, 4)
+    for prompt in range(0, 64, 4):
+        assert len({tuple(text) for text in found["outputs"][prompt : prompt + 4]}) == 4
+    assert lora_texts.differing(found, lora_texts.mini(found)) == {
+        "": 0, "code": 0, "quote": 0, "shout": 0
+    }  # fmt: skip
+
+
+def test_with_every_slot_taken_the_pinned_form_for_processors_adapts_base_rows() -> None:
+    """A base row's slot is -1, which indexes the last one: its text is that of an adapter."""
+    spare, full = lora_texts.kept(), lora_texts.kept("texts-lora-full")
+    assert full["max_loras"] == 3 and full["prompts"] == spare["prompts"]
+    counts = lora_texts.differing(spare, full["outputs"])
+    assert counts[""] > 0 and not counts["code"] + counts["quote"] + counts["shout"]
+    taken = {"code": 0, "quote": 0, "shout": 0}
+    for first in range(0, 64, 4):
+        base, *others = full["outputs"][first : first + 4]
+        for name, text in zip(lora_texts.NAMES, others, strict=True):
+            taken[name] += base == text
+    assert max(taken.values()) == 16

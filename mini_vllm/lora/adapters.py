@@ -1,0 +1,203 @@
+"""What an engine holds when it serves adapters: their weights, their slots, their gate.
+
+Promises: an adapter is read and checked before a request of it is queued; before a step runs, each
+of its adapters stands in a slot; one name, one id and one folder belong together. Mirrors
+`vllm/lora/worker_manager.py:231` `LRUCacheWorkerLoRAManager` and
+`vllm/v1/worker/lora_model_runner_mixin.py:48` `LoRAModelRunnerMixin._set_active_loras`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mini_vllm.config import EngineConfig, SamplingParams
+from mini_vllm.lora.config import LoRAConfig
+from mini_vllm.lora.gate import AdapterGate
+from mini_vllm.lora.layers import BASE, AdaptedModel, Pair, lora_delta
+from mini_vllm.lora.request import LoRARequest, adapter_of
+from mini_vllm.lora.slots import AdapterSlotCache
+from mini_vllm.lora.weights import load_adapter, pack, projections
+from mini_vllm.models.registry import LoadedModel
+from mini_vllm.models.transformer import Transformer
+from mini_vllm.parts import EngineParts
+from mini_vllm.plan import SchedulerOutput
+
+
+class Adapters:
+    """Three tiers: folders on disk, `max_cpu_loras` in memory, `max_loras` in slots."""
+
+    def __init__(self, config: LoRAConfig, loaded: LoadedModel, parts: EngineParts) -> None:
+        """Wrap the projections of a loaded model.
+
+        Raises:
+            ValueError: the model has no projections, or a part knows nothing of extra keys.
+        """
+        if not isinstance(loaded.model, Transformer):
+            kind = type(loaded.model).__name__
+            raise ValueError(f"enable_lora=True: {kind} has no projections to adapt")
+        _check_parts(parts)
+        self.config = config
+        self.gate = AdapterGate(config.max_loras)
+        self.projections = projections(loaded.model.config)
+        self.dtype = loaded.dtype
+        self.model = AdaptedModel(
+            loaded.model,
+            list(self.projections),
+            config.max_loras,
+            parts.adapter_delta or lora_delta,
+        )
+        self._make_slots = parts.adapter_slots or AdapterSlotCache
+        self._known: dict[str, LoRARequest] = {}
+        self._cpu: OrderedDict[int, dict[str, Pair]] = OrderedDict()  # coldest first
+        self.num_disk_loads = 0
+        """Times an adapter was read from its folder; one that is new is read to be checked."""
+        self.reset()
+
+    @classmethod
+    def open(
+        cls, knobs: Mapping[str, Any], engine: EngineConfig, loaded: LoadedModel, parts: EngineParts
+    ) -> tuple[Adapters, LoadedModel]:
+        """The adapters of an engine, and the model it shall run; `knobs` are `LoRAConfig`'s.
+
+        Raises:
+            ValueError: a knob out of range; see `__init__`; or adapters, drafts and
+                `async_scheduling` together, where the real scheduler's own count of adapters
+                fails: `vllm/v1/core/sched/scheduler.py:542` `Scheduler.schedule`.
+        """
+        if engine.scheduler.async_scheduling and engine.scheduler.num_speculative_tokens:
+            raise ValueError(
+                "enable_lora=True: need async_scheduling=False with speculative_config"
+            )
+        made = cls(LoRAConfig(**knobs), loaded, parts)
+        return made, replace(loaded, model=made.model)
+
+    # ------------------------------------------------------------------ at the door
+
+    def add_adapter(self, lora_request: LoRARequest) -> bool:
+        """Check an adapter, unless it is known, and keep it in memory if there is room.
+
+        Returns:
+            True when it was not known before.
+
+        Raises:
+            ValueError: no LoRARequest; a name or an id that stands for another adapter, which the
+                real engine takes and answers with stale weights or stale blocks; or a folder that
+                `load_adapter` refuses.
+        """
+        if not isinstance(lora_request, LoRARequest):
+            raise ValueError(f"lora_request={lora_request!r}: need a LoRARequest or None")
+        for other in self._known.values():
+            self._check_distinct(lora_request, other)
+        if lora_request.lora_name in self._known:
+            return False
+        weights = self._read(lora_request)
+        self._known[lora_request.lora_name] = lora_request
+        if len(self._cpu) < self.config.capacity:
+            self._cpu[lora_request.lora_int_id] = weights
+        return True
+
+    @staticmethod
+    def _check_distinct(new: LoRARequest, old: LoRARequest) -> None:
+        fields = ("lora_name", "lora_int_id", "lora_path")
+        mine, theirs = ([getattr(each, f) for f in fields] for each in (new, old))
+        if mine != theirs and (mine[0] == theirs[0] or mine[1] == theirs[1]):
+            raise ValueError(
+                f"lora_request {mine}: {theirs} is known; new weights need a new name and a new id"
+            )
+
+    def list_adapters(self) -> set[int]:
+        """Ids of the adapters in memory."""
+        return set(self._cpu)
+
+    def stats(self) -> dict[str, float]:
+        """The slots' counts, and `disk_loads`."""
+        return {**self.slots.stats(), "disk_loads": self.num_disk_loads}
+
+    # ------------------------------------------------------------------ before a step
+
+    def prepare(self, plan: SchedulerOutput) -> None:
+        """Make the adapters of a plan resident and tell the layers which request has which slot.
+
+        Those that are resident come first, so that no load takes the slot of one still needed.
+
+        Raises:
+            RuntimeError: more adapters than slots (a scheduler without the gate), or a slot part
+                that gives two adapters one slot.
+            ValueError: an adapter's folder has gone bad since it was checked.
+        """
+        of_request = [adapter_of(request) for request in plan.scheduled_requests]
+        wanted = {each.lora_int_id: each for each in of_request if each is not None}
+        if len(wanted) > self.config.max_loras:
+            raise RuntimeError(
+                f"the plan has {len(wanted)} adapters: there are {self.config.max_loras} slots"
+            )
+        held = set(self._held.values())
+        for adapter_id in sorted(wanted, key=lambda adapter_id: adapter_id not in held):
+            self._activate(wanted[adapter_id])
+        slots = {adapter_id: self.slots.slot_of(adapter_id) for adapter_id in wanted}
+        if any(self._held.get(slot) != adapter_id for adapter_id, slot in slots.items()):
+            name = type(self.slots).__name__
+            raise RuntimeError(f"adapter_slots part {name}: two adapters in one slot: {slots}")
+        self.model.step.slots = np.array(
+            [BASE if each is None else slots[each.lora_int_id] for each in of_request], np.int64
+        )
+
+    def reset(self) -> None:
+        """Hold all slots for empty: their contents may be half written. What is in memory stays."""
+        self.slots = self._make_slots(self.config.max_loras)
+        self._held: dict[int, int] = {}  # slot to the adapter whose weights it has
+
+    def _activate(self, adapter: LoRARequest) -> None:
+        """Read first and evict then, so that an adapter gone bad costs nobody a slot."""
+        adapter_id = adapter.lora_int_id
+        weights = None if adapter_id in self._held.values() else self._weights(adapter)
+        self.slots.ensure(adapter_id)
+        if adapter_id in self._cpu:
+            self._cpu.move_to_end(adapter_id)
+        slot = self.slots.slot_of(adapter_id)
+        if self._held.get(slot) != adapter_id:
+            if not 0 <= slot < self.config.max_loras or weights is None:
+                name = type(self.slots).__name__
+                raise RuntimeError(f"adapter_slots part {name}: slot {slot} for {adapter_id}")
+            self._held[slot] = adapter_id
+            pairs = {name: pack(each, weights) for name, each in self.projections.items()}
+            self.model.set_slot(slot, {n: pair for n, pair in pairs.items() if pair is not None})
+
+    def _weights(self, adapter: LoRARequest) -> dict[str, Pair]:
+        """From memory, or from disk in the place of the least recently used."""
+        adapter_id = adapter.lora_int_id
+        if adapter_id not in self._cpu:
+            weights = self._read(adapter)
+            if len(self._cpu) >= self.config.capacity:
+                self._cpu.popitem(last=False)
+            self._cpu[adapter_id] = weights
+        return self._cpu[adapter_id]
+
+    def _read(self, adapter: LoRARequest) -> dict[str, Pair]:
+        self.num_disk_loads += 1
+        return load_adapter(
+            adapter.lora_path, self.projections, self.config.max_lora_rank, self.dtype
+        )
+
+
+def _check_parts(parts: EngineParts) -> None:
+    """Refuse a request part without extra keys, and a KV manager part that does not look at them.
+
+    Such a manager would hand one adapter's blocks to another.
+    """
+    if "extra_keys" not in inspect.signature(parts.request).parameters:
+        name = getattr(parts.request, "__name__", type(parts.request).__name__)
+        raise ValueError(f"request part {name}: takes no extra_keys")
+    kv = parts.kv_cache_manager(4, 1, True, parts.block_pool)
+    one, other = (
+        parts.request(key, [1, 2, 3], SamplingParams(), extra_keys=(key,)) for key in ("a", "b")
+    )
+    kv.allocate_slots(one, 3)
+    if kv.get_computed_blocks(other)[1]:
+        raise ValueError(f"kv_cache_manager part {type(kv).__name__}: ignores extra_keys")

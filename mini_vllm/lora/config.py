@@ -1,0 +1,40 @@
+"""How many adapters, how large, and how many of them are kept in memory.
+
+Promises: vLLM's names, defaults and bounds. Mirrors `vllm/config/lora.py:30` `LoRAConfig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mini_vllm.config import whole
+
+MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""`vllm/config/lora.py:26` `MaxLoRARanks`"""
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAConfig:
+    """What `LLM(enable_lora=True, ...)` takes."""
+
+    max_loras: int = 1
+    """Slots: most adapters in one step."""
+    max_lora_rank: int = 16
+    """Largest rank of an adapter."""
+    max_cpu_loras: int | None = None
+    """Adapters kept in memory, `max_loras` by default; the rest is read from disk again."""
+
+    def __post_init__(self) -> None:
+        whole("max_loras", self.max_loras, 1)
+        if self.max_lora_rank not in MAX_LORA_RANKS or isinstance(self.max_lora_rank, bool):
+            ranks = ", ".join(map(str, MAX_LORA_RANKS))
+            raise ValueError(f"max_lora_rank={self.max_lora_rank!r}: need one of {ranks}")
+        if self.max_cpu_loras is None:
+            object.__setattr__(self, "max_cpu_loras", self.max_loras)
+        need = f"at least max_loras={self.max_loras}, or None"
+        whole("max_cpu_loras", self.max_cpu_loras, self.max_loras, need=need)
+
+    @property
+    def capacity(self) -> int:
+        """Adapters kept in memory."""
+        return self.max_cpu_loras or self.max_loras

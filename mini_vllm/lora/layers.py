@@ -1,0 +1,156 @@
+"""Deltas of many adapters on one batch: y = x W^T + s (x A^T) B^T, each row with its own A and B.
+
+Promises: the base product runs once over all rows; tokens are sorted by slot once per step, so an
+adapter's rows lie together and each layer does two thin products for each adapter, never one for
+each row; no B A is ever built. Mirrors `vllm/lora/layers/base_linear.py:206`
+`BaseLinearLayerWithLoRA._apply_lora_to_output` and
+`vllm/lora/ops/triton_ops/lora_kernel_metadata.py:109` `LoRAKernelMeta.prepare_tensors`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mini_vllm.batch import ForwardBatch
+from mini_vllm.models.transformer import LinearLike, Transformer
+
+BASE = -1
+"""The slot of rows without an adapter: `vllm/lora/punica_wrapper/utils.py:54` `convert_mapping`."""
+
+DeltaFn = Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
+"""x [n, in], A [r, in], B [out, r] and a scaling to [n, out]."""
+Pair = tuple[np.ndarray, np.ndarray]
+"""A [r, in] and B [out, r], the scaling inside B."""
+
+
+def lora_delta(x: np.ndarray, a: np.ndarray, b: np.ndarray, scaling: float = 1.0) -> np.ndarray:
+    """What an adapter adds to a layer's output: shrink to r columns, expand to out.
+
+    Args:
+        x: [n, in]; a: [r, in]; b: [out, r].
+        scaling: alpha / r, or 1.0 where `b` has it already.
+
+    Returns:
+        [n, out], new.
+    """
+    delta = (x @ a.T) @ b.T
+    return delta if scaling == 1.0 else scaling * delta
+
+
+def sort_by_slot(
+    token_slots: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Group tokens by slot, each group in the order of the batch.
+
+    `[0, 0, -1, 1, 1, 0]` gives `[2, 0, 1, 5, 3, 4]`, `[-1, 0, 1]`, `[1, 3, 2]`, `[0, 1, 4, 6]`.
+
+    Args:
+        token_slots: int [num_tokens], `BASE` for none.
+
+    Returns:
+        Indices of the tokens in their new order [num_tokens]; the slots that occur, ascending
+        [num_groups]; tokens of each; and where each begins and the last one ends
+        [num_groups + 1].
+    """
+    order = np.argsort(token_slots, kind="stable")
+    slots, counts = np.unique(token_slots, return_counts=True)
+    return order, slots, counts, np.concatenate([[0], np.cumsum(counts)])
+
+
+@dataclass(slots=True)
+class Step:
+    """What the layers know of the step: whose tokens are where."""
+
+    slots: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """[num_reqs] slot of each scheduled request, in scheduling order."""
+    segments: list[tuple[int, int, int]] = field(default_factory=list)
+    """(first token, token behind the last, slot), without the base's."""
+    batch: ForwardBatch | None = None
+
+
+class LoRALinear:
+    """A projection and, by slot, what is added to it."""
+
+    def __init__(
+        self, base: LinearLike, step: Step, max_loras: int, delta: DeltaFn = lora_delta
+    ) -> None:
+        self.base, self.step, self.delta = base, step, delta
+        self.slots: list[Pair | None] = [None] * max_loras
+        """None: free, or an adapter that leaves this projection as it is."""
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """[num_tokens, in] of the tile the model is at, to [num_tokens, out]."""
+        y = self.base(x)
+        batch = self.step.batch
+        first = batch.tile.start if batch is not None else 0
+        for start, end, slot in self.step.segments:
+            pair, rows = self.slots[slot], slice(max(0, start - first), max(0, end - first))
+            if pair is not None and rows.start < min(rows.stop, len(x)):
+                y[rows] += self.delta(x[rows], *pair, 1.0)
+        return y
+
+
+class AdaptedModel:
+    """A transformer whose projections add deltas; the one it was made from stays as it was."""
+
+    def __init__(
+        self, model: Transformer, names: Sequence[str], max_loras: int, delta: DeltaFn = lora_delta
+    ) -> None:
+        """Wrap the projections `names`, such as `model.layers.0.self_attn.qkv_proj`, once.
+
+        As `vllm/lora/model_manager.py:375` `LoRAModelManager._create_lora_modules`.
+        """
+        self.step = Step()
+        self.transformer = copy.copy(model)
+        self.layers: list[Any] = [copy.copy(layer) for layer in model.layers]
+        self.transformer.layers = self.layers
+        self.linears: dict[str, LoRALinear] = {}
+        for name in names:
+            layer, attribute = self.layers[int(name.split(".")[2])], name.rpartition(".")[2]
+            linear = LoRALinear(getattr(layer, attribute), self.step, max_loras, delta)
+            self.linears[name] = linear
+            setattr(layer, attribute, linear)
+
+    def set_slot(self, slot: int, pairs: dict[str, Pair]) -> None:
+        """Put an adapter into a slot; projections it does not name add nothing for it."""
+        for name, linear in self.linears.items():
+            linear.slots[slot] = pairs.get(name)
+
+    def forward(self, batch: ForwardBatch) -> np.ndarray:
+        """As `Transformer.forward`, with the slots that `step` has for the batch's requests."""
+        if (self.step.slots == BASE).all():
+            self.step.segments = []
+        else:
+            batch = self._grouped(batch)
+        self.step.batch = batch
+        return self.transformer.forward(batch)
+
+    def _grouped(self, batch: ForwardBatch) -> ForwardBatch:
+        """The same batch with tokens and requests sorted by slot; notes the segments.
+
+        Rows of logits keep their places: they are found through `logits_indices`.
+        """
+        slots, counts = self.step.slots, np.diff(batch.query_start_loc)
+        order, groups, _, starts = sort_by_slot(np.repeat(slots, counts))
+        bounds = zip(starts[:-1].tolist(), starts[1:].tolist(), groups.tolist(), strict=True)
+        self.step.segments = [(i, j, slot) for i, j, slot in bounds if slot != BASE]
+        requests = np.argsort(slots, kind="stable")
+        if (requests[1:] > requests[:-1]).all():
+            return batch  # sorted already
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return replace(
+            batch,
+            token_ids=batch.token_ids[order],
+            positions=batch.positions[order],
+            slot_mapping=batch.slot_mapping[order],
+            query_start_loc=np.concatenate([[0], np.cumsum(counts[requests])]),
+            seq_lens=batch.seq_lens[requests],
+            block_tables=batch.block_tables[requests],
+            logits_indices=place[batch.logits_indices],
+        )

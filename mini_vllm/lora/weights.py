@@ -1,0 +1,175 @@
+"""From an adapter's folder in PEFT's layout to the A and B of each projection.
+
+Promises: nothing half loaded: configuration, names, shapes and values are checked before anything
+is kept, and each refusal is a ValueError that names the file and what was wrong. The scaling goes
+into B once, here. Mirrors `vllm/lora/peft_helper.py:22` `PEFTHelper` and
+`vllm/lora/lora_model.py:167` `LoRAModel.from_local_checkpoint`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mini_vllm.config import number, whole
+from mini_vllm.models.files import read_json
+from mini_vllm.models.loader import Shard
+from mini_vllm.models.transformer import ModelConfig
+
+Pair = tuple[np.ndarray, np.ndarray]
+_WEIGHT = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight")
+_UNSUPPORTED = ("modules_to_save", "use_dora", "rank_pattern", "alpha_pattern", "layer_replication")
+"""Keys that must be absent, empty or false. The real engine refuses the first two and does not look
+at the others, which leaves their scaling or their layers wrong without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One matrix as a checkpoint names it."""
+
+    name: str
+    """Such as `model.layers.0.self_attn.q_proj`."""
+    in_features: int
+    out_features: int
+
+
+def projections(config: ModelConfig) -> dict[str, tuple[Projection, ...]]:
+    """What can be adapted: by the name of the model's linear, the matrices packed in it, in order.
+
+    Every linear of the decoder layers except routers and experts. The real engine adapts those,
+    the embeddings and the head of some models as well.
+    """
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads = config.num_attention_heads * config.head_dim
+    kv_heads = config.num_key_value_heads * config.head_dim
+    found: dict[str, tuple[Projection, ...]] = {}
+    for layer in range(config.num_hidden_layers):
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        found[f"{attention}.qkv_proj"] = (
+            Projection(f"{attention}.q_proj", hidden, heads),
+            Projection(f"{attention}.k_proj", hidden, kv_heads),
+            Projection(f"{attention}.v_proj", hidden, kv_heads),
+        )
+        found[f"{attention}.o_proj"] = (Projection(f"{attention}.o_proj", heads, hidden),)
+        if config.moe is None or not config.moe.is_sparse(layer):
+            found[f"{mlp}.gate_up_proj"] = (
+                Projection(f"{mlp}.gate_proj", hidden, inner),
+                Projection(f"{mlp}.up_proj", hidden, inner),
+            )
+            found[f"{mlp}.down_proj"] = (Projection(f"{mlp}.down_proj", inner, hidden),)
+    return found
+
+
+def load_adapter(
+    folder: str | Path,
+    wanted: Mapping[str, Sequence[Projection]],
+    max_lora_rank: int,
+    dtype: np.dtype | type | str = np.float32,
+) -> dict[str, Pair]:
+    """Read and check an adapter.
+
+    Args:
+        folder: holds `adapter_config.json` and `adapter_model.safetensors`.
+        wanted: `projections` of the model.
+        max_lora_rank: largest rank that is accepted.
+        dtype: of the result: the model's.
+
+    Returns:
+        By matrix name A [r, in] and B [out, r], the scaling inside B.
+
+    Raises:
+        ValueError: a file is missing or damaged; a rank or feature that is not supported; a weight
+            that is foreign, of another shape, or without its other half.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"lora_path={str(folder)!r}: no such folder")
+    rank, scaling = _read_config(folder / "adapter_config.json", max_lora_rank)
+    shard = Shard.open(folder / "adapter_model.safetensors")
+    known = {p.name: p for packed in wanted.values() for p in packed}
+    names = _by_module(shard, known)
+    found: dict[str, Pair] = {}
+    for module, halves in names.items():
+        for half in "AB":
+            if half not in halves:
+                raise ValueError(f"{shard.path}: {module}: lora_{half} is missing")
+        shape = known[module]
+        by = f"r={rank} of adapter_config.json on {module}"
+        shard.check(halves["A"], (rank, shape.in_features), by)
+        shard.check(halves["B"], (shape.out_features, rank), by)
+        a, b = (shard.read(halves[half]).astype(dtype) for half in "AB")
+        b *= scaling
+        found[module] = a, b
+    return found
+
+
+def pack(packed: Sequence[Projection], modules: Mapping[str, Pair]) -> Pair | None:
+    """One A and one B for a linear that holds several matrices; None if none is adapted.
+
+    The A of all stand on top of each other [sum of r, in], the B on a diagonal of blocks
+    [out, sum of r], so that two products serve them all: q, k and v, or gate and up.
+    """
+    pairs = [(p, modules[p.name]) for p in packed if p.name in modules]
+    if not pairs:
+        return None
+    stacked = np.concatenate([a for _, (a, _) in pairs])
+    blocks = np.zeros((sum(p.out_features for p in packed), len(stacked)), dtype=stacked.dtype)
+    row = column = 0
+    for projection in packed:
+        if projection.name in modules:
+            b = modules[projection.name][1]
+            blocks[row : row + len(b), column : column + b.shape[1]] = b
+            column += b.shape[1]
+        row += projection.out_features
+    return stacked, blocks
+
+
+def _read_config(path: Path, max_lora_rank: int) -> tuple[int, float]:
+    """Rank and scaling: alpha / r, with rsLoRA alpha / sqrt(r)."""
+    raw = read_json(path)
+    missing = [key for key in ("r", "lora_alpha", "target_modules") if raw.get(key) is None]
+    if missing:
+        raise ValueError(f"{path}: {', '.join(missing)} is missing")
+    for key in _UNSUPPORTED:
+        if raw.get(key):
+            raise ValueError(f"{path}: {key}={raw[key]!r}: not supported")
+    for key, accepted in (("bias", "none"), ("peft_type", "LORA")):
+        if raw.get(key, accepted) != accepted:
+            raise ValueError(f"{path}: {key}={raw[key]!r}: need {accepted!r}")
+    if not isinstance(raw["target_modules"], list | str):
+        raise ValueError(f"{path}: target_modules={raw['target_modules']!r}: need names")
+    rank = whole(f"{path}: r", raw["r"], 1)
+    if rank > max_lora_rank:
+        raise ValueError(f"{path}: r={rank}: greater than max_lora_rank={max_lora_rank}")
+    return rank, _scaling(path, raw, rank)
+
+
+def _scaling(path: Path, raw: Mapping[str, Any], rank: int) -> float:
+    rslora = raw.get("use_rslora", False)
+    if not isinstance(rslora, bool):
+        raise ValueError(f"{path}: use_rslora={rslora!r}: need true or false")
+    return number(f"{path}: lora_alpha", raw["lora_alpha"]) / (math.sqrt(rank) if rslora else rank)
+
+
+def _by_module(shard: Shard, known: Mapping[str, Projection]) -> dict[str, dict[str, str]]:
+    """Per matrix the tensor that is its A and the one that is its B."""
+    names: dict[str, dict[str, str]] = {}
+    for tensor in shard.tensors:
+        match = _WEIGHT.fullmatch(tensor)
+        if match is None:
+            raise ValueError(f"{shard.path}: {tensor} is no LoRA weight that is supported")
+        names.setdefault(match[1], {})[match[2]] = tensor
+    if not names:
+        raise ValueError(f"{shard.path}: holds no weights")
+    unexpected = sorted(set(names) - set(known))
+    if unexpected:
+        kinds = ", ".join(sorted({name.rpartition(".")[2] for name in known}))
+        shown = ", ".join(unexpected[:3]) + (", ..." if len(unexpected) > 3 else "")
+        raise ValueError(f"{shard.path}: the model has no {shown} to adapt; it has {kinds}")
+    return names
