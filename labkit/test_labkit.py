@@ -66,6 +66,7 @@ def test_a_result_of_a_process_that_failed_afterwards_does_not_count(tmp_path):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.usefixtures("usual_signals")
 def test_whoever_ends_the_run_ends_its_engine(tmp_path, number):
     # the engine core is a process of the engine's, in a session of its own
     child = script(tmp_path, (
