@@ -245,6 +245,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def count(path: Path) -> int:
+    """How many lines that are not blank a file holds, without reading what they say.
+
+    Raises:
+        RecordingError: the file cannot be read.
+    """
+    return sum(1 for _ in _lines(path))
+
+
 def write(path: Path, recordings: Iterable[Recording]) -> None:
     """Write recordings, gzipped when the name says so; equal recordings give equal bytes."""
     text = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in recordings)

@@ -192,7 +192,9 @@ class SparseMLP(nn.Module):
         experts = zip(self.gate_proj, self.up_proj, self.down_proj, strict=True)
         out = [
             F.linear(F.silu(F.linear(group, gate)) * F.linear(group, up), down)
-            for group, (gate, up, down) in zip(flat[rows].split(loads.tolist()), experts, strict=True)
+            for group, (gate, up, down) in zip(
+                flat[rows].split(loads.tolist()), experts, strict=True
+            )
         ]
         out = torch.cat(out) * weights.flatten()[order][:, None]
         return torch.zeros_like(flat).index_add(0, rows, out.to(flat.dtype)).view(x.shape)

@@ -52,6 +52,20 @@ class StepRecord:
                 del record[name]
         return record
 
+    def scheduled_text(self) -> str:
+        """`A:11+16c B:1`: tokens scheduled per request, and those taken from the prefix cache."""
+        parts = []
+        for request_id, count in self.num_scheduled_tokens.items():
+            cached = self.num_cached_tokens.get(request_id, 0)
+            parts.append(f"{request_id}:{count}" + (f"+{cached}c" if cached else ""))
+        return " ".join(parts) or "-"
+
+    def events_text(self) -> str:
+        """`B preempted, C resumed, A length`: who lost its blocks, came back, ended and why."""
+        events = [f"{request_id} preempted" for request_id in self.preempted]
+        events += [f"{request_id} resumed" for request_id in self.resumed]
+        return ", ".join(events + [f"{name} {reason}" for name, reason in self.finished.items()])
+
 
 @contextmanager
 def observing(engine: LLMEngine, observer: Callable[[SchedulerOutput], None]) -> Iterator[None]:

@@ -157,7 +157,8 @@ def test_both_bounds_of_the_capability_count(lab):
 def test_recorded_reasons(lab):
     for asked in recorded.questions():
         said = recorded.reasons_difference(lab, asked)
-        assert not said, said
+        if said:
+            pytest.fail(said, pytrace=False)
 
 
 # --- Part B ---------------------------------------------------------------------------------------
@@ -246,7 +247,8 @@ def test_a_family_has_one_order(lab):
 def test_recorded_choices(lab):
     for asked in recorded.questions():
         said = recorded.choice_difference(lab, asked)
-        assert not said, said
+        if said:
+            pytest.fail(said, pytrace=False)
 
 
 def test_no_valid_backend_raises(lab):
@@ -429,7 +431,8 @@ def test_cpu_ignores_override(lab):
 def test_a_wide_sample_of_the_recording(lab):
     for asked in itertools.islice(recorded.questions(whole=True), 5, None, 37):
         said = recorded.difference(lab, asked)
-        assert not said, said
+        if said:
+            pytest.fail(said, pytrace=False)
 
 
 # --- Part C ---------------------------------------------------------------------------------------
