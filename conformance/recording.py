@@ -197,18 +197,25 @@ BEYOND = 3
 """What an asynchronous recorder samples in the step planned after a request's last token."""
 
 
-def read(path: Path, upstream: Mapping[str, str] | None = UPSTREAM) -> Iterator[Recording]:
+def read(
+    path: Path,
+    upstream: Mapping[str, str] | None = UPSTREAM,
+    wanted: Callable[[int], bool] | None = None,
+) -> Iterator[Recording]:
     """The recordings of a `.jsonl` or `.jsonl.gz` file, one per line, each checked.
 
     Args:
         path: the file.
         upstream: version and commit that every line must have been recorded from; None: any.
+        wanted: of a line's number, from 1; the others are passed over unread. None: every line.
 
     Raises:
         RecordingError: the file cannot be read, or a line is not a recording of that release.
     """
     count = 0
     for number, line in _lines(path):
+        if wanted and not wanted(number):
+            continue
         try:
             recording = json.loads(line)
         except json.JSONDecodeError as error:
