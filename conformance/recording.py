@@ -30,12 +30,15 @@ class RecordingError(Exception):
     """A file is not a recording of the pinned version; the message names file and line."""
 
 
+# Of what `json` gives, so types are exact: a bool is no int, and whole lists are asked at once.
+
+
 def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return type(value) is int
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, list) and set(map(type, value)) <= {str}
 
 
 def _is_text(value: object) -> bool:
@@ -43,15 +46,15 @@ def _is_text(value: object) -> bool:
 
 
 def _is_ints(value: object) -> bool:
-    return isinstance(value, list) and all(_is_int(item) for item in value)
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def _is_map(value: object, of: Callable[[object], bool]) -> bool:
-    return isinstance(value, dict) and all(of(item) for item in value.values())
+    return isinstance(value, dict) and all(map(of, value.values()))
 
 
 def _is_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+    return isinstance(value, list) and set(map(type, value)) <= {dict}
 
 
 def _is_tables(value: object) -> bool:
