@@ -61,10 +61,11 @@ class StepRecord:
         return " ".join(parts) or "-"
 
     def events_text(self) -> str:
-        """`B preempted, C resumed, A length`: who lost its blocks, came back, ended and why."""
+        """`B preempted, C resumed, A done: length`: who lost its blocks, came back, ended and why."""
         events = [f"{request_id} preempted" for request_id in self.preempted]
         events += [f"{request_id} resumed" for request_id in self.resumed]
-        return ", ".join(events + [f"{name} {reason}" for name, reason in self.finished.items()])
+        events += [f"{request_id} done: {reason}" for request_id, reason in self.finished.items()]
+        return ", ".join(events)
 
 
 @contextmanager
