@@ -61,7 +61,7 @@ class StepRecord:
         return " ".join(parts) or "-"
 
     def events_text(self) -> str:
-        """`B preempted, C resumed, A done: length`: who lost its blocks, came back, ended and why."""
+        """`B preempted, C resumed, A done: length`: who lost its blocks, came back, ended."""
         events = [f"{request_id} preempted" for request_id in self.preempted]
         events += [f"{request_id} resumed" for request_id in self.resumed]
         events += [f"{request_id} done: {reason}" for request_id, reason in self.finished.items()]
