@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import recording, workloads
+from conformance.releases import RELEASES
 from labkit.tables import markdown_table, write_section
 
 FOLDER = Path(__file__).parent / "recordings"
@@ -254,7 +255,7 @@ PARTS: dict[str, Part] = {
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`", "runs", "engine", "engine",
     ),
-    **{f"release-{version}": _release(version) for version in ("0.23.0", "0.27.1", "0.33.0")},
+    **{f"release-{version}": _release(version) for version in RELEASES},
     "release-hazard": Part(
         "releases/hazard-0.33.0.jsonl.gz", "releases.record:hazard",
         "the stale read under the priority policy, at 0.33.0", "`test_releases.py`", "workloads",
@@ -314,7 +315,11 @@ def count_of(name: str, folder: Path = FOLDER) -> int | None:
     path = folder / PARTS[name].file
     if not path.is_file():
         return None
+<<<<<<< HEAD
     return sum("about" not in entry for entry in recording.lines(path))
+=======
+    return recording.count(path) - (PARTS[name].group == "parts")
+>>>>>>> wa
 
 
 def command_of(name: str) -> str:

@@ -64,16 +64,6 @@ def name_of(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"R{number}"
 
 
-def scheduled_text(step: dict[str, Any] | StepRecord) -> str:
-    """`A:11+16c B:1`: tokens scheduled per request, and tokens taken from the prefix cache."""
-    data = step if isinstance(step, dict) else step.to_json()
-    parts = []
-    for request_id, count in data["num_scheduled_tokens"].items():
-        cached = data["num_cached_tokens"].get(request_id, 0)
-        parts.append(f"{request_id}:{count}" + (f"+{cached}c" if cached else ""))
-    return " ".join(parts) or "-"
-
-
 def run(
     console: Console,
     prompts: list[str],
@@ -88,17 +78,15 @@ def run(
     for name in ("step", "scheduled", "total", "running", "waiting", "free", "events"):
         table.add_column(name, justify="right" if name in ("step", "total", "free") else "left")
     for step in data["steps"]:
-        events = [f"{r} preempted" for r in step["preempted"]]
-        events += [f"{r} resumed" for r in step["resumed"]]
-        events += [f"{r} {reason}" for r, reason in step["finished"].items()]
+        record = StepRecord(**step)
         table.add_row(
-            str(step["step"]),
-            scheduled_text(step),
-            str(sum(step["num_scheduled_tokens"].values())),
-            " ".join(step["running"]) or "-",
-            " ".join(step["waiting"]) or "-",
-            str(step["free_blocks"]),
-            ", ".join(events),
+            str(record.step),
+            record.scheduled_text(),
+            str(sum(record.num_scheduled_tokens.values())),
+            " ".join(record.running) or "-",
+            " ".join(record.waiting) or "-",
+            str(record.free_blocks),
+            record.events_text(),
         )
     console.print(table)
     for request in data["requests"]:

@@ -251,18 +251,12 @@ def trace_header() -> str:
 
 def trace_line(record: StepRecord) -> str:
     """One step as text: totals, queues, free blocks, then what each request got and why."""
-    parts = []
-    for request_id, count in record.num_scheduled_tokens.items():
-        cached = record.num_cached_tokens.get(request_id, 0)
-        parts.append(f"{request_id}:{count}" + (f" (+{cached} cached)" if cached else ""))
-    notes = [f"preempted {request_id}" for request_id in record.preempted]
-    notes += [f"{request_id} done: {reason}" for request_id, reason in record.finished.items()]
     total = sum(record.num_scheduled_tokens.values())
     line = (
         f"{record.step:>4}  {total:>6}  {len(record.running):>3} {len(record.waiting):>4}"
-        f"  {record.free_blocks:>5}  {'  '.join(parts)}"
+        f"  {record.free_blocks:>5}  {record.scheduled_text()}"
     )
-    return line + (f"   [{', '.join(notes)}]" if notes else "")
+    return line + (f"   [{events}]" if (events := record.events_text()) else "")
 
 
 @app.command()

@@ -277,6 +277,7 @@ def test_logits_that_are_no_numbers_end_the_one_request(bad, temperature):
     assert after.outputs[0].finish_reason == "length"
 
 
+@pytest.mark.usefixtures("usual_signals")
 def test_ctrl_c_waits_until_an_abort_is_complete():
     made = engine()
     request_id = made.add_request("abcdef", params(False))
