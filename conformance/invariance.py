@@ -1,10 +1,10 @@
-"""Greedy texts of the same prompts alone and together: which change with their batch mates, and why.
+"""Greedy texts of the same prompts alone and together: which change with their batch, and why.
 
     course engine run -m conformance.record invariance-bfloat16    # or -float32: the real engine
     python -m conformance.invariance --write                       # the table, any machine
 
-Everything else is equal: one engine, one model, no sampling, prefix caching off. What differs is how
-many rows a product has, hence which kernel runs it and in which order it adds. A text leaves the
+All else is equal: one engine, one model, no sampling, prefix caching off. What differs is how many
+rows a product has, hence which kernel runs it and in which order it adds. A text leaves the
 other one where two candidates are closer than that rounding; `gap` is the difference of their
 logprobs there.
 """
@@ -43,15 +43,22 @@ def ask(llm: Any, params: Any, wrap: bool) -> dict[str, Any]:
         if list(one.token_ids) != list(other.token_ids)
     ]
     shifts = [
-        abs(a.logprobs[0][t].logprob - b.logprobs[0][t].logprob)
+        abs(one.logprob - other.logprob)
         for a, b in zip(alone, together, strict=True)
-        for t in a.logprobs[0]
-        if t in b.logprobs[0]
+        for one, other in _same_context(a, b)
     ]
     return {
         "num_prompts": len(asked), "max_tokens": MAX_TOKENS, "changed": changed,
         "largest_shift": float(max(shifts)), "median_shift": float(np.median(shifts)),
     }  # fmt: skip
+
+
+def _same_context(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
+    """The logprobs that both texts give a token after the same tokens."""
+    for position, (one, other) in enumerate(zip(a.logprobs, b.logprobs, strict=True)):
+        yield from ((one[token], other[token]) for token in one if token in other)
+        if a.token_ids[position] != b.token_ids[position]:
+            return
 
 
 def _parting(number: int, one: Any, other: Any) -> dict[str, Any]:

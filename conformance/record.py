@@ -140,6 +140,10 @@ PARTS: dict[str, Part] = {
         "masks, probabilities, token, logprobs",
         "`test_sampler.py`, lab 09-01",
     ),
+    "sampling_edges": _part(
+        "sampling_edges", "`vllm/sampling_params.py:168` `SamplingParams`, what it accepts",
+        "`SamplingParams`, refusals and all",
+    ),
     "attention_selector": _part(
         "attention_selector",
         "`vllm/platforms/cuda.py:258` `CudaPlatformBase.get_valid_backends` on simulated devices",
@@ -238,6 +242,11 @@ PARTS: dict[str, Part] = {
         "the stale read under the priority policy, at 0.33.0", "`test_releases.py`", "workloads",
         "releases", options={"version": "0.33.0"},
     ),
+    "release-stops": Part(
+        "releases/check_stop-0.33.0.jsonl.gz", "releases.record:stops",
+        "`check_stop` of 0.33.0, the cases of `check_stop`", "`test_releases.py`, lab 19-05",
+        group="releases", options={"version": "0.33.0"},
+    ),
 }  # fmt: skip
 """Every part, by name. A recorder that is added adds its line."""
 
@@ -282,8 +291,7 @@ def count_of(name: str, folder: Path = FOLDER) -> int | None:
     path = folder / PARTS[name].file
     if not path.is_file():
         return None
-    entries = recording.lines(path)
-    return sum(1 for _ in entries) - (PARTS[name].group == "parts")
+    return sum("about" not in entry for entry in recording.lines(path))
 
 
 def command_of(name: str) -> str:

@@ -3,9 +3,9 @@
     python -m conformance.replay conformance/recordings/*.jsonl.gz
     python -m conformance.replay --block-pool path/to/solution.py:BlockPool FILE...
 
-Prints the first difference with its context and ends with `N workloads, M steps: K differ`; exit
-status 0 when K is 0, 1 when it is not, 2 when a file is not a recording of the pin. Labs call
-`first_difference` with a learner's classes.
+Prints the first difference with its context and ends with `N workloads, M steps: K differ`, and by
+which field first where several do; exit status 0 when K is 0, 1 when it is not, 2 when a file is
+not a recording of the pin. Labs call `first_difference` with a learner's classes.
 """
 
 from __future__ import annotations
@@ -80,11 +80,21 @@ class Result:
     num_steps: int
     differences: tuple[Difference, ...]
 
+    def by_field(self) -> dict[str, list[Difference]]:
+        """The differences by the field that differs first, the most frequent field first."""
+        found: dict[str, list[Difference]] = {}
+        for difference in self.differences:
+            found.setdefault(difference.field, []).append(difference)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
     def __str__(self) -> str:
-        return (
-            f"{self.num_workloads} workloads, {self.num_steps} steps: "
-            f"{len(self.differences)} differ"
-        )
+        lines = [
+            f"  first in {field}: {len(of)} workloads, such as seed {of[0].seed}"
+            for field, of in self.by_field().items()
+        ]
+        counted = f"{self.num_workloads} workloads, {self.num_steps} steps"
+        lines.append(f"{counted}: {len(self.differences)} differ")
+        return "\n".join(lines if len(self.differences) > 1 else lines[-1:])
 
 
 def mini_scheduler(
@@ -442,25 +452,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.replay",
         description="Replay recordings of the real v0.22.1 scheduler and compare every decision.",
-        epilog="With --release the recordings are of a later release, and so are the parts.",
+        epilog="With --release recordings are of a later release, and so are parts not named.",
     )
     part: dict[str, Any] = {"type": _load, "metavar": "MODULE:NAME"}
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.gz")
-    parser.add_argument("--scheduler", default=Scheduler, help="scheduler class to test", **part)
-    parser.add_argument("--kv-cache-manager", default=KVCacheManager, help="its manager", **part)
-    parser.add_argument("--block-pool", default=BlockPool, help="its pool", **part)
+    parser.add_argument("--scheduler", help="scheduler class to test", **part)
+    parser.add_argument("--kv-cache-manager", help="its manager", **part)
+    parser.add_argument("--block-pool", help="its pool", **part)
     parser.add_argument(
         "--release", metavar="VERSION", help="its parts, on its kept recordings or on FILEs"
     )
     parser.add_argument("--seed", type=int, help="replay only this workload")
     parser.add_argument("--all", action="store_true", help="show one difference per workload")
     arguments = parser.parse_args(argv)
-    build: Build = functools.partial(
-        mini_scheduler,
-        scheduler=arguments.scheduler,
-        kv_cache_manager=arguments.kv_cache_manager,
-        block_pool=arguments.block_pool,
-    )
+    build: Build = mini_scheduler
     make_request: MakeRequest = mini_request
     files: list[Path] = arguments.files
     upstream: Mapping[str, str] | None = recording.UPSTREAM
@@ -474,6 +479,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         upstream = None if files else release.upstream  # another release's, on these parts
         files = files or [release.path]
         build, make_request = releases.builders(release.version)
+    names = ("scheduler", "kv_cache_manager", "block_pool")
+    named = {name: mine for name in names if (mine := getattr(arguments, name)) is not None}
+    build = functools.partial(build, **named)
     if not files:
         parser.error("name at least one FILE, or a release with --release")
     select = None if arguments.seed is None else lambda entry: entry["seed"] == arguments.seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import itertools
 import json
 import re
 import subprocess
@@ -327,6 +328,22 @@ def test_the_command_replays_against_a_part_named_by_its_file(
     assert done.stdout.splitlines()[-1].endswith("steps: 1 differ")
     assert done.stdout.startswith(f"seed {entry['seed']} of ")
     assert done.stderr == ""
+
+
+def test_the_command_puts_a_named_part_beside_a_releases_others(
+    entry: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from conformance import releases
+
+    kept = recording.read(releases.release_of("0.33.0").path, None)
+    recording.write(tmp_path / "some.jsonl", itertools.islice(kept, 9))
+    command = [str(tmp_path / "some.jsonl"), "--release", "0.33.0"]
+    assert replay.main(command) == 0
+    capsys.readouterr()
+    assert replay.main([*command, "--block-pool", "mini_vllm.block_pool:BlockPool"]) == 1
+    *_, field, counted = capsys.readouterr().out.splitlines()
+    number = int(counted.split()[-2])
+    assert field.startswith(f"  first in block_ids: {number} workloads, such as seed ")
 
 
 def test_a_seed_decides_its_workload() -> None:

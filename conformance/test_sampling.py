@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
 
 from conformance import parts, sampling, sampling_texts
+from conformance.recorders.sampling_edges import unpacked
+from mini_vllm import LLMEngine, SamplingParams
 
 CASES = parts.load("sampler")
 
@@ -61,3 +64,51 @@ def test_where_no_token_is_left_the_real_engine_says_token_0_and_ours_an_error()
                                 "wishes": real["wishes"][:2]})  # fmt: skip
     assert [tokens[:2] for tokens, _ in real["impossible"]] == [[0, 0], [0, 0]]
     assert [reason for _, reason in ours["impossible"]] == ["error", "error"]
+
+
+def why_not(field: str, value: object) -> str | None:
+    """Why we refuse a value that the real engine lets in, where it can do no good."""
+    if isinstance(value, dict) and value:
+        value = next(iter(value.values()))
+    if isinstance(value, bool):
+        return "a truth value is no number"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan and infinity have no law"
+    if isinstance(value, float) and field not in NUMBERS:
+        return "a fraction is no count"
+    return {
+        ("max_tokens", None): "here every request is bounded when it comes",
+        ("seed", -2): "numpy's generators take no negative seed",
+        ("seed", "x"): "a text is no seed",
+        ("logit_bias", str([0])): "a list is no mapping",
+        ("stop_token_ids", str([-1])): "no token has this id",
+    }.get((field, value if not isinstance(value, list) else str(value)))
+
+
+NUMBERS = (
+    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"
+)  # fmt: skip
+
+
+def test_what_is_accepted_is_what_the_real_engine_accepts_but_for_named_reasons():
+    engine = LLMEngine("toy", num_blocks=1200)
+    stricter = 0
+    for case in parts.load("sampling_edges"):
+        field, value = case["field"], unpacked(case["value"])
+        try:
+            made = SamplingParams(**case["base"], **{field: value})
+            engine.inputs.process([1], made)
+        except ValueError as refusal:
+            assert field in str(refusal), f"{field}={value!r}: {refusal}"
+            if case["accepted"]:
+                assert why_not(field, value), f"{field}={value!r}: vLLM accepts it"
+                stricter += 1
+            continue
+        if (field, value) == ("bad_words", "a"):  # a bare text fails an assertion there
+            continue
+        assert case["accepted"], f"{field}={value!r}: vLLM says {case['raised']}"
+        after, wanted = getattr(made, field), unpacked(case["becomes"])
+        if isinstance(after, tuple):
+            after = list(after)
+        assert after == (wanted or None if field == "logit_bias" else wanted), f"{field}={value!r}"
+    assert stricter == 28

@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 
-from conformance import hazard, recording, releases, shadow
+from conformance import hazard, parts, recording, releases, shadow
+from conformance.releases import __main__ as counts
 from conformance.replay import first_difference, replay, replay_files
+from labkit.tables import markdown_table
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.parts import EngineParts
@@ -39,6 +41,15 @@ def test_all_kept_workloads_of_a_release(version):
     build, make_request = releases.builders(version)
     result = replay_files([release.path], build, make_request, upstream=release.upstream)
     assert (result.num_workloads, len(result.differences)) == (len(releases.SEEDS), 0), result
+
+
+@pytest.mark.slow
+def test_the_table_on_the_pages_is_what_a_replay_counts():
+    table = markdown_table(counts.HEADER, counts.rows())
+    for name in counts.PAGES:
+        assert table in (counts.ROOT / name).read_text(encoding="utf-8"), (
+            f"{name} is stale: python -m conformance.releases --write"
+        )
 
 
 def less(**rules):
@@ -123,6 +134,46 @@ def test_the_pins_engine_differs_from_later_releases_where_they_changed():
     first = {v: [next(e) for _ in range(60)] for v, e in entries.items()}
     differ = {v: sum(replay(entry)[1] is not None for entry in first[v]) for v in EVERY}
     assert differ["0.23.0"] == 0 < differ["0.27.1"] < differ["0.33.0"]
+
+
+def stops_that_differ(request_class):
+    release = releases.release_of("0.33.0")
+    cases = parts.load("check_stop-0.33.0", releases.FOLDER, release.upstream)
+    assert len(cases) == 10_920
+    return sum(bool(parts.replay_check_stop(case, request_class)) for case in cases)
+
+
+class LengthBeforeMinTokens(Request):
+    """Only the length limits come before min_tokens, not the stop tokens."""
+
+    def maybe_finish(self, max_model_len=None):
+        num_output_tokens, params = self.num_output_tokens, self.sampling_params
+        if 0 < num_output_tokens < params.min_tokens and (
+            num_output_tokens >= params.max_tokens or self.num_tokens >= max_model_len
+        ):
+            self.status = RequestStatus.FINISHED_LENGTH
+            return True
+        return super().maybe_finish(max_model_len)
+
+
+class LengthFirst(v0_33_0.StopBeforeMinTokens):
+    """The model's length is asked before the stop tokens, too."""
+
+    def maybe_finish(self, max_model_len=None):
+        if self.num_output_tokens and self.num_tokens >= max_model_len:
+            self.status = RequestStatus.FINISHED_LENGTH
+            return True
+        return super().maybe_finish(max_model_len)
+
+
+def test_requests_end_where_the_check_of_0_33_0_ends_them():
+    assert stops_that_differ(parts_of("0.33.0").request) == 0
+
+
+def test_the_pins_stop_check_and_misread_ones_are_caught():
+    assert stops_that_differ(Request) == 888
+    assert stops_that_differ(LengthBeforeMinTokens) > 0
+    assert stops_that_differ(LengthFirst) > 0
 
 
 def stopped(request_class, tokens, min_tokens, max_tokens, max_model_len):

@@ -116,6 +116,12 @@ def test_top_k_keeps_ties(lab):
         )
     for k in (0, -1):
         same(kept(lab.apply_top_k(z, k)), list(range(5)), f"k={k} is off")
+    far = np.array([0.0, -800.0, -900.0])
+    same(
+        kept(lab.apply_top_k(far, 2)),
+        [0, 1],
+        f"{far.tolist()}, k=2: the logits differ, if not their exp",
+    )
 
 
 def test_top_k_one_is_argmax(lab):
@@ -153,6 +159,7 @@ def test_min_p_cutoff_is_confidence_relative(lab):
         (PEAKED, 1.0, [0], "nothing but the likeliest"),
         (np.array([5.0, 5.0, 4.0]), 1.0, [0, 1], "two are the likeliest"),
         (np.array([0.0, np.log(0.5), -np.inf]), 0.5, [0, 1], "exactly half of the likeliest: kept"),
+        (np.array([0.0, np.log(0.5) - 1e-9]), 0.5, [0], "a billionth below the bound, in float64"),
         (np.array([-900.0, 800.0, 799.5]), 0.5, [1, 2], "only differences count"),
     ):
         same(kept(lab.apply_min_p(logits, min_p)), expected, f"min_p={min_p}: {why}")
@@ -316,6 +323,7 @@ def test_penalty_applies_to_greedy(lab):
         1e-6,
     )
     same(lab.sample(z, GREEDY, [], [ban(0)]), 1, "a banned token is not greedy's choice either")
+    same(lab.sample(z, strong, [0] + [2] * 400), 1, "id 0 was said 400 tokens ago, and counts")
 
 
 def test_greedy_takes_the_lowest_id_and_draws_nothing(lab, monkeypatch):
@@ -332,6 +340,11 @@ def test_greedy_takes_the_lowest_id_and_draws_nothing(lab, monkeypatch):
         same(lab.sample(z, wish, [], (), rng), 1, f"with a generator the same; {knobs}")
     same(law(lab, z, GREEDY).tolist(), [0.0, 1.0, 0.0, 0.0], "the law of a greedy row: one 1")
     same(rng.bit_generator.state, before, "the generator that was given has not moved (P4)")
+
+
+def test_only_temperature_0_is_greedy(lab):
+    got = law(lab, np.array([0.0, 1e-6]), Wish(temperature=1e-6))
+    close(got, [0.268941, 0.731059], "logits 0 and 1e-6 at temperature 1e-6: as 0 and 1 at 1", 1e-6)
 
 
 def test_penalty_commutes_with_temperature(lab):
@@ -447,7 +460,9 @@ def test_without_a_generator_the_seed_decides(lab):
         for _ in range(2):
             same(lab.sample(z, Wish(seed=seed), []), expected, f"seed {seed}, 1,000 equal tokens")
     many = {lab.sample(z, Wish(), []) for _ in range(20)}
-    assert len(many) > 5, f"no seed: another token nearly every time\nexpected many\ncame     {many}"
+    assert len(many) > 5, (
+        f"no seed: another token nearly every time\nexpected many\ncame     {many}"
+    )
 
 
 def test_frequencies_are_the_law(lab):
@@ -544,9 +559,11 @@ def test_the_real_samplers_truncation(lab):
 def test_the_engine_says_the_same_with_your_sampler(lab, seed):
     prompts = ["The KV cache is", "A block", "def f(x):"]
     wishes = [
-        SamplingParams(0.8, top_k=20, seed=seed, max_tokens=16, ignore_eos=True),
-        SamplingParams(1.2, top_p=0.9, min_p=0.02, seed=seed, max_tokens=16, ignore_eos=True),
-        SamplingParams(0.0, max_tokens=16, ignore_eos=True),
+        SamplingParams(temperature=0.8, top_k=20, seed=seed, max_tokens=16, ignore_eos=True),
+        SamplingParams(
+            temperature=1.2, top_p=0.9, min_p=0.02, seed=seed, max_tokens=16, ignore_eos=True
+        ),
+        SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True),
     ]
     texts = []
     for engine_parts in (EngineParts(), EngineParts(sampler=lab.Sampler)):

@@ -29,7 +29,7 @@ class PerRequestSampler:
 
     def __init__(self) -> None:
         """No request is live."""
-        self._generators: dict[str, np.random.Generator] = {}
+        raise NotImplementedError
 
     def sample(
         self,

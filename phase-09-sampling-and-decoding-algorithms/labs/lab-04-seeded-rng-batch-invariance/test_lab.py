@@ -169,6 +169,16 @@ def test_any_interleaving_gives_the_same_texts(lab):
             )
 
 
+def test_hundreds_of_live_requests(lab):
+    sampler, names = lab.PerRequestSampler(), [f"r{index}" for index in range(300)]
+    texts = [[sampler.sample(name, SKEWED, 1.0, 5) for name in names] for _ in range(8)]
+    weights = np.exp(SKEWED)
+    expected = reference(5, 8, weights / weights.sum())
+    for index, text in enumerate(zip(*texts, strict=True)):
+        same(list(text), expected, f"request {index} of 300 that are live at once, 8 tokens each")
+    same(len(sampler.active_ids()), 300, "none has finished (G4)")
+
+
 def test_equal_seeds_under_two_ids(lab):
     sampler = lab.PerRequestSampler()
     both = [(sampler.sample("a", FLAT, 1.0, 7), sampler.sample("b", FLAT, 1.0, 7)) for _ in "123"]
@@ -234,7 +244,7 @@ def test_the_engine_draws_as_you_do(lab):
 
     engine = LLMEngine(shipped_model(), parts=EngineParts(sampler=Probe), max_num_seqs=2)
     wishes = [
-        SamplingParams(0.9, seed=seed, max_tokens=length, ignore_eos=True)
+        SamplingParams(temperature=0.9, seed=seed, max_tokens=length, ignore_eos=True)
         for seed, length in ((5, 4), (6, 9), (7, 7))
     ]
     engine.generate(["The KV cache", "A block", "def f(x):"], wishes)
@@ -280,7 +290,8 @@ def test_noise_belongs_to_seed_and_position(lab):
     found = [lab.keyed_sample(FLAT, 1.0, *pair) for pair in pairs]
     assert len(set(found)) >= 30, (
         "36 pairs of seed and position, 1,000 ids: about 35 different tokens. Fewer, and pairs "
-        f"share their noise, as with seed + position\nexpected 30 or more\ncame     {len(set(found))}"
+        "share their noise, as with seed + position\nexpected 30 or more\n"
+        f"came     {len(set(found))}"
     )
     big = 2**63 + 5
     assert lab.keyed_sample(FLAT, 1.0, big, 0) != lab.keyed_sample(FLAT, 1.0, big, 1), (
@@ -310,9 +321,7 @@ def test_keyed_greedy_is_the_argmax(lab):
 
 def test_a_far_position_costs_what_the_first_does(lab, monkeypatch):
     monkeypatch.setattr(np.random, "Generator", Counting)
-    monkeypatch.setattr(
-        np.random, "default_rng", lambda seed=None: Counting(np.random.PCG64(seed))
-    )
+    monkeypatch.setattr(np.random, "default_rng", lambda seed=None: Counting(np.random.PCG64(seed)))
     for position in (0, 3_000):
         Counting.drawn = 0
         lab.keyed_sample(SKEWED, 1.0, 7, position)
