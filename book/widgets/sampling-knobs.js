@@ -95,7 +95,7 @@ CourseWidgets.mount("sampling-knobs", (data) => {
     const context = el("p", { class: "spec-text knob-context" });
     const verdict = el("p", { class: "film-say", "aria-live": "polite" });
     const chain = el("ol", { class: "knob-stages", "aria-label": "Tokens left after each stage" });
-    const plot = svg("svg", { role: "img", class: "roof-plot" });
+    const plot = svg("svg", { role: "img", class: "roof-plot knob-plot" });
     const SHOWN = 14;
 
     const likeliest = (law) => law.map((_, i) => i).sort((a, b) => law[b] - law[a] || a - b);
@@ -142,7 +142,7 @@ CourseWidgets.mount("sampling-knobs", (data) => {
         const none = law.every((p) => p === 0);
         const bars = ids.map((id) => [visible(id), before[id], law[id]]);
         bars.push(["others", rest(before), none ? 0 : Math.max(0, rest(law))]);
-        const W = 640, LINE = 20, L = 58, R = 100;
+        const W = 440, LINE = 20, L = 54, R = 56;
         const wide = (share) => (W - L - R) * share;
         plot.setAttribute("viewBox", `0 0 ${W} ${bars.length * LINE + 4}`);
         plot.replaceChildren(
@@ -224,9 +224,9 @@ CourseWidgets.mount("sampling-knobs", (data) => {
     const reset = el("button", { type: "button", onclick: () => { set(data.off); update(); } }, "All knobs off");
     box.append(
         el("p", { class: "knob-ask" }, question, guess, check, next), reply,
-        el("div", { class: "widget-form" }, labelled("Row of byte-llama", row), labelled("Order", order),
+        el("div", { class: "widget-form knob-form" }, labelled("Row of byte-llama", row), labelled("Order", order),
             labelled("Ban", ban), labelled("Bias on", biasToken),
-            ...[["bias", "by"], ["repetition", "Repetition penalty"], ["presence", "Presence"],
+            ...[["bias", "Bias"], ["repetition", "Repetition penalty"], ["presence", "Presence"],
                 ["frequency", "Frequency"], ["temperature", "Temperature"], ["min_p", "min-p"],
                 ["top_k", "top-k"], ["top_p", "top-p"]].map(([id, words]) => labelled(words, sliders[id], said[id]))),
         el("p", {}, reset), context, chain, verdict, plot);
