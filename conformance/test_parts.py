@@ -264,7 +264,7 @@ def test_a_part_that_is_no_recording_of_the_pin_is_refused(
         parts.load("check_stop", tmp_path)
 
 
-ELSEWHERE = ("attention_selector", "cudagraph_modes", "quantization_layouts", "sampler")
+ELSEWHERE = ("attention_selector", "cudagraph_modes", "moe", "quantization_layouts", "sampler")
 """Recorded again by the tests named for them."""
 
 
