@@ -172,7 +172,8 @@ PARTS: dict[str, Part] = {
         "`rejection_sample`, lab 08-03", needs="engine",
     ),
     "adapter_slots": _part(
-        "adapter_slots", "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager`, 30 steps",
+        "adapter_slots",
+        "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager._apply_adapters`, 30 steps",
         "`AdapterSlotCache`, `Adapters`",
     ),
     "block_sizes": _part(
