@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import recording
+from conformance.words import context, show
 from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.config import SamplingParams, SchedulerConfig
@@ -70,8 +71,8 @@ class Difference:
         where = f" of {self.path}" if self.path else ""
         return (
             f"seed {self.seed}{where}, step {self.step}, {self.field}\n"
-            f"  expected  {_show(self.expected)}\n"
-            f"  got       {_show(self.got)}\n"
+            f"  expected  {show(self.expected)}\n"
+            f"  got       {show(self.got)}\n"
             f"{self.context}"
         )
 
@@ -182,7 +183,7 @@ def replay(
             if first is None:
                 continue
             at = (first, expected[first], got[first])
-        return index + 1, Difference(entry["seed"], index, *at, _context(entry, index, event))
+        return index + 1, Difference(entry["seed"], index, *at, context(entry, index, event))
     return len(entry["steps"]), None
 
 
@@ -409,33 +410,6 @@ def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> b
             key in want or reason == "abort" for key, reason in have.items()
         )
     return False
-
-
-# ---------------------------------------------------------------------- words
-
-
-def _context(entry: recording.Recording, index: int, event: Mapping[str, Any]) -> str:
-    config = ", ".join(f"{key}={value}" for key, value in entry["config"].items())
-    lines = [f"  config    {config}"]
-    lines += [
-        f"  event     add {add['request_id']}: {len(add['prompt_token_ids'])} prompt tokens, "
-        f"max_tokens {add['max_tokens']}, priority {add['priority']}"
-        for add in event.get("add", ())
-    ]
-    lines += [f"  event     abort {request_id}" for request_id in event.get("abort", ())]
-    if index > 0:
-        before = entry["steps"][index - 1]
-        lines.append(
-            f"  step {index - 1:<4} running {before['running']}, waiting {before['waiting']}, "
-            f"{before['free_blocks']} free blocks"
-        )
-        lines.append(f"            computed {_show(before['num_computed_tokens'])}")
-    return "\n".join(lines)
-
-
-def _show(value: Any, width: int = 400) -> str:
-    text = str(value)
-    return text if len(text) <= width else f"{text[:width]} ... ({len(text)} characters)"
 
 
 # ---------------------------------------------------------------------- command

@@ -63,7 +63,7 @@ MUTANTS = (
            "    if repetition != 1.0:\n        seen"),
     Mutant("adds the bias after the penalties", "processors",
            "logit_bias, *own, penalties]", "*own, penalties, logit_bias]"),
-    Mutant("adds the bias before the mask of allowed tokens, at the mask's place", "processors",
+    Mutant("levels the tokens that are allowed", "processors",
            "    masked[ids] = row[ids]\n", "    masked[ids] = 0.0\n"),
     Mutant("lets a bad word begin in the prompt", "processors",
            "first = max(request.num_prompt_tokens, request.num_tokens - longest)",

@@ -23,6 +23,7 @@ from conformance import (
     real_spec,
     recording,
     replay,
+    sampling_texts,
     serve_stream,
     shadow,
 )
@@ -183,6 +184,17 @@ def test_three_adapters_and_the_base_in_one_batch_say_what_the_mini_engine_says(
     heard = lora_texts.kept(folder=tmp_path / "engine")
     assert heard["outputs"] == lora_texts.kept()["outputs"]
     assert not any(lora_texts.differing(heard, lora_texts.mini(heard)).values())
+
+
+# ------------------------------------------------------------------ every knob
+
+
+@pytest.mark.slow
+def test_a_hundred_requests_with_every_knob_are_answered_alike(run, tmp_path):
+    """Texts, logprobs and beams, float32; recorded anew and compared with the mini engine."""
+    run("conformance.record", "texts-sampling", "--out", str(tmp_path))
+    heard = sampling_texts.kept(tmp_path / "engine" / sampling_texts.FILE.name)
+    assert sampling_texts.differences(heard, sampling_texts.mini(heard, "float32")) == []
 
 
 # ------------------------------------------------------------------ the build
