@@ -12,7 +12,7 @@ import pytest
 from conformance import parts
 from course.conftest import REPOSITORY
 from course.files import load_module
-from course.site import sampling_knobs, widgets
+from course.site import adapter_slots, sampling_knobs, widgets
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.sampler import Sampler, probabilities
 
@@ -241,3 +241,23 @@ def test_each_wrong_order_shows_on_some_row():
             and (example["row"], example["knobs"]) == (right["row"], right["knobs"])
         ]
         assert any(differs) == (name != "vLLM's")
+
+
+def test_of_adapters_and_slots_no_step_has_more_adapters_than_slots_and_nobody_is_lost():
+    document = adapter_slots.adapter_slots()
+    for name, films in document["films"].items():
+        letters = document["patterns"][name]
+        for slots, film in films.items():
+            for step in film["steps"]:
+                pairs = zip(letters, step["states"], strict=True)
+                running = {letter for letter, state in pairs if state == "r"} - {"-"}
+                assert len(running) <= int(slots)
+            for number in range(len(letters)):
+                ran = sum(step["states"][number] == "r" for step in film["steps"])
+                assert ran == document["num_tokens"], (name, slots, number)
+
+
+def test_more_slots_never_make_adapters_wait_longer_here():
+    for films in adapter_slots.adapter_slots()["films"].values():
+        waited = [film["waited"] for film in films.values()]
+        assert waited == sorted(waited, reverse=True)
