@@ -359,6 +359,10 @@ def test_never_materializes_ba(lab):
         [[2, 6], [6, 20]],
         "lora_delta of 6 rows, in 30, out 20, rank 2: shrink to (6, 2), expand to (6, 20)",
     )
+    x, W, A, B = counted(np.ones((6, 30)), np.ones((20, 30)), np.ones((2, 30)), np.ones((20, 2)))
+    lab.apply_single(x, W, A, B, 0.5)
+    built = [shape for shape in Counted.work.results if sorted(shape) == [20, 30]]
+    same(built, [], "arrays as large as W in apply_single: the weights are not merged (D3)")
 
 
 # --- the metadata of the kernels ------------------------------------------------------------------

@@ -81,6 +81,12 @@ def test_shrink_ratio_is_the_headline(lab, record_property):
         0.01,
     )
     near(lab.shrink_ratio(7_000_000_000, 4096, 32, 16), 417.23, "a round 7e9", 0.01)
+    near(
+        lab.shrink_ratio(LLAMA2_PARAMS, 4096, 32, 16, 2),
+        803.28,
+        "an adapter of two matrices in each layer: half as large",
+        0.01,
+    )
     record_property("measured.shrink", lab.shrink_ratio(LLAMA2_PARAMS, 4096, 32, 16))
 
 
@@ -132,6 +138,11 @@ def test_a_slot_has_room_for_every_wrapped_matrix(lab, record_property):
         lab.slot_reservation_bytes(1, 8, QWEN3, 28),
         int(9.625 * MIB),
         "Qwen3-0.6B: one slot of rank 8, 9.625 MiB",
+    )
+    whole(
+        lab.slot_reservation_bytes(1, 8, QWEN3, 28, 4),
+        int(19.25 * MIB),
+        "and in float32, four bytes a number",
     )
     record_property("measured.reserved", lab.slot_reservation_bytes(32, 64, LLAMA2, 32) / GIB)
 
