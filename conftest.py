@@ -1,4 +1,4 @@
-"""Fixtures of the whole repository: `lab` and `gpu_device`, and what skips where.
+"""Fixtures of the whole repository: `lab`, `gpu_device`, `usual_signals`, and what skips where.
 
 `LAB_IMPL=solution` (the default) or `LAB_IMPL=starter` chooses which file beside a lab's
 `test_lab.py` is graded. The whole suite runs on all processors where pytest-xdist is installed, and
@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -148,6 +149,18 @@ def gpu_device() -> Any:
     import torch
 
     return torch.device("cuda", 0)
+
+
+@pytest.fixture
+def usual_signals() -> Iterator[None]:
+    """Signals as a terminal starts a program with; `nohup` and `&` in a script ignore some."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    if hasattr(signal, "SIGHUP"):
+        usual[signal.SIGHUP] = signal.SIG_DFL
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

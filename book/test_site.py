@@ -399,6 +399,61 @@ def test_drafts_follow_the_formulas_of_their_document(widget):
         assert found == example["runs"], example
 
 
+def test_knobs_follow_the_stages_of_their_document(widget):
+    document = widgets.WIDGETS["sampling-knobs"]()
+    host = widget("sampling-knobs")
+    for example in document["examples"]:
+        found = host.page.evaluate(
+            "([r, k, o]) => CourseWidgets.formulas.samplingStages(r, k, o)",
+            [
+                document["rows"][example["row"]],
+                example["knobs"],
+                document["orders"][example["order"]],
+            ],
+        )
+        assert found["left"] == example["left"], example
+        for token, share in example["law"]:
+            assert found["law"][token] == pytest.approx(share, rel=1e-9), example
+
+
+def test_a_question_about_knobs_sets_them_and_counts(widget):
+    document = widgets.WIDGETS["sampling-knobs"]()
+    host = widget("sampling-knobs")
+    for question in document["questions"]:
+        assert question["ask"] in host.inner_text()
+        host.get_by_role("button", name="Set the knobs and count").click()
+        host.get_by_text("Say a number first.").wait_for()
+        host.locator('[data-input="guess"]').fill(str(question["answer"]))
+        host.get_by_role("button", name="Set the knobs and count").click()
+        host.get_by_text(f"{question['answer']}, as you said.").wait_for()
+        left = json.loads(host.locator("[data-left]").get_attribute("data-left"))
+        assert left[-1] == question["answer"]
+        host.get_by_role("button", name="Next").click()
+    host.locator('[data-input="temperature"]').fill("0")
+    host.locator('[data-input="order"]').select_option("vLLM's")
+    assert "Greedy" in host.inner_text()
+
+
+def test_slots_show_what_the_engine_did_and_questions_set_them(widget):
+    document = widgets.WIDGETS["adapter-slots"]()
+    host = widget("adapter-slots")
+    for question in document["questions"]:
+        assert question["ask"] in host.inner_text()
+        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
+        host.get_by_role("button", name="Run it").click()
+        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
+        host.get_by_role("button", name="Next").click()
+    for pattern, films in document["films"].items():
+        host.locator('[data-input="pattern"]').select_option(pattern)
+        for slots, film in films.items():
+            host.locator('[data-input="slots"]').fill(slots)
+            told = host.locator("[data-last]")
+            for key in ("last", "waited", "loads"):
+                assert told.get_attribute(f"data-{key}") == str(film[key]), (pattern, slots)
+            cells = sum(len(step["states"]) - step["states"].count(".") for step in film["steps"])
+            assert host.locator("svg rect").count() == cells
+
+
 def test_the_sliders_of_drafts_show_what_they_say(widget):
     host = widget("speculation")
     for name, value in {"alpha": "0.7", "k": "5", "c": "0.05", "batch": "15"}.items():

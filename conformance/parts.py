@@ -1,8 +1,8 @@
 """Recordings of the real parts around the scheduler: read them by name, replay sequences.
 
 `load("block_pool")` gives the cases that `recorders/block_pool.py` describes. `replay_block_pool`,
-`replay_free_queue` and `replay_kv_cache_manager` drive the mini classes, or a learner's, through
-the recorded operations and return the first difference in words, "" when there is none.
+`replay_free_queue`, `replay_kv_cache_manager` and `replay_check_stop` drive the mini classes, or a
+learner's, through what was recorded and return the first difference in words, "" for none.
 `selector_outcome` looks up one answer of the recorded attention selector.
 """
 
@@ -24,16 +24,19 @@ FOLDER = Path(__file__).parent / "recordings" / "parts"
 Case = dict[str, Any]
 
 
-def load(name: str, folder: Path = FOLDER) -> list[Case]:
+def load(
+    name: str, folder: Path = FOLDER, upstream: Mapping[str, str] = recording.UPSTREAM
+) -> list[Case]:
     """The cases of one part, for example "check_stop".
 
     Raises:
-        RecordingError: there is no such file, or it is not a recording of the pinned version.
+        RecordingError: there is no such file, or it is not a recording of the pinned version, or
+            of the `upstream` asked for.
     """
     path = folder / f"{name}.jsonl.gz"
     header, *cases = recording.lines(path)
-    if header.get("upstream") != recording.UPSTREAM:
-        raise recording.RecordingError(f"{path}: not a recording of {recording.UPSTREAM}")
+    if header.get("upstream") != upstream:
+        raise recording.RecordingError(f"{path}: not a recording of {upstream}")
     return cases
 
 
@@ -183,6 +186,25 @@ def replay_kv_cache_manager(
         if said:
             return said
     return ""
+
+
+def replay_check_stop(case: Case, request_class: Callable[..., Request] = Request) -> str:
+    """Whether a request ends where the recorded check ends it, and for which reason."""
+    params = SamplingParams(
+        max_tokens=case["max_tokens"],
+        min_tokens=case["min_tokens"],
+        ignore_eos=case["ignore_eos"],
+        stop_token_ids=tuple(case["stop_token_ids"]),
+    )
+    request = request_class("r", [7] * case["num_prompt_tokens"], params, eos_token_id=2)
+    for token in case["output_token_ids"]:
+        request.append_output_token(token)
+    got = request.maybe_finish(case["max_model_len"]), request.finish_reason
+    expected = case["reason"] is not None, case["reason"]
+    if got == expected:
+        return ""
+    shown = ", ".join(f"{key}={value}" for key, value in case.items() if key != "reason")
+    return f"{shown}\n  expected  {expected}\n  got       {got}"
 
 
 def _call(manager: KVCacheManager, request: Request, op: str, argument: Any) -> list[int] | None:

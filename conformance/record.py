@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import recording, workloads
+from conformance.releases import RELEASES
 from labkit.tables import markdown_table, write_section
 
 FOLDER = Path(__file__).parent / "recordings"
@@ -138,6 +139,16 @@ PARTS: dict[str, Part] = {
         "`vllm/v1/sample/logits_processor/builtin.py:22` `MinPLogitsProcessor`",
         "the sampler's three masks",
     ),
+    "sampler": _part(
+        "sampler",
+        "`vllm/v1/sample/sampler.py:67` `Sampler.forward`, stage by stage: edits, temperature and "
+        "masks, probabilities, token, logprobs",
+        "`test_sampler.py`, lab 09-01",
+    ),
+    "sampling_edges": _part(
+        "sampling_edges", "`vllm/sampling_params.py:168` `SamplingParams`, what it accepts",
+        "`SamplingParams`, refusals and all",
+    ),
     "attention_selector": _part(
         "attention_selector",
         "`vllm/platforms/cuda.py:258` `CudaPlatformBase.get_valid_backends` on simulated devices",
@@ -172,7 +183,8 @@ PARTS: dict[str, Part] = {
         "`rejection_sample`, lab 08-03", needs="engine",
     ),
     "adapter_slots": _part(
-        "adapter_slots", "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager`, 30 steps",
+        "adapter_slots",
+        "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager._apply_adapters`, 30 steps",
         "`AdapterSlotCache`, `Adapters`",
     ),
     "block_sizes": _part(
@@ -210,6 +222,19 @@ PARTS: dict[str, Part] = {
     ),
     **{f"texts-{name}": _texts(name) for name in ("qwen3-moe", "mixtral", "byte-moe")},
     **{
+        f"invariance-{dtype}": Part(
+            f"engine/invariance-{dtype}.jsonl.gz", "invariance:recorded",
+            "100 prompts alone and together: whose greedy text changes, and at which gap",
+            "`invariance`", "runs", "engine", "engine", {"dtype": dtype},
+        )
+        for dtype in ("float32", "bfloat16")
+    },
+    "texts-sampling": Part(
+        "engine/texts-sampling.jsonl.gz", "sampling_texts:recorded",
+        "100 requests with every knob of `SamplingParams`, their logprobs, and beam searches",
+        "`sampling_texts`", "runs", "engine", "engine",
+    ),
+    **{
         f"spec-{method}-float32": Part(
             f"engine/spec-{method}-float32.jsonl.gz", "real_spec:recorded",
             f"vLLM whole with drafts, greedy: {method}", "`real_spec`", "runs", "engine", "engine",
@@ -231,11 +256,16 @@ PARTS: dict[str, Part] = {
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`", "runs", "engine", "engine",
     ),
-    **{f"release-{version}": _release(version) for version in ("0.23.0", "0.27.1", "0.33.0")},
+    **{f"release-{version}": _release(version) for version in RELEASES},
     "release-hazard": Part(
         "releases/hazard-0.33.0.jsonl.gz", "releases.record:hazard",
         "the stale read under the priority policy, at 0.33.0", "`test_releases.py`", "workloads",
         "releases", options={"version": "0.33.0"},
+    ),
+    "release-stops": Part(
+        "releases/check_stop-0.33.0.jsonl.gz", "releases.record:stops",
+        "`check_stop` of 0.33.0, the cases of `check_stop`", "`test_releases.py`, lab 19-05",
+        group="releases", options={"version": "0.33.0"},
     ),
 }  # fmt: skip
 """Every part, by name. A recorder that is added adds its line."""
@@ -286,8 +316,8 @@ def count_of(name: str, folder: Path = FOLDER) -> int | None:
     path = folder / PARTS[name].file
     if not path.is_file():
         return None
-    entries = recording.lines(path)
-    return sum(1 for _ in entries) - (PARTS[name].group == "parts")
+    first = next(iter(recording.lines(path)))  # a file of cases begins with what a case holds
+    return recording.count(path) - ("about" in first)
 
 
 def command_of(name: str) -> str:

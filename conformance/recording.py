@@ -30,12 +30,15 @@ class RecordingError(Exception):
     """A file is not a recording of the pinned version; the message names file and line."""
 
 
+# Of what `json` gives, so types are exact: a bool is no int, and whole lists are asked at once.
+
+
 def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return type(value) is int
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, list) and set(map(type, value)) <= {str}
 
 
 def _is_text(value: object) -> bool:
@@ -43,15 +46,15 @@ def _is_text(value: object) -> bool:
 
 
 def _is_ints(value: object) -> bool:
-    return isinstance(value, list) and all(_is_int(item) for item in value)
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def _is_map(value: object, of: Callable[[object], bool]) -> bool:
-    return isinstance(value, dict) and all(of(item) for item in value.values())
+    return isinstance(value, dict) and all(map(of, value.values()))
 
 
 def _is_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+    return isinstance(value, list) and set(map(type, value)) <= {dict}
 
 
 def _is_tables(value: object) -> bool:
@@ -197,18 +200,25 @@ BEYOND = 3
 """What an asynchronous recorder samples in the step planned after a request's last token."""
 
 
-def read(path: Path, upstream: Mapping[str, str] | None = UPSTREAM) -> Iterator[Recording]:
+def read(
+    path: Path,
+    upstream: Mapping[str, str] | None = UPSTREAM,
+    wanted: Callable[[int], bool] | None = None,
+) -> Iterator[Recording]:
     """The recordings of a `.jsonl` or `.jsonl.gz` file, one per line, each checked.
 
     Args:
         path: the file.
         upstream: version and commit that every line must have been recorded from; None: any.
+        wanted: of a line's number, from 1; the others are passed over unread. None: every line.
 
     Raises:
         RecordingError: the file cannot be read, or a line is not a recording of that release.
     """
     count = 0
     for number, line in _lines(path):
+        if wanted and not wanted(number):
+            continue
         try:
             recording = json.loads(line)
         except json.JSONDecodeError as error:
@@ -243,6 +253,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
     if not found:
         raise RecordingError(f"{path}:1: the file holds no recording")
     return found
+
+
+def count(path: Path) -> int:
+    """How many lines that are not blank a file holds, without reading what they say.
+
+    Raises:
+        RecordingError: the file cannot be read.
+    """
+    return sum(1 for _ in _lines(path))
 
 
 def write(path: Path, recordings: Iterable[Recording]) -> None:

@@ -3,9 +3,9 @@
     python -m conformance.replay conformance/recordings/*.jsonl.gz
     python -m conformance.replay --block-pool path/to/solution.py:BlockPool FILE...
 
-Prints the first difference with its context and ends with `N workloads, M steps: K differ`; exit
-status 0 when K is 0, 1 when it is not, 2 when a file is not a recording of the pin. Labs call
-`first_difference` with a learner's classes.
+Prints the first difference with its context and ends with `N workloads, M steps: K differ`, and by
+which field first where several do; exit status 0 when K is 0, 1 when it is not, 2 when a file is
+not a recording of the pin. Labs call `first_difference` with a learner's classes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import recording
+from conformance.words import context, show
 from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.config import SamplingParams, SchedulerConfig
@@ -70,8 +71,8 @@ class Difference:
         where = f" of {self.path}" if self.path else ""
         return (
             f"seed {self.seed}{where}, step {self.step}, {self.field}\n"
-            f"  expected  {_show(self.expected)}\n"
-            f"  got       {_show(self.got)}\n"
+            f"  expected  {show(self.expected)}\n"
+            f"  got       {show(self.got)}\n"
             f"{self.context}"
         )
 
@@ -84,11 +85,21 @@ class Result:
     num_steps: int
     differences: tuple[Difference, ...]
 
+    def by_field(self) -> dict[str, list[Difference]]:
+        """The differences by the field that differs first, the most frequent field first."""
+        found: dict[str, list[Difference]] = {}
+        for difference in self.differences:
+            found.setdefault(difference.field, []).append(difference)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
     def __str__(self) -> str:
-        return (
-            f"{self.num_workloads} workloads, {self.num_steps} steps: "
-            f"{len(self.differences)} differ"
-        )
+        lines = [
+            f"  first in {field}: {len(of)} workloads, such as seed {of[0].seed}"
+            for field, of in self.by_field().items()
+        ]
+        counted = f"{self.num_workloads} workloads, {self.num_steps} steps"
+        lines.append(f"{counted}: {len(self.differences)} differ")
+        return "\n".join(lines if len(self.differences) > 1 else lines[-1:])
 
 
 def mini_scheduler(
@@ -172,7 +183,7 @@ def replay(
             if first is None:
                 continue
             at = (first, expected[first], got[first])
-        return index + 1, Difference(entry["seed"], index, *at, _context(entry, index, event))
+        return index + 1, Difference(entry["seed"], index, *at, context(entry, index, event))
     return len(entry["steps"]), None
 
 
@@ -386,6 +397,8 @@ def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> b
     want, have = expected[field], got[field]
     if field == "num_scheduled_tokens":
         return list(want.items()) == list(have.items())  # the order is part of the decision
+    if want == have:
+        return True
     if field in ("block_ids", "num_computed_tokens"):
         optional = set(got["running"]) - set(got["num_scheduled_tokens"])
         empty: Any = [] if field == "block_ids" else 0
@@ -396,34 +409,7 @@ def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> b
         return all(have.get(key) == value for key, value in want.items()) and all(
             key in want or reason == "abort" for key, reason in have.items()
         )
-    return bool(want == have)
-
-
-# ---------------------------------------------------------------------- words
-
-
-def _context(entry: recording.Recording, index: int, event: Mapping[str, Any]) -> str:
-    config = ", ".join(f"{key}={value}" for key, value in entry["config"].items())
-    lines = [f"  config    {config}"]
-    lines += [
-        f"  event     add {add['request_id']}: {len(add['prompt_token_ids'])} prompt tokens, "
-        f"max_tokens {add['max_tokens']}, priority {add['priority']}"
-        for add in event.get("add", ())
-    ]
-    lines += [f"  event     abort {request_id}" for request_id in event.get("abort", ())]
-    if index > 0:
-        before = entry["steps"][index - 1]
-        lines.append(
-            f"  step {index - 1:<4} running {before['running']}, waiting {before['waiting']}, "
-            f"{before['free_blocks']} free blocks"
-        )
-        lines.append(f"            computed {_show(before['num_computed_tokens'])}")
-    return "\n".join(lines)
-
-
-def _show(value: Any, width: int = 400) -> str:
-    text = str(value)
-    return text if len(text) <= width else f"{text[:width]} ... ({len(text)} characters)"
+    return False
 
 
 # ---------------------------------------------------------------------- command
@@ -452,21 +438,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.replay",
         description="Replay recordings of the real v0.22.1 scheduler and compare every decision.",
-        epilog="With --release the recordings are of a later release, and so are the parts.",
+        epilog="With --release recordings are of a later release, and so are parts not named.",
     )
     part: dict[str, Any] = {"type": _load, "metavar": "MODULE:NAME"}
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.gz")
-    parser.add_argument("--scheduler", default=Scheduler, help="scheduler class to test", **part)
-    parser.add_argument("--kv-cache-manager", default=KVCacheManager, help="its manager", **part)
-    parser.add_argument("--block-pool", default=BlockPool, help="its pool", **part)
+    parser.add_argument("--scheduler", help="scheduler class to test", **part)
+    parser.add_argument("--kv-cache-manager", help="its manager", **part)
+    parser.add_argument("--block-pool", help="its pool", **part)
     parser.add_argument(
         "--release", metavar="VERSION", help="its parts, on its kept recordings or on FILEs"
     )
     parser.add_argument("--seed", type=int, help="replay only this workload")
     parser.add_argument("--all", action="store_true", help="show one difference per workload")
     arguments = parser.parse_args(argv)
-    chosen = {name: getattr(arguments, name) for name in ("scheduler", "kv_cache_manager")}
-    build: Build = functools.partial(mini_scheduler, block_pool=arguments.block_pool, **chosen)
+    build: Build = mini_scheduler
     make_request: MakeRequest = mini_request
     files: list[Path] = arguments.files
     upstream: Mapping[str, str] | None = recording.UPSTREAM
@@ -480,6 +465,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         upstream = None if files else release.upstream  # another release's, on these parts
         files = files or [release.path]
         build, make_request = releases.builders(release.version)
+    names = ("scheduler", "kv_cache_manager", "block_pool")
+    named = {name: mine for name in names if (mine := getattr(arguments, name)) is not None}
+    build = functools.partial(build, **named)
     if not files:
         parser.error("name at least one FILE, or a release with --release")
     select = None if arguments.seed is None else lambda entry: entry["seed"] == arguments.seed

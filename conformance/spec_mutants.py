@@ -1,18 +1,11 @@
 """Wrong treatments of drafts, each one edit away from the right one, that the recordings catch.
 
-    python -m conformance.spec_mutants --write
-
-As `mutants.py`, for the rules that only matter with drafts.
+As `mutants.py`, whose command counts these too, for the rules that only matter with drafts.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-
-from conformance import recording, replay, spec_situations
-from conformance.mutants import RECORDINGS, Mutant, build
-from labkit.tables import markdown_table, write_section
+from conformance.mutants import Mutant
 
 _DROPPED = "            request.spec_token_ids = ()\n        for gate in self.gates:"
 _PREEMPTED = "        request.spec_token_ids = ()\n        request.num_preemptions += 1\n"
@@ -233,33 +226,3 @@ MUTANTS = (
         "tokens for a preempted request",
     ),
 )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m conformance.spec_mutants",
-        description="Which recordings catch which mutant.",
-    )
-    parser.add_argument("--write", action="store_true", help="update conformance/README.md")
-    arguments = parser.parse_args(argv)
-    rows, all_held = [], True
-    for mutant in MUTANTS:
-        make_scheduler, make_request = build(mutant)
-        caught = 0
-        for entry in recording.read(RECORDINGS / f"{mutant.profile}.jsonl.gz"):
-            if replay.replay(entry, make_scheduler, make_request)[1]:
-                caught += 1
-                if mutant.situation not in spec_situations.situations_of(entry):
-                    all_held = False
-                    print(f"seed {entry['seed']}: {mutant.name}, without {mutant.situation}")
-        rows.append([mutant.name, mutant.situation, f"`{mutant.profile}`", str(caught)])
-        all_held = all_held and caught > 0
-        print(f"{caught:6}  {mutant.profile:12} {mutant.name}")
-    if arguments.write:
-        header = ["a scheduler that", "differs only where", "file", "workloads of it that differ"]
-        write_section("spec-mutants", markdown_table(header, rows), spec_situations.README)
-    return 0 if all_held else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

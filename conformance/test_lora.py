@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from mini_vllm.lora.adapters import Adapters
 from mini_vllm.lora.config import LoRAConfig
 from mini_vllm.lora.request import LoRARequest
 from mini_vllm.lora.slots import AdapterSlotCache
+from mini_vllm.tests import lora_support, test_lora_refused
 
 
 @functools.cache
@@ -104,6 +106,61 @@ def test_at_the_pin_a_salt_spelled_like_an_adapter_has_its_first_block() -> None
     salted, plain = hashes(cache_salt="shout"), hashes()
     assert adapter[0] == salted[0] != plain[0]
     assert len({adapter[1], salted[1], plain[1]}) == 3
+
+
+# ------------------------------------------------------------------ refusals
+
+TAKEN_THERE = (
+    "r=2.5: need an int",
+    "use_rslora='yes': need true or false",
+    "target_modules=7: need names",
+    "peft_type='IA3': need 'LORA'",
+    "rank_pattern={'q_proj': 4}: not supported",
+    "alpha_pattern={'q_proj': 4}: not supported",
+    "layer_replication=[[0, 2]]: not supported",
+    "layers.0.self_attn.q_proj: lora_A is missing",
+    "layers.0.self_attn.q_proj: lora_B is missing",
+    "has shape (2, 9), r=2 of",
+    "has shape (1, 16), r=2 of",
+    "holds values from nan",
+    "holds no weights",
+    "the model has no model.layers.7.self_attn.q_proj to adapt; it has down_proj, gate_proj,",
+)
+"""What the pinned loader reads without a word, by the words of the mini engine's refusal: some of
+it fails later, when a slot is filled."""
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize(
+    ("changes", "words"), test_lora_refused.FOLDERS, ids=[w for _, w in test_lora_refused.FOLDERS]
+)
+def test_whatever_the_real_loader_refuses_is_refused_here(
+    changes, words, tmp_path, monkeypatch
+) -> None:
+    import torch
+    import vllm.lora.lora_model
+    from vllm.config import LoRAConfig as RealLoRAConfig
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    if changes.get("target_modules") == 7:
+        path = lora_support.write_adapter(tmp_path / "bad", seed=2)
+        raw = json.loads((path / "adapter_config.json").read_text())
+        (path / "adapter_config.json").write_text(json.dumps(raw | changes))
+    else:
+        path = lora_support.write_adapter(tmp_path / "bad", seed=2, **changes)
+    monkeypatch.setattr(vllm.lora.lora_model, "is_pin_memory_available", lambda: False)
+    refused = ""
+    try:
+        helper = PEFTHelper.from_local_dir(str(path), 512)
+        helper.validate_legal(RealLoRAConfig(max_lora_rank=8))
+        LoRAModel.from_local_checkpoint(
+            str(path), set(lora_support.ALL), helper, lora_model_id=1, device="cpu",
+            dtype=torch.float32,
+        )  # fmt: skip
+    except Exception as error:
+        refused = f"{type(error).__name__}: {error}"
+    assert bool(refused) != (words in TAKEN_THERE), refused or "taken"
 
 
 # ------------------------------------------------------------------ texts

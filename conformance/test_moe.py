@@ -179,6 +179,13 @@ def test_wider_experts_of_zeros_answer_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.upstream
 def test_recording_again_gives_the_kept_cases():
+    """Everything exactly but a router's weights: float32, whose last digit is the processor's."""
     from conformance.recorders import moe as recorder
 
-    assert list(recorder.cases()) == CASES
+    again = list(recorder.cases())
+    assert len(again) == len(CASES)
+    for case, kept in zip(again, CASES, strict=True):
+        left = dict(kept)
+        if "weights" in case:
+            np.testing.assert_allclose(case.pop("weights"), left.pop("weights"), rtol=2e-7)
+        assert case == left

@@ -8,7 +8,7 @@ import pytest
 
 from conformance import record, recording
 
-NOT_KEPT = ("default-float32", "texts-byte-moe")
+NOT_KEPT = ("default-float32",)
 
 
 def test_every_kept_file_is_a_part_and_all_parts_but_these_are_kept():

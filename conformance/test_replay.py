@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import itertools
 import json
 import re
 import subprocess
@@ -47,11 +48,11 @@ def test_the_mini_engine_decides_as_the_real_scheduler_did(path: Path) -> None:
 
 def test_every_situation_occurs_in_the_recordings() -> None:
     missing = set(situations.SITUATIONS)
-    for profile in ("withdrawal", "whole-prompts", "limits", "aborts", *workloads.PROFILES):
-        path = mutants.RECORDINGS / f"{profile}.jsonl.gz"
-        for entry in recording.read(path) if missing else ():
-            if missing:
-                missing -= situations.situations_of(entry)
+    files = [mutants.RECORDINGS / f"{profile}.jsonl.gz" for profile in workloads.PROFILES]
+    for entries in zip(*map(recording.read, files), strict=True):  # one of each: soon complete
+        missing -= set().union(*map(situations.situations_of, entries))
+        if not missing:
+            break
     assert not missing, f"the recordings no longer hold: {sorted(missing)}"
 
 
@@ -340,6 +341,22 @@ def test_the_command_replays_against_a_part_named_by_its_file(
     assert done.stdout.splitlines()[-1].endswith("steps: 1 differ")
     assert done.stdout.startswith(f"seed {entry['seed']} of ")
     assert done.stderr == ""
+
+
+def test_the_command_puts_a_named_part_beside_a_releases_others(
+    entry: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from conformance import releases
+
+    kept = recording.read(releases.release_of("0.33.0").path, None)
+    recording.write(tmp_path / "some.jsonl", itertools.islice(kept, 9))
+    command = [str(tmp_path / "some.jsonl"), "--release", "0.33.0"]
+    assert replay.main(command) == 0
+    capsys.readouterr()
+    assert replay.main([*command, "--block-pool", "mini_vllm.block_pool:BlockPool"]) == 1
+    *_, field, counted = capsys.readouterr().out.splitlines()
+    number = int(counted.split()[-2])
+    assert field.startswith(f"  first in block_ids: {number} workloads, such as seed ")
 
 
 def test_a_seed_decides_its_workload() -> None:

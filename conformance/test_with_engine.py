@@ -23,6 +23,7 @@ from conformance import (
     real_spec,
     recording,
     replay,
+    sampling_texts,
     serve_stream,
     shadow,
 )
@@ -165,8 +166,8 @@ def test_the_servers_counters_count_the_same_tokens(served):
 
 @pytest.mark.slow
 def test_a_hundred_texts_of_a_model_with_experts_are_the_mini_engines(run, tmp_path):
-    """The shipped one, or a random one while none is shipped; float32, greedy, in one batch."""
-    name = "byte-moe" if moe_texts.BYTE_MOE.is_dir() else "qwen3-moe"
+    """The shipped one; float32, greedy, in one batch."""
+    name = "byte-moe"
     run("conformance.record", f"texts-{name}", "--out", str(tmp_path))
     heard = moe_texts.kept(name, tmp_path / "engine")
     folder = moe_texts.folder_of(name, tmp_path)
@@ -183,6 +184,17 @@ def test_three_adapters_and_the_base_in_one_batch_say_what_the_mini_engine_says(
     heard = lora_texts.kept(folder=tmp_path / "engine")
     assert heard["outputs"] == lora_texts.kept()["outputs"]
     assert not any(lora_texts.differing(heard, lora_texts.mini(heard)).values())
+
+
+# ------------------------------------------------------------------ every knob
+
+
+@pytest.mark.slow
+def test_a_hundred_requests_with_every_knob_are_answered_alike(run, tmp_path):
+    """Texts, logprobs and beams, float32; recorded anew and compared with the mini engine."""
+    run("conformance.record", "texts-sampling", "--out", str(tmp_path))
+    heard = sampling_texts.kept(tmp_path / "engine" / sampling_texts.FILE.name)
+    assert sampling_texts.differences(heard, sampling_texts.mini(heard, "float32")) == []
 
 
 # ------------------------------------------------------------------ the build

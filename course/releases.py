@@ -15,9 +15,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from conformance import recording, releases
+from conformance import releases
 from conformance.releases.record import identity
-from conformance.replay import replay
+from conformance.replay import replay_files
 from course import terminal
 from course.learning.labs import CourseError
 from course.truth import drift, symbols, upstream
@@ -113,22 +113,16 @@ def add(console: Console, root: Path, version: str, workloads: int, python: Path
         raise CourseError(f"vLLM {name} could not be recorded:\n" + "\n".join(lines))
     newest = list(releases.RELEASES)[-1]
     build, make_request = releases.builders(newest)
-    first: dict[str, list[int]] = {}
-    for entry in recording.read(out, {"version": name, "commit": commit}):
-        _, difference = replay(entry, build, make_request)
-        if difference:
-            first.setdefault(difference.field, []).append(entry["seed"])
-    terminal.say(console, f"{workloads} workloads on the parts of {newest}: "
-                          f"{sum(map(len, first.values()))} differ")  # fmt: skip
-    for field, seeds in sorted(first.items(), key=lambda item: -len(item[1])):
-        terminal.say(console, f"  {field}: {len(seeds)}, the first at seed {seeds[0]}")
-    if first:
-        file = terminal.relative(out, root)
-        one = next(iter(first.values()))[0]
+    recorded = {"version": name, "commit": commit}
+    result = replay_files([out], build, make_request, upstream=recorded)
+    terminal.say(console, f"on the parts of {newest}:")
+    terminal.say(console, str(result))
+    if result.differences:
+        file, one = terminal.relative(out, root), result.differences[0].seed
         terminal.say(
             console, f"python -m conformance.replay {file} --release {newest} --seed {one}"
         )
-    return 1 if first else 0
+    return 1 if result.differences else 0
 
 
 def default_python(root: Path) -> Path:

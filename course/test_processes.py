@@ -33,6 +33,7 @@ def test_nothing_a_program_started_outlives_it(tmp_path, how):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.usefixtures("usual_signals")
 def test_nothing_outlives_the_process_that_asked_for_it(tmp_path, number):
     path = held(tmp_path)
     program = HOLDER.format(path=str(path)) + "import time\ntime.sleep(600)\n"

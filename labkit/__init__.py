@@ -48,17 +48,10 @@ def shipped_model() -> Transformer:
 
 @functools.cache
 def _moe_checkpoint() -> Any:
-    """`byte-moe`; where it is not shipped yet, the random one that the recordings use."""
-    import tempfile
-    from pathlib import Path
-
-    from conformance.moe_texts import BYTE_MOE, random_checkpoint
+    """`byte-moe`, read once."""
     from mini_vllm.models.loader import load_checkpoint
 
-    if BYTE_MOE.is_dir():
-        return load_checkpoint(BYTE_MOE)
-    with tempfile.TemporaryDirectory() as folder:
-        return load_checkpoint(random_checkpoint("qwen3-moe", Path(folder)))
+    return load_checkpoint("byte-moe")
 
 
 def moe_model() -> Transformer:

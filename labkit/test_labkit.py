@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit import environment, processes, versions
+from labkit import environment, modules, processes, versions
 
 ROOT = Path(__file__).parents[1]
 
@@ -66,6 +66,7 @@ def test_a_result_of_a_process_that_failed_afterwards_does_not_count(tmp_path):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.usefixtures("usual_signals")
 def test_whoever_ends_the_run_ends_its_engine(tmp_path, number):
     # the engine core is a process of the engine's, in a session of its own
     child = script(tmp_path, (
@@ -166,3 +167,15 @@ def test_a_run_in_the_engines_environment_sees_the_repository_and_nothing_of_thi
     assert environment.variables(other, ROOT)["TORCH_COMPILE_DISABLE"] == "0"
     own = environment.variables(environment.here(), ROOT)
     assert own["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "upstream"]
+
+
+def test_a_sibling_is_loaded_once_and_two_folders_do_not_meet(tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "helper.py").write_text(f"NAME = {folder!r}\n")
+    scripts = [tmp_path / folder / "run.py" for folder in ("one", "two")]
+    found = [modules.sibling(script, "helper") for script in scripts]
+    assert [module.NAME for module in found] == ["one", "two"]
+    assert modules.sibling(scripts[0], "helper") is found[0]
+    with pytest.raises(FileNotFoundError):
+        modules.sibling(scripts[0], "nobody")

@@ -10,7 +10,7 @@ from mini_vllm.block_pool import (
     KVCacheBlock,
     hash_block_tokens,
 )
-from mini_vllm.config import CacheConfig, EngineConfig, SamplingParams, SchedulerConfig
+from mini_vllm.config import CacheConfig, EngineConfig, SchedulerConfig
 from mini_vllm.cudagraph import (
     GraphEntry,
     GraphRunner,
@@ -27,12 +27,14 @@ from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
 from mini_vllm.sampler import Sampler
+from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
 from mini_vllm.scheduler import Scheduler
 from mini_vllm.tokenizer import ByteTokenizer
 
 __all__ = [
     "LLM",
     "AsyncScheduler",
+    "BeamSearchParams",
     "BlockPool",
     "ByteTokenizer",
     "CacheConfig",

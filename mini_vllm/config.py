@@ -1,46 +1,27 @@
-"""What a user may turn: the cache, the scheduler, one request. Frozen, checked once, passed whole.
+"""What a user may turn: the cache, the scheduler, the engine. Frozen, checked once, passed whole.
 
 Promises: every knob is spelled here and nowhere else, a wrong one is a ValueError that names it,
-its value and what is accepted. Mirrors `vllm/config/cache.py:42` `CacheConfig`,
-`vllm/config/scheduler.py:26` `SchedulerConfig` and `vllm/sampling_params.py:168` `SamplingParams`.
+its value and what is accepted. Mirrors `vllm/config/cache.py:42` `CacheConfig` and
+`vllm/config/scheduler.py:26` `SchedulerConfig`; one request's knobs are in `sampling_params.py`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-POLICIES = ("fcfs", "priority")
-MIN_TEMPERATURE = 0.01
-"""Positive temperatures below it are raised to it, as upstream's `_MAX_TEMP` does: smaller ones
-overflow the division and are greedy in all but name."""
+from mini_vllm.checks import number, whole
+from mini_vllm.sampling_params import MIN_TEMPERATURE, SamplingParams
 
+__all__ = [
+    "MIN_TEMPERATURE", "MOST_BLOCKS", "POLICIES", "CacheConfig", "EngineConfig", "SamplingParams",
+    "SchedulerConfig", "number", "whole",
+]  # fmt: skip
+
+POLICIES = ("fcfs", "priority")
 MOST_BLOCKS = 1 << 24
 """Bound on the pool: each block is a Python object, and a typing slip should not eat the memory."""
-
-
-def whole(name: str, value: Any, least: int, most: int | None = None, need: str = "") -> int:
-    """`value` as an int, or a ValueError that names argument, value and what is accepted."""
-    need = need or (f"at least {least}" if most is None else f"{least} to {most}")
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise ValueError(f"{name}={value!r}: need an int, {need}")
-    number = int(value)
-    if number < least or (most is not None and number > most):
-        raise ValueError(f"{name}={value!r}: need {need}")
-    return number
-
-
-def number(name: str, value: Any) -> float:
-    """`value` as a finite float, or a ValueError that names the argument and the value."""
-    try:
-        wrong = isinstance(value, bool | str | bytes) or not math.isfinite(value)
-    except (TypeError, OverflowError):
-        wrong = True
-    if wrong:
-        raise ValueError(f"{name}={value!r}: need a finite number")
-    return float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +105,12 @@ class EngineConfig:
     """"float32", or "float64" where outputs of different batch shapes are compared."""
     seed: int = 0
     """Seeds requests that sample without a seed of their own, and `ToyModel`."""
+    max_logprobs: int = 20
+    """Most `logprobs` and `prompt_logprobs` a request may ask for; -1 is the whole vocabulary."""
 
     def __post_init__(self) -> None:
         whole("seed", self.seed, 0, need="0 or more")
+        whole("max_logprobs", self.max_logprobs, -1, need="-1 (the whole vocabulary) or more")
         if getattr(self.dtype, "__name__", str(self.dtype)) not in ("float32", "float64"):
             raise ValueError(f"dtype={self.dtype!r}: need float32 or float64")
 
@@ -145,7 +129,7 @@ class EngineConfig:
         parts: dict[str, dict[str, Any]] = {"cache": {}, "scheduler": {}, "": {}}
         home = {f.name: "cache" for f in fields(CacheConfig)}
         home |= {f.name: "scheduler" for f in fields(SchedulerConfig)}
-        home |= {"dtype": "", "seed": ""}
+        home |= {"dtype": "", "seed": "", "max_logprobs": ""}
         for name, value in given.items():
             if name not in home:
                 raise ValueError(f"{name}={value!r}: no such argument; there are {', '.join(home)}")
@@ -164,49 +148,3 @@ class EngineConfig:
         if asked is not None and limit is not None and asked > limit:
             raise ValueError(f"max_model_len={asked}: the model supports {limit}")
         return replace(self, scheduler=replace(self.scheduler, max_model_len=asked or limit))
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """What one request asks of the sampler and the stop check.
-
-    Greedy by default, unlike upstream, whose default temperature is 1.0. `top_k` 0 or -1, `top_p`
-    1.0 and `min_p` 0.0 switch the filter off. Every field is checked when the object is made.
-    """
-
-    temperature: float = 0.0
-    """0 is greedy; a positive value below `MIN_TEMPERATURE` becomes that."""
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    max_tokens: int = 16
-    ignore_eos: bool = False
-    min_p: float = 0.0
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    skip_reading_prefix_cache: bool = False
-    """Compute the whole prompt: read no cached block, but still leave blocks for others."""
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
-            number(name, getattr(self, name))
-        if self.temperature < 0.0:
-            raise ValueError(f"temperature={self.temperature}: need at least 0 (0 is greedy)")
-        if 0.0 < self.temperature < MIN_TEMPERATURE:
-            object.__setattr__(self, "temperature", MIN_TEMPERATURE)
-        whole("top_k", self.top_k, -1, need="-1 or 0 (off) or a positive count")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p={self.top_p}: need a value in (0, 1]")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p={self.min_p}: need a value in [0, 1]")
-        whole("max_tokens", self.max_tokens, 1)
-        most = f"0 to max_tokens={self.max_tokens}"
-        whole("min_tokens", self.min_tokens, 0, self.max_tokens, most)
-        if self.seed is not None:
-            whole("seed", self.seed, 0, need="a non-negative int or None")
-        stops = self.stop_token_ids
-        if not isinstance(stops, list | tuple | set | frozenset):
-            raise ValueError(f"stop_token_ids={stops!r}: need a sequence of token ids, 0 or more")
-        need = "a sequence of token ids, 0 or more"
-        ids = tuple(whole("stop_token_ids", token, 0, need=need) for token in stops)
-        object.__setattr__(self, "stop_token_ids", ids)

@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
-from mini_vllm.input_processor import InputProcessor, per_prompt
+from mini_vllm.input_processor import InputProcessor, one_each
 from mini_vllm.interrupts import held_back
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.models.registry import load_model
 from mini_vllm.outputs import RequestOutput
+from mini_vllm.parallel_sampling import Parents
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.row_sampler import RowSampler, Sampled
-from mini_vllm.sample.processors import LogitsProcessor, MinTokens
+from mini_vllm.row_sampler import Failure, RowSampler, Sampled, end
+from mini_vllm.sample.processors import LogitsProcessor, in_order
+from mini_vllm.sample.stop_strings import StopStrings
 from mini_vllm.sampler import Sampler
 from mini_vllm.tokenizer import Tokenizer
 
@@ -64,7 +66,8 @@ class LLMEngine:
             tokenizer: replaces the checkpoint's; objects as `model` default to bytes.
             parts: replacements for pool, scheduler, sampler and so on.
             gates: what features ask of the scheduler.
-            logits_processors: change each row before a token is chosen, in this order.
+            logits_processors: change each row before a token is chosen, in this order, between
+                the built-in ones (see `sample/processors.py`).
             speculative_config: who drafts and how many tokens, in vLLM's keys:
                 `{"method": "ngram", "num_speculative_tokens": 4}`.
             enable_lora: serve adapters; it adds the knobs of `lora.config.LoRAConfig`.
@@ -105,14 +108,15 @@ class LLMEngine:
         self.chat_template = loaded.chat_template
         self.gates = tuple(gates)
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
-        processors: list[LogitsProcessor] = [MinTokens(self.eos_token_ids), *logits_processors]
+        processors = in_order(self.eos_token_ids, logits_processors)
         self.rows = RowSampler(self.parts.sampler(), processors, self.config.seed, self.speculator)
-        cache = self.config.cache
-        self.runner = ModelRunner(
-            loaded.model, cache.num_blocks, cache.block_size, loaded.kv_shape, loaded.dtype
-        )
+        blocks = self.config.cache.num_blocks, self.config.cache.block_size
+        self.runner = ModelRunner(loaded.model, *blocks, loaded.kv_shape, loaded.dtype)
         self.observers: list[Observer] = []
         """Each is called with every plan before it runs; for traces and probes."""
+        self._known: set[str] = set()  # ids of requests whose end has not been noted yet
+        self._parents = Parents()
+        self._stops = StopStrings(self.tokenizer)
         self._num_added = 0
         self._in_flight: tuple[SchedulerOutput, Sampled] | None = None
 
@@ -159,6 +163,9 @@ class LLMEngine:
     ) -> str:
         """Queue a prompt (text or token ids); returns its request id.
 
+        With `n` > 1 it becomes n requests, "0_ID", "1_ID" and so on, which `step` returns one by
+        one; `abort_request` takes either id.
+
         Args:
             prompt: text to encode, or token ids to take as they are.
             sampling_params: default `SamplingParams()`: greedy, 16 tokens.
@@ -172,33 +179,41 @@ class LLMEngine:
             ValueError: an argument of the wrong type, an empty prompt, an unknown token id, a
                 prompt or request that could never fit, or a duplicate id. The engine is as it was.
         """
-        request = self.inputs.process(
+        request_id, requests = self.inputs.process(
             prompt, sampling_params, request_id, priority, arrival_time, cache_salt, lora_request
         )
-        self.queue_request(request)
-        return request.request_id
+        self.queue_requests(request_id, requests)
+        return request_id
 
-    def queue_request(self, request: Request) -> None:
+    def queue_requests(self, request_id: str, requests: Sequence[Request]) -> None:
         """Queue what `inputs.process` made; all of it or, when interrupted, nothing.
 
         Raises:
-            ValueError: a live request has its id.
+            ValueError: a live request has one of the ids.
         """
-        if request.request_id in self.requests:
-            raise ValueError(f"request_id={request.request_id!r}: a live request has this id")
-        with self._all_or_nothing(without=request):
-            self.rows.begin(request, self._num_added)
-            self.scheduler.add_request(request)
-            self._num_added += 1
+        for taken in (request_id, *(request.request_id for request in requests)):
+            if taken in self.requests or taken in self._parents:
+                raise ValueError(f"request_id={taken!r}: a live request has this id")
+        with self._all_or_nothing(without=requests):
+            if len(requests) > 1:
+                self._parents.add(request_id, [request.request_id for request in requests])
+            for request in requests:
+                self._known.add(request.request_id)
+                self.rows.begin(request, self._num_added)
+                self._stops.begin(request)
+                self.scheduler.add_request(request)
+                self._num_added += 1
 
     def abort_request(self, request_id: str) -> None:
         """End a request now and free its blocks; an unknown id is a no-op."""
-        request = self.requests.get(request_id)
-        if request is None:
+        live = [self.requests.get(child) for child in self._parents.children(request_id)]
+        requests = [request for request in live if request is not None]
+        if not requests:
             return
-        with held_back(), self._all_or_nothing(without=request):
-            self.scheduler.abort_request(request_id)
-            self._forget(request_id)
+        with held_back(), self._all_or_nothing(without=requests):
+            for request in requests:
+                self.scheduler.abort_request(request.request_id)
+                self._forget(request.request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a further `step` has anything to do."""
@@ -251,8 +266,9 @@ class LLMEngine:
                 raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
             return []
         sampled: Sampled = {}
-        failed: dict[str, str] = {}
+        failed: dict[str, Failure] = {}
         if plan.scheduled_requests:
+            self.rows.ask(plan)
             if self.adapters is not None:
                 self.adapters.prepare(plan)
             in_flight = self.runner.in_flight = (
@@ -268,21 +284,17 @@ class LLMEngine:
             plan, sampled = previous
         if self.speculator is not None:
             self.speculator.observe(plan, sampled)
-        finished = self.scheduler.update_from_output(plan, sampled) + self._end(failed)
+        finished = self.scheduler.update_from_output(plan, sampled)
+        finished += self._stops.end(plan, self.scheduler) + self._end(failed)
         if self.speculator is not None and self._in_flight is None and not failed:
             self.scheduler.update_draft_token_ids(self.speculator.propose(plan, sampled))
         return finished
 
-    def _end(self, failed: dict[str, str]) -> list[Request]:
-        """End the requests whose rows were no numbers. What they left in the cache may be as wrong
-        as their logits, so everybody else starts over."""
-        ended = []
-        for request_id, reason in failed.items():
-            request = self.scheduler.abort_request(request_id)
-            if request is not None:
-                request.status, request.stop_reason = RequestStatus.FINISHED_ERROR, reason
-                ended.append(request)
-        if ended:
+    def _end(self, failed: dict[str, Failure]) -> list[Request]:
+        """End the requests that got no token. If what they left in the cache may be as wrong as
+        their logits, everybody else starts over."""
+        ended = end(failed, self.scheduler)
+        if any(failed[request.request_id].in_cache for request in ended):
             self._restart(self._live())
         return ended
 
@@ -294,21 +306,21 @@ class LLMEngine:
 
     @contextmanager
     def _all_or_nothing(
-        self, without: Request | None = None, before: list[tuple[Request, int]] | None = None
+        self, without: Sequence[Request] = (), before: list[tuple[Request, int]] | None = None
     ) -> Iterator[None]:
         """Run a change of the engine; if it raises, or is interrupted, it did not happen.
 
         Args:
-            without: a request that is gone when the change fails: it is being added or aborted.
+            without: requests that are gone when the change fails: being added or aborted.
             before: the live requests of before, where the change gives them tokens.
         """
         try:
             yield
         except BaseException:
-            if without is not None:
-                without.status = RequestStatus.FINISHED_ABORTED
+            for request in without:
+                request.status = RequestStatus.FINISHED_ABORTED
             live = self._live() if before is None else before
-            self._restart([entry for entry in live if entry[0] is not without])
+            self._restart([entry for entry in live if not any(entry[0] is r for r in without)])
             raise
 
     @contextmanager
@@ -343,10 +355,14 @@ class LLMEngine:
                     self.speculator.forget(request.request_id)
                 self.scheduler.add_request(request)
                 self.rows.rewind(request.request_id, num_tokens)
-            for request_id in [i for i in self.rows.generators if i not in self.requests]:
+                self._stops.begin(request)
+            for request_id in self._known - self.requests.keys():
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
+        self._known.discard(request_id)
+        self._parents.forget(request_id)
+        self._stops.forget(request_id)
         self.rows.forget(request_id)
         if self.speculator is not None:
             self.speculator.forget(request_id)
@@ -369,25 +385,15 @@ class LLMEngine:
         Raises:
             ValueError: any prompt is refused (none is run), or the two lengths differ.
         """
-        if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
-            raise ValueError(f"prompts={prompts!r}: need texts, or lists of token ids")
-        if isinstance(sampling_params, SamplingParams) or sampling_params is None:
-            all_params: Sequence[SamplingParams | None] = [sampling_params] * len(prompts)
-        elif isinstance(sampling_params, Sequence):
-            all_params = sampling_params
-        else:
-            raise ValueError(f"sampling_params={sampling_params!r}: need one, or one per prompt")
-        if len(all_params) != len(prompts):
-            raise ValueError(f"sampling_params: got {len(all_params)} for {len(prompts)} prompts")
-        adapters = per_prompt("lora_request", lora_request, len(prompts))
-        each = zip(prompts, all_params, adapters, strict=True)
-        requests = [self.inputs.process(p, params, lora_request=a) for p, params, a in each]
+        each = one_each(prompts, sampling_params, lora_request)
+        asked = [self.inputs.process(p, params, lora_request=a) for p, params, a in each]
+        requests = [request for _, children in asked for request in children]
         with self.owning(requests), self.owning(requests):
-            for request in requests:
-                self.queue_request(request)
+            for request_id, children in asked:
+                self.queue_requests(request_id, children)
             while not all(request.is_finished for request in requests):
                 self.step()
             return [
-                RequestOutput.of(request, prompt, self.tokenizer)
-                for request, prompt in zip(requests, prompts, strict=True)
+                RequestOutput.of(request_id, children, prompt, self.tokenizer)
+                for (request_id, children), (prompt, *_) in zip(asked, each, strict=True)
             ]

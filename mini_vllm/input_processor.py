@@ -16,6 +16,7 @@ import numpy as np
 
 from mini_vllm.config import EngineConfig, SamplingParams, number, whole
 from mini_vllm.models.registry import LoadedModel
+from mini_vllm.parallel_sampling import child_id
 from mini_vllm.request import Request
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class InputProcessor:
         self.tokenizer = loaded.tokenizer
         self.vocab_size = loaded.vocab_size
         self.eos_token_ids = loaded.eos_token_ids
+        self.max_logprobs = config.max_logprobs
         self.takes_drafts = config.scheduler.num_speculative_tokens > 0
 
     def process(
@@ -71,8 +73,8 @@ class InputProcessor:
         arrival_time: float | None = None,
         cache_salt: str | None = None,
         lora_request: LoRARequest | None = None,
-    ) -> Request:
-        """The request of `LLMEngine.add_request`'s arguments.
+    ) -> tuple[str, list[Request]]:
+        """The id and the requests, `n` of them, of `LLMEngine.add_request`'s arguments.
 
         Raises:
             ValueError: see `LLMEngine.add_request`.
@@ -80,8 +82,7 @@ class InputProcessor:
         params = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r}: need a SamplingParams")
-        if self.takes_drafts and params.min_p > 0.0:  # as upstream's `_validate_spec_decode`
-            raise ValueError(f"min_p={params.min_p}: need 0.0 with speculative_config")
+        self._check_params(params)
         if isinstance(prompt, str):
             token_ids = self.tokenizer.encode(prompt)
         elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | dict):
@@ -103,16 +104,52 @@ class InputProcessor:
         if extra := self.eos_token_ids[1:]:  # the first is EOS, the others stop ids
             stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *extra)
             params = replace(params, stop_token_ids=stops)
-        return self.make_request(
-            request_id,
-            token_ids,
-            params,
-            self.eos_token_ids[0] if self.eos_token_ids else None,
-            float(serial) if arrival_time is None else number("arrival_time", arrival_time),
-            whole("priority", priority, -_MOST_PRIORITY, _MOST_PRIORITY),
-            cache_salt,
-            *([(lora_request,)] if lora_request else ()),  # its extra keys: a part may know none
-        )
+        if params.bad_words:
+            params = replace(params, _bad_words_token_ids=self._bad_words(params.bad_words))
+        eos = self.eos_token_ids[0] if self.eos_token_ids else None
+        arrival = float(serial) if arrival_time is None else number("arrival_time", arrival_time)
+        priority = whole("priority", priority, -_MOST_PRIORITY, _MOST_PRIORITY)
+        keys = [(lora_request,)] if lora_request else []  # its extra keys: a part may know none
+        rest = eos, arrival, priority, cache_salt, *keys
+        each = [(request_id, params)]
+        if params.n > 1:
+            each = [(child_id(i, request_id), params.child(i)) for i in range(params.n)]
+        return request_id, [self.make_request(i, token_ids, p, *rest) for i, p in each]
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """Refuse what this engine's vocabulary and features do not allow, with a ValueError."""
+        if self.takes_drafts:  # as upstream's `_validate_spec_decode`
+            if params.min_p > 0.0:
+                raise ValueError(f"min_p={params.min_p}: need 0.0 with speculative_config")
+            if params.logit_bias is not None:
+                raise ValueError("logit_bias: need None with speculative_config")
+        last = self.vocab_size - 1
+        for name in ("logit_bias", "allowed_token_ids"):
+            for token in getattr(params, name) or ():
+                if token > last:
+                    raise ValueError(f"{name} holds token id {token}: need ids from 0 to {last}")
+        most = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(params, name) or 0
+            if (self.vocab_size if count == -1 else count) > most:
+                raise ValueError(f"{name}={count}: need at most max_logprobs={most}")
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of `words`, at the start of a text and after a space.
+
+        As `vllm/sampling_params.py:586` `SamplingParams.update_from_tokenizer`: the form with a
+        space counts where it is a token of its own, not where it only puts a space in front.
+        """
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            bare = tuple(self.tokenizer.encode(word.lstrip()))
+            if not bare:
+                raise ValueError(f"bad_words holds {word!r}: it has no token")
+            spaced = tuple(self.tokenizer.encode(" " + word.lstrip()))
+            found.append(bare)
+            if spaced[0] != bare[0] and len(spaced) == len(bare):
+                found.append(spaced)
+        return tuple(found)
 
     def check_fits(self, token_ids: Sequence[int], params: SamplingParams) -> None:
         """Refuse what no schedule could ever finish, with a ValueError."""
@@ -149,3 +186,25 @@ class InputProcessor:
                 f"min_tokens={params.min_tokens}: after a prompt of {num_tokens} tokens "
                 f"max_model_len={limit} leaves {limit - num_tokens}"
             )
+
+
+Prompt = str | Sequence[int]
+
+
+def one_each(
+    prompts: Sequence[Prompt],
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+) -> list[tuple[Prompt, SamplingParams | None, LoRARequest | None]]:
+    """Each prompt with its parameters and adapter, one for all or one per prompt.
+
+    Raises:
+        ValueError: not a sequence of prompts, or lengths differ.
+    """
+    if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
+        raise ValueError(f"prompts={prompts!r}: need texts, or lists of token ids")
+    if not isinstance(sampling_params, SamplingParams | Sequence | None):
+        raise ValueError(f"sampling_params={sampling_params!r}: need one, or one per prompt")
+    params = per_prompt("sampling_params", sampling_params, len(prompts))
+    adapters = per_prompt("lora_request", lora_request, len(prompts))
+    return list(zip(prompts, params, adapters, strict=True))

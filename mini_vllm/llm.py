@@ -16,6 +16,8 @@ from mini_vllm.detokenizer import IncrementalDetokenizer
 from mini_vllm.engine import LLMEngine
 from mini_vllm.outputs import CompletionOutput, RequestOutput
 from mini_vllm.parts import EngineParts
+from mini_vllm.sample.beam_search import BeamSearchOutput, beam_search
+from mini_vllm.sampling_params import BeamSearchParams
 from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -85,6 +87,16 @@ class LLM:
         """
         return stream_text(self.llm_engine, prompt, sampling_params, lora_request)
 
+    def beam_search(
+        self, prompts: Sequence[Any], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt; see `sample/beam_search.py`.
+
+        Raises:
+            ValueError: see `beam_search`; nothing is run.
+        """
+        return beam_search(self.llm_engine, prompts, params)
+
     def chat(
         self,
         messages: Sequence[dict[str, str]],
@@ -121,17 +133,26 @@ def stream_text(
 ) -> Iterator[str]:
     """Step `engine` until this prompt is done, yielding its text as it grows.
 
-    Bytes of an unfinished UTF-8 character are held back until it is complete. Leaving the loop
-    early aborts the request.
+    Bytes of an unfinished UTF-8 character are held back until it is complete, and so is what may
+    be the beginning of a stop text. Leaving the loop early aborts the request.
     """
-    request = engine.inputs.process(prompt, sampling_params, lora_request=lora_request)
+    request_id, requests = engine.inputs.process(prompt, sampling_params, lora_request=lora_request)
+    request, params = requests[0], requests[0].sampling_params
+    if len(requests) > 1:
+        raise ValueError(f"n={len(requests)}: need 1 to stream; use generate()")
+    hold = max(map(len, params.stop), default=1) - 1  # characters that may begin a stop text
+    hold *= not params.include_stop_str_in_output
     detokenizer = IncrementalDetokenizer(engine.tokenizer)
+    num_shown = 0
     with engine.owning([request]), engine.owning([request]):
-        engine.queue_request(request)
+        engine.queue_requests(request_id, requests)
         while True:  # other calls may step the engine between two pieces: show first, then step
-            piece = detokenizer.update(request.text_token_ids, request.is_finished)
-            if piece:
-                yield piece
+            detokenizer.update(request.text_token_ids, request.is_finished)
+            text = detokenizer.text if request.text is None else request.text
+            shown = text if request.is_finished else text[: len(text) - hold]
+            if len(shown) > num_shown:
+                yield shown[num_shown:]
+                num_shown = len(shown)
             if request.is_finished:
                 return
             engine.step()

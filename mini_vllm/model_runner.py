@@ -1,8 +1,9 @@
 """From a plan to logits: owns the KV cache and builds the ragged batch.
 
 Promises: one row of logits per scheduled request, in scheduling order, partial prefills included,
-and one more per draft to be verified; whoever samples drops what it needs not. Sees plans, no
-scheduler and no KV manager. Mirrors `vllm/v1/worker/gpu_model_runner.py:415` `GPUModelRunner`.
+and one more per draft to be verified and per prompt token asked for; whoever samples drops what
+it needs not. Sees plans, no scheduler and no KV manager. Mirrors
+`vllm/v1/worker/gpu_model_runner.py:415` `GPUModelRunner`.
 """
 
 from __future__ import annotations
@@ -89,14 +90,13 @@ class ModelRunner:
 
     @staticmethod
     def _logits_indices(plan: SchedulerOutput, last: np.ndarray) -> np.ndarray:
-        """[num_rows] each request's last token and, before it, one token per draft.
+        """[num_rows] each request's last token and, before it, those whose rows are wanted too.
 
         As `vllm/v1/worker/gpu_model_runner.py:2713` `GPUModelRunner._calc_spec_decode_metadata`.
         """
-        if not plan.spec_token_ids:
+        if not plan.spec_token_ids and not plan.prompt_rows:
             return last
-        drafts = [len(plan.spec_token_ids.get(r, ())) for r in plan.num_scheduled_tokens]
-        rows = 1 + np.array(drafts, dtype=np.int64)
+        rows = np.array([plan.rows_of(r) for r in plan.num_scheduled_tokens], dtype=np.int64)
         return np.arange(rows.sum()) + np.repeat(last + 1 - np.cumsum(rows), rows)
 
     def _token_ids(self, plan: SchedulerOutput) -> np.ndarray:

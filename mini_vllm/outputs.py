@@ -1,7 +1,7 @@
 """What a caller gets back: one record for `LLM` and `LLMEngine`.
 
-Promises: the names of `vllm/outputs.py:85` `RequestOutput`; a token that stopped a request is in
-`token_ids` and not in `text`.
+Promises: the names of `vllm/outputs.py:85` `RequestOutput`; a token or text that stopped a request
+is in `token_ids` and not in `text`, unless the request asks to keep it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mini_vllm.request import Request
+from mini_vllm.sample.logprobs import Logprob, as_dicts
 from mini_vllm.tokenizer import Tokenizer
 
 
@@ -23,12 +24,32 @@ class CompletionOutput:
     finish_reason: str | None
     """"stop", "length", "abort", or "error": then `stop_reason` says what was wrong."""
     stop_reason: int | str | None = None
-    """The stop token id that ended it; None for EOS and for the length."""
+    """The stop token id or text that ended it; None for EOS and for the length."""
+    cumulative_logprob: float | None = None
+    """Sum over the output tokens, natural logarithm; None unless `logprobs` were asked for."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """Per output token: token id to `Logprob`, the sampled token first."""
+
+    @classmethod
+    def of(cls, index: int, request: Request, tokenizer: Tokenizer) -> CompletionOutput:
+        """The completion of a request as it stands now."""
+        token_ids, noted = request.output_token_ids, None
+        if request.sampling_params.logprobs is not None:
+            noted = request.logprobs.sample[: len(token_ids)]
+        return cls(
+            index=index,
+            text=text_of(request, tokenizer),
+            token_ids=token_ids,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            cumulative_logprob=None if noted is None else sum(n.logprobs[0] for n in noted),
+            logprobs=None if noted is None else as_dicts(noted, (), tokenizer),
+        )
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request as the caller sees it; `outputs` holds one completion."""
+    """A prompt as the caller sees it; `outputs` holds its `n` completions."""
 
     request_id: str
     prompt: str | None
@@ -36,25 +57,37 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache; None while it waits for its first step."""
+    """Prompt tokens that its first completion found in the prefix cache; None while that waits for
+    its first step."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """Per prompt token, None for the first; None unless asked for."""
 
     @classmethod
     def of(
-        cls, request: Request, prompt: str | Sequence[int], tokenizer: Tokenizer
+        cls,
+        request_id: str,
+        requests: Sequence[Request],
+        prompt: str | Sequence[int],
+        tokenizer: Tokenizer,
     ) -> RequestOutput:
-        """The record of a request as it stands now."""
-        completion = CompletionOutput(
-            index=0,
-            text=tokenizer.decode(request.text_token_ids),
-            token_ids=request.output_token_ids,
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-        )
+        """The record of a prompt's requests, one per completion, as they stand now."""
+        first = requests[0]
+        noted = None
+        if first.sampling_params.prompt_logprobs is not None:
+            entries = first.logprobs.prompt
+            noted = [None, *as_dicts(entries, first.prompt_token_ids[:1], tokenizer)]
         return cls(
-            request_id=request.request_id,
+            request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=[completion],
-            finished=request.is_finished,
-            num_cached_tokens=request.num_cached_tokens,
+            prompt_token_ids=first.prompt_token_ids,
+            outputs=[CompletionOutput.of(i, r, tokenizer) for i, r in enumerate(requests)],
+            finished=all(request.is_finished for request in requests),
+            num_cached_tokens=first.num_cached_tokens,
+            prompt_logprobs=noted,
         )
+
+
+def text_of(request: Request, tokenizer: Tokenizer) -> str:
+    """The output's text as it stands now, without what stopped it."""
+    text = getattr(request, "text", None)
+    return tokenizer.decode(request.text_token_ids) if text is None else text

@@ -41,6 +41,8 @@ class SchedulerOutput:
     """Requests whose last known token is computed in this step, so that one is sampled (S4)."""
     block_ids: dict[str, Sequence[int]] = field(default_factory=dict)
     """Block table of each scheduled request; see `bind`."""
+    prompt_rows: dict[str, int] = field(default_factory=dict)
+    """Rows of logits wanted of a request's prompt, before that of its last scheduled token."""
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -49,8 +51,14 @@ class SchedulerOutput:
 
     @property
     def num_rows(self) -> int:
-        """Rows of logits: one per scheduled request, and one more per draft."""
-        return len(self.scheduled_requests) + sum(map(len, self.spec_token_ids.values()))
+        """Rows of logits: one per scheduled request, one more per draft and `prompt_rows`."""
+        drafts = sum(map(len, self.spec_token_ids.values()))
+        return len(self.scheduled_requests) + drafts + sum(self.prompt_rows.values())
+
+    def rows_of(self, request_id: str) -> int:
+        """Rows of logits of one request, in the order of its tokens."""
+        drafts = self.spec_token_ids.get(request_id, ())
+        return 1 + len(drafts) + self.prompt_rows.get(request_id, 0)
 
     def num_rejected(self, request_id: str, tokens: Sequence[int]) -> int:
         """How many of its drafts were not among the `tokens` sampled (one more is always new)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from enum import IntEnum
+from typing import Any
 
 from mini_vllm.config import SamplingParams
 
@@ -43,9 +44,10 @@ class Request:
 
     __slots__ = (
         "all_token_ids", "arrival_time", "block_hashes", "eos_token_id",
-        "extra_keys", "num_cached_tokens", "num_computed_tokens", "num_output_placeholders",
-        "num_preemptions", "num_prompt_tokens", "num_tokens", "num_tokens_to_discard", "priority",
-        "request_id", "sampling_params", "spec_token_ids", "status", "stop_reason",
+        "extra_keys", "logprobs", "num_cached_tokens", "num_computed_tokens",
+        "num_output_placeholders", "num_preemptions", "num_prompt_tokens", "num_tokens",
+        "num_tokens_to_discard", "priority",
+        "request_id", "sampling_params", "spec_token_ids", "status", "stop_reason", "text",
     )  # fmt: skip
 
     def __init__(
@@ -91,7 +93,12 @@ class Request:
         self.block_hashes: list[int] = []
         self.extra_keys = extra_keys if cache_salt is None else (*extra_keys, cache_salt)
         self.stop_reason: int | str | None = None
-        """The stop token id that ended it, or the text of an error; None for EOS and length."""
+        """The stop token id or text that ended it, or the text of an error; None for EOS and
+        length."""
+        self.text: str | None = None
+        """Its text where a stop text ended it; None: the text of `text_token_ids`."""
+        self.logprobs: Any = None
+        """What was noted of each token's probability, if the request asks for that."""
         self.num_cached_tokens: int | None = None
         """Prompt tokens that the prefix cache had at the first admission."""
         self.spec_token_ids: Sequence[int] = ()
@@ -113,12 +120,14 @@ class Request:
 
     @property
     def text_token_ids(self) -> list[int]:
-        """The output tokens that are text: without the one that stopped the request.
+        """The output tokens that are text: without the one that stopped the request, unless
+        `include_stop_str_in_output`.
 
         As `vllm/v1/engine/detokenizer.py:95` `BaseIncrementalDetokenizer.update`.
         """
         ids = self.output_token_ids
-        return ids[:-1] if self.finish_reason == "stop" else ids
+        kept = self.sampling_params.include_stop_str_in_output
+        return ids[:-1] if self.finish_reason == "stop" and not kept else ids
 
     @property
     def num_output_tokens(self) -> int:

@@ -7,20 +7,37 @@ mates; a generator can go back to where it stood before a step that did not happ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mini_vllm.plan import SchedulerOutput
-from mini_vllm.request import Request
+from mini_vllm.request import Request, RequestStatus
+from mini_vllm.sample.logprobs import RequestLogprobs, gather
 from mini_vllm.sample.processors import LogitsProcessor
 from mini_vllm.sampler import Sampler
+from mini_vllm.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from mini_vllm.spec_decode.speculator import Speculator
 
 Sampled = dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request gets no token."""
+
+    reason: str
+    in_cache: bool
+    """What it left in the KV cache may be wrong too."""
+
+
+class _NoTokenAllowedError(Exception):
+    """The processors left no token of a row."""
 
 
 class RowSampler:
@@ -40,9 +57,10 @@ class RowSampler:
         self.generators: dict[str, np.random.Generator] = {}
         """Of the live requests with a temperature."""
         self._states: dict[str, dict[int, Any]] = {}  # before the draw of token number ...
+        self._with_prompt_logprobs: set[str] = set()
 
     def begin(self, request: Request, number: int) -> None:
-        """Give a request with a temperature its generator.
+        """Give a request with a temperature its generator, and room for the logprobs it wants.
 
         Without a seed of its own it gets a stream of its own, by its `number` in order of adding.
         """
@@ -51,6 +69,10 @@ class RowSampler:
         if params.temperature > 0.0:
             own = params.seed if params.seed is not None else (self.seed, number)
             self.generators[request.request_id] = np.random.default_rng(own)
+        if params.logprobs is not None or params.prompt_logprobs is not None:
+            request.logprobs = RequestLogprobs()
+        if params.prompt_logprobs is not None:
+            self._with_prompt_logprobs.add(request.request_id)
 
     def rewind(self, request_id: str, num_tokens: int) -> None:
         """Forget the draws after the request's first `num_tokens` tokens."""
@@ -63,10 +85,21 @@ class RowSampler:
         """The request is gone."""
         self.generators.pop(request_id, None)
         self._states.pop(request_id, None)
+        self._with_prompt_logprobs.discard(request_id)
+
+    def ask(self, plan: SchedulerOutput) -> None:
+        """Note in a bound plan which rows of prompts are wanted."""
+        for request in plan.scheduled_requests if self._with_prompt_logprobs else ():
+            request_id, last = request.request_id, request.num_prompt_tokens - 1
+            if request_id not in self._with_prompt_logprobs:
+                continue
+            start = plan.num_computed_tokens[request_id]
+            if start < last and len(request.logprobs.prompt) < last:
+                plan.prompt_rows[request_id] = plan.num_scheduled_tokens[request_id] - 1
 
     def sample(
         self, plan: SchedulerOutput, logits: np.ndarray, in_flight: dict[str, Sequence[int]]
-    ) -> tuple[Sampled, dict[str, str]]:
+    ) -> tuple[Sampled, dict[str, Failure]]:
         """Tokens for every request that caught up, and what was wrong with the other rows (S4).
 
         Args:
@@ -81,58 +114,72 @@ class RowSampler:
             raise RuntimeError(
                 f"model: forward returned shape {np.shape(logits)}, need {plan.num_rows} rows: one "
                 f"row of logits for each of {len(plan.scheduled_requests)} scheduled requests, and "
-                "one per draft"
+                "one per draft and prompt row"
             )
         finite = np.isfinite(logits.max(axis=1))  # a NaN or +inf anywhere, or -inf everywhere
         sampled: Sampled = {}
-        failed: dict[str, str] = {}
+        failed: dict[str, Failure] = {}
         first = 0
         for request in plan.scheduled_requests:
             request_id = request.request_id
-            count = 1 + len(plan.spec_token_ids.get(request_id, ()))
+            count = plan.rows_of(request_id)
             rows, are_finite = logits[first : first + count], finite[first : first + count]
             first += count
+            if request_id in plan.prompt_rows:
+                self._note_prompt(request, plan.num_computed_tokens[request_id], rows)
+                rows = rows[plan.prompt_rows[request_id] :]
             if request_id not in plan.sampling_req_ids:
                 continue
             if not are_finite.all():
-                failed[request_id] = "the model's logits hold NaN or infinity"
-            elif self.speculator is None:
-                position = plan.num_computed_tokens[request_id]
-                position += plan.num_scheduled_tokens[request_id]
-                row = self._processed(request, rows[0])
-                sampled[request_id] = [self._draw(request, row, self._at(request_id, position))]
-            else:
-                beyond, drafts = in_flight.get(request_id, ()), plan.spec_token_ids.get(request_id)
-                sampled[request_id] = self._verify(request, rows, beyond, drafts or ())
+                failed[request_id] = Failure("the model's logits hold NaN or infinity", True)
+                continue
+            beyond = in_flight.get(request_id, ())
+            if self.speculator is None:
+                end = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
+                beyond = beyond[: end - request.num_tokens]
+            with _holding(request, beyond):
+                drafts = plan.spec_token_ids.get(request_id, ())
+                try:
+                    sampled[request_id] = self._tokens(request, rows, drafts)
+                except _NoTokenAllowedError:
+                    failed[request_id] = Failure("the request's wishes leave no token", False)
         return sampled, failed
 
-    def _verify(
-        self, request: Request, rows: np.ndarray, beyond: Sequence[int], drafts: Sequence[int]
-    ) -> list[int]:
+    def _tokens(self, request: Request, rows: np.ndarray, drafts: Sequence[int]) -> list[int]:
         """One token, and before it those drafts that the target agrees with.
 
-        While a row is processed the request holds every token before it, also those in flight.
+        While a row is processed the request holds every token before it.
         """
-        assert self.speculator is not None
-        num_known, num_placeholders = request.num_tokens, request.num_output_placeholders
-        request.num_output_placeholders = 0
-        for token in beyond:
-            request.append_output_token(token)
         settled = request.num_tokens
         generator = self._at(request.request_id, settled)
+        if self.speculator is None:
+            tokens = [self._draw(request, self._processed(request, rows[0]), generator)]
+        else:
 
-        def row(index: int) -> np.ndarray:
-            if request.num_tokens < settled + index:
-                request.append_output_token(drafts[index - 1])
-            return self._processed(request, rows[index])
+            def row(index: int) -> np.ndarray:
+                if request.num_tokens < settled + index:
+                    request.append_output_token(drafts[index - 1])
+                return self._processed(request, rows[index])
 
-        def draw(row: np.ndarray) -> int:
-            return self._draw(request, row, generator)
+            def draw(row: np.ndarray) -> int:
+                return self._draw(request, row, generator)
 
-        tokens = self.speculator.verify(request, drafts, row, draw, generator)
-        del request.all_token_ids[num_known:]
-        request.num_tokens, request.num_output_placeholders = num_known, num_placeholders
+            tokens = self.speculator.verify(request, drafts, row, draw, generator)
+        if (count := request.sampling_params.logprobs) is not None:
+            noted = request.logprobs.sample
+            del noted[settled - request.num_prompt_tokens :]
+            noted += [gather(rows[i], token, count) for i, token in enumerate(tokens)]
         return tokens
+
+    @staticmethod
+    def _note_prompt(request: Request, start: int, rows: np.ndarray) -> None:
+        """The logprobs of the prompt tokens after positions `start`, `start` + 1, ..."""
+        count, noted = request.sampling_params.prompt_logprobs, request.logprobs.prompt
+        del noted[start:]
+        following = request.all_token_ids[start + 1 : request.num_prompt_tokens]
+        noted += [
+            gather(row, token, count or 0) for row, token in zip(rows, following, strict=False)
+        ]
 
     def _at(self, request_id: str, position: int) -> np.random.Generator | None:
         """The request's generator, its state noted for a restart before token `position`."""
@@ -146,8 +193,11 @@ class RowSampler:
 
     def _processed(self, request: Request, row: np.ndarray) -> np.ndarray:
         """The row [vocab_size] after the processors, in their order."""
+        raw = row
         for processor in self.logits_processors:
             row = processor(request, row)
+        if row is not raw and row.max() == -np.inf:
+            raise _NoTokenAllowedError
         return row
 
     def _draw(
@@ -161,3 +211,27 @@ class RowSampler:
                 f"{request.request_id!r}, need a token id from 0 to {len(row) - 1}"
             )
         return int(token)
+
+
+def end(failed: Mapping[str, Failure], scheduler: Scheduler) -> list[Request]:
+    """End the requests that got no token; those that are still known are returned."""
+    ended = []
+    for request_id, failure in failed.items():
+        request = scheduler.abort_request(request_id)
+        if request is not None:
+            request.status, request.stop_reason = RequestStatus.FINISHED_ERROR, failure.reason
+            ended.append(request)
+    return ended
+
+
+@contextmanager
+def _holding(request: Request, tokens: Sequence[int]) -> Iterator[None]:
+    """The request with `tokens` in flight, and what is appended meanwhile, for the block's time."""
+    num_known = request.num_tokens
+    for token in tokens:
+        request.append_output_token(token)
+    try:
+        yield
+    finally:
+        del request.all_token_ids[num_known:]
+        request.num_tokens = num_known

@@ -6,8 +6,8 @@ Hugging Face folder that `mini_vllm`, `transformers` and vLLM all load.
 
     python models/train.py byte-llama --steps 8000      # the default model, 3.2 M parameters
     python models/train.py byte-draft --steps 2400      # a drafter for it
-    python models/train.py byte-moe --steps 1800        # 16 experts, two of them per token
-    python models/train.py dense-twin --steps 1800      # as large as what byte-moe puts to work
+    python models/train.py byte-moe --steps 1500        # 16 experts, two of them per token
+    python models/train.py dense-twin --steps 1500      # as large as what byte-moe puts to work
 
 Needs torch (CPU is enough). Nothing in `mini_vllm` imports this file.
 """
@@ -189,10 +189,11 @@ class SparseMLP(nn.Module):
         # Rows sorted by expert; each expert multiplies its own rows.
         order = ids.flatten().argsort(stable=True)
         rows = order // s.num_experts_per_tok
-        experts = zip(self.gate_proj, self.up_proj, self.down_proj, strict=True)
+        groups = flat[rows].split(loads.tolist())
+        experts = zip(groups, self.gate_proj, self.up_proj, self.down_proj, strict=True)
         out = [
             F.linear(F.silu(F.linear(group, gate)) * F.linear(group, up), down)
-            for group, (gate, up, down) in zip(flat[rows].split(loads.tolist()), experts, strict=True)
+            for group, gate, up, down in experts
         ]
         out = torch.cat(out) * weights.flatten()[order][:, None]
         return torch.zeros_like(flat).index_add(0, rows, out.to(flat.dtype)).view(x.shape)

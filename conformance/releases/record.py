@@ -88,6 +88,16 @@ def hazard(version: str) -> Iterator[recording.Recording]:
     yield {**record(WITH_A_THIRD), "upstream": release_of(version).upstream}
 
 
+def stops(version: str) -> Iterator[recording.Recording]:
+    """When a request ends, as a release that is kept decides it, behind a line that says so."""
+    import_release(release_of(version), tree_of(version))
+    from conformance.recorders import check_stop
+
+    upstream = release_of(version).upstream
+    yield {"upstream": upstream, "part": "check_stop", "about": check_stop.ABOUT}
+    yield from check_stop.cases()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.releases.record", description="Record any release."

@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 
-from conformance import hazard, recording, releases, shadow
+from conformance import hazard, parts, recording, releases, shadow
+from conformance.releases import __main__ as counts
 from conformance.replay import first_difference, replay, replay_files
+from labkit.tables import markdown_table
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.parts import EngineParts
@@ -17,19 +19,20 @@ from mini_vllm.request import Request, RequestStatus
 EVERY = list(releases.RELEASES)
 
 
-def slice_of(entry):
-    """One workload in twelve, of each profile: the suite's share."""
-    return entry["seed"] // 9 % 12 == 0
+def in_share(number):
+    """One line in twelve, of each profile: the suite's share."""
+    return (number - 1) // 9 % 12 == 0
 
 
 @pytest.mark.parametrize("version", EVERY)
 def test_a_release_decides_as_its_parts_do(version):
     release = releases.release_of(version)
-    build, make_request = releases.builders(version)
-    difference = first_difference(
-        release.path, build, make_request, select=slice_of, upstream=release.upstream
-    )
-    assert difference is None, f"{version}: {difference}"
+    parts = releases.builders(version)
+    share = list(recording.read(release.path, release.upstream, in_share))
+    assert [entry["seed"] for entry in share] == [s for s in releases.SEEDS if in_share(s + 1)]
+    for entry in share:
+        difference = replay(entry, *parts)[1]
+        assert difference is None, f"{version}: {difference}"
 
 
 @pytest.mark.slow
@@ -39,6 +42,15 @@ def test_all_kept_workloads_of_a_release(version):
     build, make_request = releases.builders(version)
     result = replay_files([release.path], build, make_request, upstream=release.upstream)
     assert (result.num_workloads, len(result.differences)) == (len(releases.SEEDS), 0), result
+
+
+@pytest.mark.slow
+def test_the_table_on_the_pages_is_what_a_replay_counts():
+    table = markdown_table(counts.HEADER, counts.rows())
+    for name in counts.PAGES:
+        assert table in (counts.ROOT / name).read_text(encoding="utf-8"), (
+            f"{name} is stale: python -m conformance.releases --write"
+        )
 
 
 def less(**rules):
@@ -123,6 +135,46 @@ def test_the_pins_engine_differs_from_later_releases_where_they_changed():
     first = {v: [next(e) for _ in range(60)] for v, e in entries.items()}
     differ = {v: sum(replay(entry)[1] is not None for entry in first[v]) for v in EVERY}
     assert differ["0.23.0"] == 0 < differ["0.27.1"] < differ["0.33.0"]
+
+
+def stops_that_differ(request_class):
+    release = releases.release_of("0.33.0")
+    cases = parts.load("check_stop-0.33.0", releases.FOLDER, release.upstream)
+    assert len(cases) == 10_920
+    return sum(bool(parts.replay_check_stop(case, request_class)) for case in cases)
+
+
+class LengthBeforeMinTokens(Request):
+    """Only the length limits come before min_tokens, not the stop tokens."""
+
+    def maybe_finish(self, max_model_len=None):
+        num_output_tokens, params = self.num_output_tokens, self.sampling_params
+        if 0 < num_output_tokens < params.min_tokens and (
+            num_output_tokens >= params.max_tokens or self.num_tokens >= max_model_len
+        ):
+            self.status = RequestStatus.FINISHED_LENGTH
+            return True
+        return super().maybe_finish(max_model_len)
+
+
+class LengthFirst(v0_33_0.StopBeforeMinTokens):
+    """The model's length is asked before the stop tokens, too."""
+
+    def maybe_finish(self, max_model_len=None):
+        if self.num_output_tokens and self.num_tokens >= max_model_len:
+            self.status = RequestStatus.FINISHED_LENGTH
+            return True
+        return super().maybe_finish(max_model_len)
+
+
+def test_requests_end_where_the_check_of_0_33_0_ends_them():
+    assert stops_that_differ(parts_of("0.33.0").request) == 0
+
+
+def test_the_pins_stop_check_and_misread_ones_are_caught():
+    assert stops_that_differ(Request) == 888
+    assert stops_that_differ(LengthBeforeMinTokens) > 0
+    assert stops_that_differ(LengthFirst) > 0
 
 
 def stopped(request_class, tokens, min_tokens, max_tokens, max_model_len):

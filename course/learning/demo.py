@@ -17,7 +17,7 @@ from rich.text import Text
 
 from course import terminal
 from course.learning.labs import CourseError
-from course.learning.tracing import name_of, scheduled_text
+from course.learning.tracing import name_of
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.observe.trace import StepRecord, traced_steps
 
@@ -135,11 +135,9 @@ def run(console: Console, model: str) -> None:
 
 def _say_step(console: Console, record: StepRecord) -> None:
     """One step in words, for a pipe."""
-    ended = "".join(f", {r} ends ({why})" for r, why in record.finished.items())
-    free = record.free_blocks
-    terminal.say(
-        console, f"  step {record.step:>2}: {scheduled_text(record)}, {free} blocks free{ended}"
-    )
+    events = f", {record.events_text()}" if record.events_text() else ""
+    did = f"{record.scheduled_text()}, {record.free_blocks} blocks free{events}"
+    terminal.say(console, f"  step {record.step:>2}: {did}")
 
 
 def explain(console: Console, timeline: Timeline, engine: LLMEngine) -> None:

@@ -4,7 +4,8 @@ Promises: a manifest that loads has only known keys of the right types; every pr
 reported at once, each with the file and the key. Its keys:
 
     id, title, tag, minutes     "02-01", words, one of TAGS, an estimate
-    yours                       functions and methods of solution.py that the learner writes
+    yours                       functions and methods of solution.py that the learner writes, and
+                                classes whose methods the learner chooses
     hidden                      what else of solution.py the starter does not show
     hints                       per test, from a nudge to nearly the answer: texts, or mappings
                                 {field: waiting, text: "..."} shown only when the last failure named
@@ -89,7 +90,7 @@ class Manifest:
     tag: str
     minutes: int
     yours: tuple[str, ...]
-    """Functions and methods of solution.py that the learner writes; see `starters.py`."""
+    """What of solution.py the learner writes; see `starters.py`."""
     hints: dict[str, tuple[Hint, ...]]
     hidden: tuple[str, ...] = ()
     misconceptions: tuple[Misconception, ...] = ()

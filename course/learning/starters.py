@@ -1,9 +1,9 @@
 """A lab's starter, made from its solution and what lab.yaml calls the learner's.
 
 Promises: a function named in `yours` keeps its signature and docstring and raises
-NotImplementedError instead of its body; what `hidden` names is gone, with the imports that only it
-used; every other line is the solution's, comments and layout included. So `course reset` needs no
-git, and selfcheck can compare.
+NotImplementedError instead of its body; a class named there keeps its docstring and what it
+inherits; what `hidden` names is gone, with the imports that only it used; every other line is the
+solution's, comments and layout included. So `course reset` needs no git, and selfcheck can compare.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def generate(solution: str, yours: Sequence[str], hidden: Sequence[str] = ()) ->
 
     Args:
         solution: the text of solution.py.
-        yours: functions and methods the learner writes, dotted ("BlockPool.free").
+        yours: functions and methods the learner writes, dotted ("BlockPool.free"), and classes
+            whose methods the learner chooses.
         hidden: what the starter does not show: functions, methods, classes, constants, names bound
             by an import.
 
@@ -75,15 +76,20 @@ def generate(solution: str, yours: Sequence[str], hidden: Sequence[str] = ()) ->
     for node in _imports(tree.body):
         kept = [alias for alias in node.names if not _is_gone(alias, tree, gone, hidden)]
         if len(kept) < len(node.names):
-            _drop(lines, new, node.lineno - 1, node.end_lineno or 0)
-            if kept:
-                node.names = kept
-                new[node.lineno - 1] = ast.unparse(node)
+            if not kept:
+                _drop(lines, new, node.lineno - 1, node.end_lineno or 0)
+                continue
+            node.names = kept
+            new.update(dict.fromkeys(range(node.lineno, node.end_lineno or 0)))
+            new[node.lineno - 1] = ast.unparse(node)
     for name in yours:
         for _, node in _defined(tree, name, "yours"):
-            if not isinstance(node, Function):
-                raise ValueError(f"yours: {name!r} is no function or method: name its methods")
-            _hollow(lines, new, node, name)
+            if isinstance(node, ast.ClassDef):
+                _empty(lines, new, node, name)
+            elif isinstance(node, Function):
+                _hollow(lines, new, node, name)
+            else:
+                raise ValueError(f"yours: {name!r} is no function, method or class")
     text = "\n".join(line for at, old in enumerate(lines) if (line := new.get(at, old)) is not None)
     ast.parse(text)
     return text.rstrip("\n") + "\n"
@@ -168,6 +174,14 @@ def _drop(lines: list[str], new: dict[int, str | None], start: int, end: int) ->
         while start and (not lines[start - 1].strip() or new.get(start - 1, "") is None):
             start -= 1
     new.update(dict.fromkeys(range(start, end)))
+
+
+def _empty(lines: list[str], new: dict[int, str | None], node: ast.ClassDef, name: str) -> None:
+    """Leave a class its docstring: what it inherits is all it has."""
+    if not _is_string(node.body[0]) or len(node.body) == 1 or not node.bases:
+        raise ValueError(f"yours: the class {name!r} needs a base, a docstring and a method")
+    end = node.body[0].end_lineno or node.lineno
+    new.update(dict.fromkeys(range(end, node.end_lineno or end)))
 
 
 def _hollow(lines: list[str], new: dict[int, str | None], node: Function, name: str) -> None:

@@ -203,6 +203,7 @@ def test_a_run_is_heard_while_it_runs(course, lab, monkeypatch, tmp_path):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.usefixtures("usual_signals")
 def test_a_run_that_is_ended_leaves_no_process(lab, little_course, tmp_path, number):
     path = held(tmp_path)
     waits = "import time\ntime.sleep(600)\n"

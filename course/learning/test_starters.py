@@ -106,6 +106,15 @@ def test_an_import_the_learner_may_use_stays_unless_it_is_hidden_itself():
     assert "import math" not in generate(SOLUTION, YOURS, [*HIDDEN, "math"])
 
 
+def test_a_class_that_is_the_learners_keeps_its_words_and_what_it_inherits():
+    source = SOLUTION + (
+        '\n\nclass Deep(Pool):\n    """Deeper."""\n\n    depth = 2\n\n    # how\n'
+        "    def get(self, n):\n        return []\n\n\nLAST = Deep\n"
+    )
+    made = generate(source, ["Deep"])
+    assert made.endswith('class Deep(Pool):\n    """Deeper."""\n\n\nLAST = Deep\n')
+
+
 def test_both_halves_of_a_property_and_both_branches_of_an_if_are_the_learners():
     source = (
         "class A:\n    @property\n    def x(self):\n        return 1\n\n"
@@ -120,7 +129,8 @@ def test_both_halves_of_a_property_and_both_branches_of_an_if_are_the_learners()
     ("yours", "hidden", "complaint"),
     [
         (["Pool.put"], [], "yours names 'Pool.put', which solution.py does not define"),
-        (["Pool"], [], "yours: 'Pool' is no function or method: name its methods"),
+        (["Pool"], [], "yours: the class 'Pool' needs a base, a docstring and a method"),
+        (["SIZES"], [], "yours: 'SIZES' is no function, method or class"),
         (["Pool.get"], ["_gone"], "hidden names '_gone', which solution.py does not define"),
         (["one"], [], "yours: 'one' has no body on lines of its own"),
         (["words"], [], "yours: 'words' has no body on lines of its own"),

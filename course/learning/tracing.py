@@ -18,6 +18,7 @@ from course.files import write_atomically
 from course.learning.labs import CourseError
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.observe.trace import StepRecord, traced_steps
+from mini_vllm.outputs import text_of
 
 
 def collect(
@@ -49,7 +50,7 @@ def collect(
                 "prompt": prompt,
                 "prompt_token_ids": list(requests[request_id].prompt_token_ids),
                 "output_token_ids": list(requests[request_id].output_token_ids),
-                "text": engine.tokenizer.decode(requests[request_id].text_token_ids),
+                "text": text_of(requests[request_id], engine.tokenizer),
                 "finish_reason": requests[request_id].finish_reason,
             }
             for request_id, prompt in zip(ids, prompts, strict=True)
@@ -61,16 +62,6 @@ def collect(
 def name_of(number: int) -> str:
     """A, B, ..., Z, then R26, R27, ..."""
     return chr(ord("A") + number) if number < 26 else f"R{number}"
-
-
-def scheduled_text(step: dict[str, Any] | StepRecord) -> str:
-    """`A:11+16c B:1`: tokens scheduled per request, and tokens taken from the prefix cache."""
-    data = step if isinstance(step, dict) else step.to_json()
-    parts = []
-    for request_id, count in data["num_scheduled_tokens"].items():
-        cached = data["num_cached_tokens"].get(request_id, 0)
-        parts.append(f"{request_id}:{count}" + (f"+{cached}c" if cached else ""))
-    return " ".join(parts) or "-"
 
 
 def run(
@@ -87,17 +78,15 @@ def run(
     for name in ("step", "scheduled", "total", "running", "waiting", "free", "events"):
         table.add_column(name, justify="right" if name in ("step", "total", "free") else "left")
     for step in data["steps"]:
-        events = [f"{r} preempted" for r in step["preempted"]]
-        events += [f"{r} resumed" for r in step["resumed"]]
-        events += [f"{r} {reason}" for r, reason in step["finished"].items()]
+        record = StepRecord(**step)
         table.add_row(
-            str(step["step"]),
-            scheduled_text(step),
-            str(sum(step["num_scheduled_tokens"].values())),
-            " ".join(step["running"]) or "-",
-            " ".join(step["waiting"]) or "-",
-            str(step["free_blocks"]),
-            ", ".join(events),
+            str(record.step),
+            record.scheduled_text(),
+            str(sum(record.num_scheduled_tokens.values())),
+            " ".join(record.running) or "-",
+            " ".join(record.waiting) or "-",
+            str(record.free_blocks),
+            record.events_text(),
         )
     console.print(table)
     for request in data["requests"]:

@@ -33,6 +33,7 @@ FRONT = (
     "CHANGES",
 )
 CHAPTERS = ("00-guide.md", "01-deep-dive.md", "02-mini-build.md")
+LABS = "labs/README.md"
 CLOSING = ("EXERCISES.md", "INTERVIEW.md", "CHEATSHEET.md")
 
 
@@ -79,8 +80,8 @@ def contents(root: Path) -> Contents:
     listed = set(found.listed())
     for page in pages.find(root):
         home = book_extras.phase_of(root, page)
-        if home and not (home / CHAPTERS[0]).is_file():
-            continue  # a phase begins with its guide; until then its pages wait
+        if home and not (home / CHAPTERS[0]).is_file() and not (home / LABS).is_file():
+            continue  # a phase begins with its guide or with its labs; until then its pages wait
         if page not in listed:
             found.findings.append(Finding(page, 1, "no chapter lists this page and none links it"))
     found.parts = [(title, chapters) for title, chapters in found.parts if chapters]
@@ -94,19 +95,18 @@ def _phase(phase: Path, findings: list[Finding]) -> Iterator[Chapter]:
         else:
             findings.append(Finding(phase / name, 1, "the book needs this page"))
 
-    if not (phase / CHAPTERS[0]).is_file():
+    has_guide, has_labs = (phase / CHAPTERS[0]).is_file(), (phase / LABS).is_file()
+    if not has_guide and not has_labs:
         return
-    for name in CHAPTERS:
+    for name in CHAPTERS if has_guide else ():
         yield from required(name)
-    overview = "labs/README.md"
-    has_overview = (phase / overview).is_file()
-    yield _phase_chapter(phase, overview) if has_overview else Chapter(None, 0, "Labs")
+    yield _phase_chapter(phase, LABS) if has_labs else Chapter(None, 0, "Labs")
     for lab in lab_folders(phase / "labs"):
         if (lab / "README.md").is_file():
             yield _chapter(lab / "README.md", 1)
         else:
             findings.append(Finding(lab / "README.md", 1, "the book needs this page"))
-    for name in CLOSING:
+    for name in CLOSING if has_guide else ():
         yield from required(name)
 
 

@@ -82,8 +82,23 @@ def test_the_summary_has_front_matter_then_each_phase_in_reading_order(root):
     )
 
 
-def test_a_phase_whose_guide_is_not_written_yet_is_left_out(root):
+def test_a_phase_whose_guide_is_not_written_yet_shows_its_labs(root):
+    for name in (*book.CHAPTERS, *book.CLOSING):
+        (root / PHASE / name).unlink()
+    (root / "README.md").write_text("# The course\n", encoding="utf-8")
+    assert staged(root) == []
+    assert page_of_book(root, "SUMMARY.md").endswith(
+        "# 00 First steps\n\n"
+        f"- [00 Labs]({PHASE}/labs/index.md)\n"
+        f"  - [Lab 00-01: Count]({PHASE}/labs/lab-01-count/index.md)\n"
+    )
+    text = page_of_book(root, f"{PHASE}/labs/lab-01-count/index.md")
+    assert ">Labs</a>" in text and ">Guide</a>" not in text
+
+
+def test_a_phase_without_guide_and_labs_is_left_out(root):
     (root / PHASE / "00-guide.md").unlink()
+    (root / PHASE / "labs" / "README.md").unlink()
     (root / "README.md").write_text("# The course\n", encoding="utf-8")
     assert "First steps" not in book.summary(root, book.contents(root))
     assert staged(root) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from conformance import parts
 from course.conftest import REPOSITORY
 from course.files import load_module
-from course.site import widgets
+from course.site import adapter_slots, sampling_knobs, widgets
 from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm.sampler import Sampler, probabilities
 
 
 @pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
@@ -168,3 +170,94 @@ def test_a_drafted_text_is_what_the_engine_drafts_and_keeps(example):
         assert "".join(map(chr, seen[n])) == runs[n]["drafts"]
         assert lengths[n + 1] - lengths[n] == runs[n]["accepted"] + 1
     assert len(lengths) - 1 == len(runs)
+
+
+class Law(Sampler):
+    """A sampler part that keeps the law it drew from."""
+
+    def sample(self, logits, params, rng=None):
+        if params.temperature == 0:
+            self.law = np.eye(len(logits))[logits.argmax()]
+        else:
+            self.law = probabilities(logits, params)
+        return super().sample(logits, params, rng)
+
+
+@pytest.fixture(scope="module")
+def engine_law():
+    """The law of the engine's first token after a prompt, for a widget's knobs."""
+    engine = LLMEngine(dtype="float64")
+    engine.sampler = Law()
+
+    def law(prompt, knobs):
+        params = sampling_knobs._params({**knobs, "ban": None})
+        words = () if knobs["ban"] is None else (chr(knobs["ban"]),)
+        engine.generate([prompt], replace(params, bad_words=words, max_tokens=1))
+        return engine.sampler.law
+
+    return law
+
+
+@pytest.mark.parametrize("name", ["sure", "open"])
+def test_knobs_leave_what_the_engine_draws_from(name, engine_law):
+    document = sampling_knobs.sampling_knobs()
+    row = document["rows"][name]
+    assert not row["output"]
+    for example in document["examples"]:
+        if (example["row"], example["order"]) == (name, "vLLM's"):
+            law = engine_law(row["prompt"], example["knobs"])
+            for token, share in example["law"]:
+                assert law[token] == pytest.approx(share, abs=2e-3), example["knobs"]
+            if example["knobs"]["temperature"]:
+                assert (law > 0).sum() == example["left"][-1]
+
+
+def test_penalties_of_a_row_see_what_was_said():
+    row = sampling_knobs.rows()["in a loop"]
+    said, prompt_only = ord("h"), ord("A")
+    assert said in row["output"] and prompt_only in row["prompt"]
+    assert prompt_only not in row["output"]
+    order = sampling_knobs.ORDERS["vLLM's"]
+    base = sampling_knobs.OFF
+    _, plain = sampling_knobs.stages(row, base, order)
+    for knob, value, sees_prompt in (("presence", 1.0, False), ("repetition", 1.5, True)):
+        _, law = sampling_knobs.stages(row, base | {knob: value}, order)
+        ratio = law / plain
+        never = max(ratio)  # of tokens that nobody said
+        assert ratio[said] < 0.99 * never
+        assert (ratio[prompt_only] < 0.99 * never) == sees_prompt
+
+
+def test_each_wrong_order_shows_on_some_row():
+    examples = sampling_knobs.sampling_knobs()["examples"]
+    for name, order in sampling_knobs.ORDERS.items():
+        assert sorted(order) == sorted(sampling_knobs.ORDERS["vLLM's"])
+        differs = [
+            example["left"][-1] != right["left"][-1] or example["law"] != right["law"]
+            for example in examples
+            for right in examples
+            if example["order"] == name
+            and right["order"] == "vLLM's"
+            and (example["row"], example["knobs"]) == (right["row"], right["knobs"])
+        ]
+        assert any(differs) == (name != "vLLM's")
+
+
+def test_of_adapters_and_slots_no_step_has_more_adapters_than_slots_and_nobody_is_lost():
+    document = adapter_slots.adapter_slots()
+    for name, films in document["films"].items():
+        letters = document["patterns"][name]
+        for slots, film in films.items():
+            for step in film["steps"]:
+                pairs = zip(letters, step["states"], strict=True)
+                running = {letter for letter, state in pairs if state == "r"} - {"-"}
+                assert len(running) <= int(slots)
+            for number in range(len(letters)):
+                ran = sum(step["states"][number] == "r" for step in film["steps"])
+                assert ran == document["num_tokens"], (name, slots, number)
+
+
+def test_more_slots_never_make_adapters_wait_longer_here():
+    for films in adapter_slots.adapter_slots()["films"].values():
+        waited = [film["waited"] for film in films.values()]
+        assert waited == sorted(waited, reverse=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from course.site import film, gantt
+from course.site import adapter_slots, film, gantt, sampling_knobs
 from mini_vllm.cudagraph import launches
 from mini_vllm.models.config import expected_shapes, parse_config
 from mini_vllm.models.files import read_json
@@ -377,5 +377,7 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "code-points": code_points,
     "expert-bytes": expert_bytes,
     "speculation": speculation,
+    "sampling-knobs": sampling_knobs.sampling_knobs,
+    "adapter-slots": adapter_slots.adapter_slots,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""

@@ -1,7 +1,8 @@
 """The table of phases in README: titles and goals from here, links and counts from the folders.
 
 Run `python -m course.truth.curriculum` to write it. Promises: a phase counts as written when its
-guide exists; nothing in the table is typed that can be counted.
+guide exists, and has its labs counted before that; nothing in the table is typed that can be
+counted.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ def table(root: Path = ROOT) -> str:
             if (folder / "00-guide.md").is_file():
                 name = f"[{name}]({folder.name}/00-guide.md)"
                 labs = _labs(folder)
+            elif (folder / "labs" / "README.md").is_file():
+                name = f"[{name}]({folder.name}/labs/README.md)"
+                labs = f"{_labs(folder)}, chapters planned"
         if number in FLAGSHIPS:
             name += " ★"
         lines.append(f"| {name} | {goal} | {labs} |")

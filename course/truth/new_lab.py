@@ -142,9 +142,13 @@ def readme_of(lab: Lab) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _functions(tree: ast.Module, names: Sequence[str]) -> list[tuple[str, ast.FunctionDef]]:
-    found = []
+def _functions(
+    tree: ast.Module, names: Sequence[str]
+) -> list[tuple[str, ast.FunctionDef | ast.ClassDef]]:
+    found: list[tuple[str, ast.FunctionDef | ast.ClassDef]] = []
     for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name in names:
+            found.append((node.name, node))
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
         prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
         found += [(prefix + each.name, each) for each in inner
@@ -152,12 +156,14 @@ def _functions(tree: ast.Module, names: Sequence[str]) -> list[tuple[str, ast.Fu
     return found
 
 
-def _signature(node: ast.FunctionDef) -> str:
+def _signature(node: ast.FunctionDef | ast.ClassDef) -> str:
+    if isinstance(node, ast.ClassDef):
+        return f"({', '.join(map(ast.unparse, node.bases))})"
     names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     return f"({', '.join(name for name in names if name != 'self')})"
 
 
-def _first_line(node: ast.FunctionDef) -> str:
+def _first_line(node: ast.FunctionDef | ast.ClassDef) -> str:
     return (ast.get_docstring(node) or "see its docstring.").split("\n\n")[0].replace("\n", " ")
 
 

@@ -13,7 +13,7 @@ def test_the_readme_has_the_table_that_the_folders_give():
     assert curriculum.replaced(page) == page, "stale: run python -m course.truth.curriculum"
 
 
-def test_a_phase_is_linked_and_counted_once_its_guide_exists(tmp_path):
+def test_a_phase_is_linked_and_counted_once_its_guide_or_a_lab_exists(tmp_path):
     phase = tmp_path / "phase-02-paged-attention"
     lab = phase / "labs" / "lab-01-a"
     lab.mkdir(parents=True)
@@ -22,6 +22,10 @@ def test_a_phase_is_linked_and_counted_once_its_guide_exists(tmp_path):
         encoding="utf-8",
     )
     assert "| 02 PagedAttention ★ |" in curriculum.table(tmp_path)
+    (phase / "labs" / "README.md").write_text("# The labs\n", encoding="utf-8")
+    row = curriculum.table(tmp_path).split("\n")[4]
+    assert row.startswith("| [02 PagedAttention](phase-02-paged-attention/labs/README.md) ★ |")
+    assert row.endswith("| 1 GPU-OPT, chapters planned |")
     (phase / "00-guide.md").write_text("# The guide\n", encoding="utf-8")
     row = curriculum.table(tmp_path).split("\n")[4]
     assert row.startswith("| [02 PagedAttention](phase-02-paged-attention/00-guide.md) ★ |")

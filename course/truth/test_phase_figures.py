@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = figures.folders(ROOT)
 
 
+@pytest.mark.slow  # `course figures --check` asks the same
 @pytest.mark.parametrize("folder", FOLDERS, ids=[folder.parent.name for folder in FOLDERS])
 def test_figures_are_what_their_scripts_draw(folder):
     names = list(figures.stale(folder, figures.collect(folder)))

@@ -30,6 +30,7 @@ from mini_vllm.models.files import read_json
 from mini_vllm.models.loader import resolve
 from mini_vllm.observe.bench import PERCENTILES, Workload, run_workload
 from mini_vllm.observe.trace import StepRecord, observing, traced_steps
+from mini_vllm.outputs import text_of
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 
@@ -239,8 +240,7 @@ def _show(request_id: str, text: str, request: Request, engine: LLMEngine) -> No
     """One finished request: prompt in bold, continuation, reason."""
     console.print(f"{request_id}  ", style="dim", end="")
     console.print(text, style="bold", end="", markup=False, soft_wrap=True)
-    output = engine.tokenizer.decode(request.text_token_ids)
-    console.print(output, end="", markup=False, soft_wrap=True)
+    console.print(text_of(request, engine.tokenizer), end="", markup=False, soft_wrap=True)
     console.print(f"  [{request.finish_reason}]", style="dim", markup=False)
 
 
@@ -251,18 +251,12 @@ def trace_header() -> str:
 
 def trace_line(record: StepRecord) -> str:
     """One step as text: totals, queues, free blocks, then what each request got and why."""
-    parts = []
-    for request_id, count in record.num_scheduled_tokens.items():
-        cached = record.num_cached_tokens.get(request_id, 0)
-        parts.append(f"{request_id}:{count}" + (f" (+{cached} cached)" if cached else ""))
-    notes = [f"preempted {request_id}" for request_id in record.preempted]
-    notes += [f"{request_id} done: {reason}" for request_id, reason in record.finished.items()]
     total = sum(record.num_scheduled_tokens.values())
     line = (
         f"{record.step:>4}  {total:>6}  {len(record.running):>3} {len(record.waiting):>4}"
-        f"  {record.free_blocks:>5}  {'  '.join(parts)}"
+        f"  {record.free_blocks:>5}  {record.scheduled_text()}"
     )
-    return line + (f"   [{', '.join(notes)}]" if notes else "")
+    return line + (f"   [{events}]" if (events := record.events_text()) else "")
 
 
 @app.command()

@@ -53,7 +53,7 @@ class Adapters:
             parts.adapter_delta or lora_delta,
         )
         self._make_slots = parts.adapter_slots or AdapterSlotCache
-        self._known: dict[str, LoRARequest] = {}
+        self._known: dict[str | int, LoRARequest] = {}  # by name and by id
         self._cpu: OrderedDict[int, dict[str, Pair]] = OrderedDict()  # coldest first
         self.num_disk_loads = 0
         """Times an adapter was read from its folder; one that is new is read to be checked."""
@@ -92,24 +92,19 @@ class Adapters:
         """
         if not isinstance(lora_request, LoRARequest):
             raise ValueError(f"lora_request={lora_request!r}: need a LoRARequest or None")
-        for other in self._known.values():
-            self._check_distinct(lora_request, other)
-        if lora_request.lora_name in self._known:
+        keys = lora_request.lora_name, lora_request.lora_int_id
+        for known in (self._known[key] for key in keys if key in self._known):
+            theirs = known.lora_name, known.lora_int_id
+            if (*keys, lora_request.lora_path) != (*theirs, known.lora_path):
+                raise ValueError(
+                    f"{lora_request}: {known} is known; new weights need a new name and a new id"
+                )
             return False
         weights = self._read(lora_request)
-        self._known[lora_request.lora_name] = lora_request
+        self._known |= dict.fromkeys(keys, lora_request)
         if len(self._cpu) < self.config.capacity:
             self._cpu[lora_request.lora_int_id] = weights
         return True
-
-    @staticmethod
-    def _check_distinct(new: LoRARequest, old: LoRARequest) -> None:
-        fields = ("lora_name", "lora_int_id", "lora_path")
-        mine, theirs = ([getattr(each, f) for f in fields] for each in (new, old))
-        if mine != theirs and (mine[0] == theirs[0] or mine[1] == theirs[1]):
-            raise ValueError(
-                f"lora_request {mine}: {theirs} is known; new weights need a new name and a new id"
-            )
 
     def list_adapters(self) -> set[int]:
         """Ids of the adapters in memory."""

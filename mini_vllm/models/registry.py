@@ -75,8 +75,8 @@ def load_model(
         return LoadedModel(model, tokens, eos, vocab_size, model.kv_shape, model.dtype, longest)
     if not callable(getattr(model, "forward", None)):
         raise ValueError(
-            f"model={model!r}: need byte-llama, toy, a folder, a hub id, or an object with "
-            "forward(batch)"
+            f"model={model!r}: need byte-llama, byte-moe, toy, a folder, a hub id, or an object "
+            "with forward(batch)"
         )
     return LoadedModel(model, tokens, eos, vocab_size)
 

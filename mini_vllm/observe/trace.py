@@ -52,6 +52,21 @@ class StepRecord:
                 del record[name]
         return record
 
+    def scheduled_text(self) -> str:
+        """`A:11+16c B:1`: tokens scheduled per request, and those taken from the prefix cache."""
+        parts = []
+        for request_id, count in self.num_scheduled_tokens.items():
+            cached = self.num_cached_tokens.get(request_id, 0)
+            parts.append(f"{request_id}:{count}" + (f"+{cached}c" if cached else ""))
+        return " ".join(parts) or "-"
+
+    def events_text(self) -> str:
+        """`B preempted, C resumed, A done: length`: who lost its blocks, came back, ended."""
+        events = [f"{request_id} preempted" for request_id in self.preempted]
+        events += [f"{request_id} resumed" for request_id in self.resumed]
+        events += [f"{request_id} done: {reason}" for request_id, reason in self.finished.items()]
+        return ", ".join(events)
+
 
 @contextmanager
 def observing(engine: LLMEngine, observer: Callable[[SchedulerOutput], None]) -> Iterator[None]:

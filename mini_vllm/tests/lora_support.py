@@ -28,10 +28,10 @@ KINDS: list[dict[str, Any]] = [
 """Ranks, scalings and targets that differ, so that a mix-up shows."""
 
 
-def weights() -> dict[str, np.ndarray]:
+def weights(config: ModelConfig = CONFIG) -> dict[str, np.ndarray]:
     """Of the tiny model, float64."""
     rng = np.random.default_rng(0)
-    return {n: rng.normal(0, 0.4, s) for n, s in expected_shapes(CONFIG).items()}
+    return {n: rng.normal(0, 0.4, s) for n, s in expected_shapes(config).items()}
 
 
 def tiny() -> Transformer:
@@ -82,9 +82,9 @@ def adapters(folder: Path, count: int = len(KINDS)) -> list[LoRARequest]:
     return made
 
 
-def merged(adapter: LoRARequest | None) -> Transformer:
+def merged(adapter: LoRARequest | None, config: ModelConfig = CONFIG) -> Transformer:
     """The tiny model with W + s B A in the place of every W, read here by other code."""
-    new = weights()
+    new = weights(config)
     if adapter is not None:
         raw = json.loads((Path(adapter.lora_path) / "adapter_config.json").read_text())
         scaling = raw["lora_alpha"] / (math.sqrt(raw["r"]) if raw.get("use_rslora") else raw["r"])
@@ -95,7 +95,7 @@ def merged(adapter: LoRARequest | None) -> Transformer:
             )
             target = name.removeprefix("base_model.model.").replace(".lora_A", "")
             new[target] = new[target] + scaling * (b @ a)
-    return Transformer(CONFIG, new, "float64")
+    return Transformer(config, new, "float64")
 
 
 class Watching(Sampler):

@@ -67,7 +67,7 @@ class ScriptedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ScenarioRequest:
     """One request of a scenario, added before step `step`, aborted before step `abort_step`."""
 
     step: int
@@ -82,7 +82,7 @@ class Arrival:
 class Scenario:
     """A workload and the engine that serves it."""
 
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[ScenarioRequest, ...]
     block_size: int = 4
     spare_blocks: int = 0
     max_num_seqs: int = 4
@@ -193,7 +193,7 @@ def scenarios(
         tails = st.lists(st.integers(0, 6), max_size=3).map(tuple)
         prompts = st.builds(lambda stem, tail: stem + tail, stems, tails)
     arrival = st.builds(
-        Arrival,
+        ScenarioRequest,
         step=st.integers(0, 5),
         prompt=prompts,
         max_tokens=st.integers(1, max_tokens).map(lambda n: max_tokens + 1 - n),

@@ -38,7 +38,7 @@ NAN, INF = float("nan"), float("inf")
         ({"max_tokens": None}, r"max_tokens=None: need an int"),
         ({"min_tokens": 17}, r"min_tokens=17: need 0 to max_tokens=16"),
         ({"min_tokens": -1}, r"min_tokens=-1: need 0 to max_tokens=16"),
-        ({"seed": -1}, r"seed=-1: need a non-negative int or None"),
+        ({"seed": -2}, r"seed=-2: need a non-negative int or None"),
         ({"seed": "x"}, r"seed='x': need an int, a non-negative int or None"),
         ({"stop_token_ids": 5}, r"stop_token_ids=5: need a sequence of token ids"),
         ({"stop_token_ids": (-1,)}, r"stop_token_ids=-1: need a sequence of token ids"),
@@ -73,7 +73,7 @@ def test_sampling_params_accept_the_bounds_themselves(fields):
         ),
         ({"max_model_len": 1}, r"max_model_len=1: need at least 2, or None"),
         ({"policy": "lifo"}, r"policy='lifo': need one of fcfs, priority"),
-        ({"seed": -1}, r"seed=-1: need 0 or more"),
+        ({"seed": -2}, r"seed=-2: need 0 or more"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )

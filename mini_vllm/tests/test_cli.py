@@ -86,7 +86,7 @@ def test_the_shipped_model_serves_the_command():
         (["generate", "--dtype", "float16", "x"], "dtype='float16': need float32 or float64"),
         (["generate", "--block-size", "100000000", "x"], "block_size=100000000"),
         (["generate", "--num-blocks", "400000000", "x"], "num_blocks=400000000"),
-        (["generate", "--seed", "-1", "x"], "seed=-1"),
+        (["generate", "--seed", "-2", "x"], "seed=-2"),
         (["generate", "--speculative-config", "{", "x"], "speculative_config='{': need JSON"),
         (["generate", "--speculative-config", "{}", "x"], "num_speculative_tokens is missing"),
         (["bench", "--dtype", "x"], "dtype='x'"),

@@ -23,14 +23,16 @@ from mini_vllm.model_runner import ModelRunner
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.models.transformer import Transformer
 from mini_vllm.scheduler import Scheduler
-from mini_vllm.tests.support import Arrival, Scenario
+from mini_vllm.tests.support import Scenario, ScenarioRequest
 from mini_vllm.tests.test_shipped_model import MAX_TOKENS, TEXTS, check_e1, expected, model
 from mini_vllm.tests.watching import drive_with_shadow
 from mini_vllm.tokenizer import ByteTokenizer
 
 
-def request(step: int, text: bytes, max_tokens: int = MAX_TOKENS, priority: int = 0) -> Arrival:
-    return Arrival(step, tuple(text), max_tokens, priority, ignore_eos=True)
+def request(
+    step: int, text: bytes, max_tokens: int = MAX_TOKENS, priority: int = 0
+) -> ScenarioRequest:
+    return ScenarioRequest(step, tuple(text), max_tokens, priority, ignore_eos=True)
 
 
 CROWDED = Scenario(

@@ -12,9 +12,9 @@ from mini_vllm import EngineParts, LLMEngine, Sampler, SamplingParams
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.request import RequestStatus
 from mini_vllm.tests.support import (
-    Arrival,
     Moment,
     Scenario,
+    ScenarioRequest,
     ScriptedModel,
     TinyTokenizer,
     drive,
@@ -349,6 +349,6 @@ def test_the_scenarios_of_these_tests_reach_every_event():
         )
 
     prompt = (1, 2, 3, 4, 5, 6)
-    arrivals = tuple(Arrival(i, prompt, 12, ignore_eos=True) for i in range(3))
+    arrivals = tuple(ScenarioRequest(i, prompt, 12, ignore_eos=True) for i in range(3))
     drive(Scenario(arrivals, block_size=2, spare_blocks=4, spare_budget=40), check)
     assert seen == {"hit", "preempted", "resumed", "finished"}

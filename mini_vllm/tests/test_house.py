@@ -13,12 +13,16 @@ import mini_vllm
 
 ROOT = Path(mini_vllm.__file__).parent
 CORE = (
-    "async_scheduler", "batch", "block_pool", "config", "detokenizer", "interrupts", "kv_cache",
-    "model_runner", "outputs", "plan", "request", "sampler", "scheduler", "tokenizer",
+    "async_scheduler", "batch", "block_pool", "checks", "config", "detokenizer", "interrupts",
+    "kv_cache", "model_runner", "plan", "request", "sampler", "sampling_params", "scheduler",
+    "tokenizer",
 )  # fmt: skip
 """What decides. It reads alone."""
 
-ASSEMBLY = ("__init__", "engine", "input_processor", "llm", "parts", "row_sampler")
+ASSEMBLY = (
+    "__init__", "engine", "input_processor", "llm", "outputs", "parallel_sampling", "parts",
+    "row_sampler",
+)  # fmt: skip
 """What puts the core, a model and its attention together."""
 
 BUILT_IN = {"attention", "models", "sample", "cudagraph", "releases"}

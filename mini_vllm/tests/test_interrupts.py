@@ -25,6 +25,7 @@ from mini_vllm.batch import ForwardBatch
 from mini_vllm.llm import stream_text
 from mini_vllm.models.config import expected_shapes
 from mini_vllm.models.transformer import ModelConfig, Transformer
+from mini_vllm.outputs import text_of
 
 PACKAGE = str(Path(mini_vllm.__file__).parent)
 UNTRACED = f"{PACKAGE}/interrupts.py"
@@ -219,7 +220,7 @@ def test_a_step_that_raised_can_be_taken_again(part, error, at):
         except error:
             failures += 1
     assert failures == 1
-    assert [made.tokenizer.decode(r.text_token_ids) for r in requests] == wanted
+    assert [text_of(r, made.tokenizer) for r in requests] == wanted
 
 
 @pytest.mark.parametrize("nonsense", [300, -1, None, "x", 1.5, [3]])
@@ -276,6 +277,7 @@ def test_logits_that_are_no_numbers_end_the_one_request(bad, temperature):
     assert after.outputs[0].finish_reason == "length"
 
 
+@pytest.mark.usefixtures("usual_signals")
 def test_ctrl_c_waits_until_an_abort_is_complete():
     made = engine()
     request_id = made.add_request("abcdef", params(False))

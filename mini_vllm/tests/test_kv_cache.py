@@ -8,9 +8,9 @@ from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.request import Request
 from mini_vllm.tests.support import (
-    Arrival,
     Moment,
     Scenario,
+    ScenarioRequest,
     TinyTokenizer,
     drive,
     for_all,
@@ -251,8 +251,8 @@ def _tight_pair() -> Scenario:
     """Two different prompts whose outputs outgrow the pool together."""
     return Scenario(
         (
-            Arrival(0, (1, 2, 3, 4, 5, 6), 12, ignore_eos=True),
-            Arrival(0, (6, 5, 4, 3, 2, 1), 12, ignore_eos=True),
+            ScenarioRequest(0, (1, 2, 3, 4, 5, 6), 12, ignore_eos=True),
+            ScenarioRequest(0, (6, 5, 4, 3, 2, 1), 12, ignore_eos=True),
         ),
         block_size=2,
         spare_blocks=4,

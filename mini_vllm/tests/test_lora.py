@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,21 @@ import pytest
 from mini_vllm import LLM, ByteTokenizer, EngineParts, LLMEngine, SamplingParams
 from mini_vllm.lora.layers import BASE, LoRALinear, lora_delta, sort_by_slot
 from mini_vllm.lora.request import LoRARequest
-from mini_vllm.lora.slots import AdapterSlotCache
+from mini_vllm.models.moe import MoeConfig
+from mini_vllm.models.transformer import Transformer
 from mini_vllm.request import RequestStatus
 from mini_vllm.tests import test_interrupts
-from mini_vllm.tests.lora_support import adapters, alone, answers, merged, tiny, watched
+from mini_vllm.tests.lora_support import (
+    CONFIG,
+    adapters,
+    alone,
+    answers,
+    merged,
+    tiny,
+    watched,
+    weights,
+    write_adapter,
+)
 
 TOLERANCE = 1e-10
 """On logits of about 10 in float64; a wrong adapter is off by whole numbers."""
@@ -63,6 +75,24 @@ def test_rows_of_five_adapters_and_of_none_are_those_of_the_merged_models(made):
         assert answers(single, [prompt], [None]) == [tokens]
         for row in expected.rows:
             assert min(np.abs(row - other).max() for other in rows.rows) < TOLERANCE
+
+
+def test_a_model_with_experts_is_adapted_in_its_attention(tmp_path):
+    """Experts and routers keep their weights; a dense layer among them is adapted whole."""
+    experts = MoeConfig(4, 2, 8, True, frozenset({1}))
+    config = replace(CONFIG, moe=experts, qk_norm=True)
+    adapter = LoRARequest("a", 1, str(write_adapter(tmp_path / "a", config=config)))
+    model = Transformer(config, weights(config), "float64")
+    lora = LLMEngine(model, enable_lora=True)
+    assert sorted(lora.adapters.model.linears) == [
+        "model.layers.0.self_attn.o_proj", "model.layers.0.self_attn.qkv_proj",
+        "model.layers.1.mlp.down_proj", "model.layers.1.mlp.gate_up_proj",
+        "model.layers.1.self_attn.o_proj", "model.layers.1.self_attn.qkv_proj",
+    ]  # fmt: skip
+    prompts = [LONG[:30], LONG[:20]]
+    got = answers(lora, prompts, [adapter, None])
+    single = [LLMEngine(merged(each, config)) for each in (adapter, None)]
+    assert got == [answers(e, [p], [None])[0] for e, p in zip(single, prompts, strict=True)]
 
 
 def test_a_batch_of_base_requests_alone_is_the_base_model_bit_for_bit(made):
@@ -227,34 +257,6 @@ def test_the_model_that_was_given_stays_as_it_was(made):
 
 
 # ------------------------------------------------------------------ slots
-
-
-def test_the_slot_cache_hits_loads_and_evicts_the_coldest():
-    cache = AdapterSlotCache(2)
-    said = [cache.ensure(adapter) for adapter in (1, 2, 1, 3, 2)]
-    assert said == ["load", "load", "hit", "evict+load", "evict+load"]
-    assert cache.resident() == [3, 2]
-    assert {adapter: cache.slot_of(adapter) for adapter in (3, 2)} == {3: 1, 2: 0}
-    assert cache.stats() == {"hits": 1, "misses": 4, "evictions": 2, "hit_rate": 0.2}
-
-
-def test_whatever_a_step_needs_is_resident_after_it_has_been_asked_for():
-    rng, cache = random.Random(0), AdapterSlotCache(4)
-    for _ in range(300):
-        wanted = rng.sample(range(1, 12), rng.randint(1, 4))
-        for adapter in wanted:
-            cache.ensure(adapter)
-        slots = [cache.slot_of(adapter) for adapter in cache.resident()]
-        assert set(wanted) <= set(cache.resident())
-        assert sorted(slots) == list(range(len(slots)))
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
-def test_a_slot_cache_refuses_ids_and_sizes_below_one(wrong):
-    with pytest.raises(ValueError, match="max_loras="):
-        AdapterSlotCache(wrong)
-    with pytest.raises(ValueError, match="adapter_id="):
-        AdapterSlotCache(1).ensure(wrong)
 
 
 def test_resident_adapters_cost_nothing_and_evicted_ones_are_loaded_again(made):

@@ -19,7 +19,7 @@ import pytest
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
-from mini_vllm.models.loader import MODELS, load_checkpoint, resolve
+from mini_vllm.models.loader import load_checkpoint, resolve
 from mini_vllm.models.transformer import Transformer
 from mini_vllm.tests.test_checkpoint import byte_tokenizer_json
 
@@ -281,7 +281,6 @@ def test_a_mixture_gives_the_logits_of_transformers(tmp_path, family):
     check_mixture(save_model(tmp_path, family), random_prompts())
 
 
-@pytest.mark.skipif(not (MODELS / "byte-moe").is_dir(), reason="byte-moe is not shipped yet")
 def test_the_shipped_mixture_gives_the_logits_of_transformers():
     check_mixture(resolve("byte-moe"), text_prompts())
 

@@ -9,7 +9,7 @@ import pytest
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.tests.support import Arrival, Moment, Scenario, drive, for_all, scenarios
+from mini_vllm.tests.support import Moment, Scenario, ScenarioRequest, drive, for_all, scenarios
 
 # ------------------------------------------------------------------ invariants
 
@@ -227,7 +227,7 @@ def test_s13_a_request_that_outgrows_the_pool_raises_instead_of_spinning():
 def test_a_scenario_of_these_tests_does_preempt_and_resume():
     """Guards the random scenarios themselves: this shape must exercise S5."""
     scenario = Scenario(
-        tuple(Arrival(0, (1, 2, 3), 12, ignore_eos=True) for _ in range(3)),
+        tuple(ScenarioRequest(0, (1, 2, 3), 12, ignore_eos=True) for _ in range(3)),
         block_size=2,
         spare_blocks=3,
         spare_budget=20,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,6 @@ for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
-HERE = Path(__file__).resolve().parent
-for folder in (HERE, HERE.parent.parent):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
 from course.machine import describe  # noqa: E402
 from course.truth.figures import BLUE, ORANGE, Axes, Svg  # noqa: E402
 from mini_vllm import EngineParts, LLMEngine  # noqa: E402
@@ -36,6 +30,9 @@ from mini_vllm.attention import paged_attention  # noqa: E402
 from mini_vllm.batch import ForwardBatch, Model  # noqa: E402
 from mini_vllm.config import SamplingParams  # noqa: E402
 from mini_vllm.models.transformer import Linear  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+
 
 PROMPT = "The KV cache stores the keys and values of every token computed so far, "
 

@@ -15,7 +15,6 @@ import functools
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,13 +22,11 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
-for folder in (HERE, HERE.parent.parent):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+from course.machine import describe
+from course.truth.figures import BLUE, GREY, ORANGE, PURPLE, Axes, Svg
 
-from course.machine import describe  # noqa: E402
-from course.truth.figures import BLUE, GREY, ORANGE, PURPLE, Axes, Svg  # noqa: E402
+HERE = Path(__file__).resolve().parent
+
 
 COLUMNS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 FLOAT_BYTES = 4

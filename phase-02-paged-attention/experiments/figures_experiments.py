@@ -9,22 +9,20 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from labkit.modules import sibling
+from mini_vllm.config import SamplingParams
+from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.request import Request
+
+_measure_churn = sibling(__file__, "measure_churn")
+interval = _measure_churn.interval
+
 HERE = Path(__file__).resolve().parent
-for folder in (HERE, HERE.parents[1]):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-from measure_churn import interval  # noqa: E402
-
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg  # noqa: E402
-from mini_vllm.config import SamplingParams  # noqa: E402
-from mini_vllm.kv_cache import KVCacheManager  # noqa: E402
-from mini_vllm.request import Request  # noqa: E402
 
 
 def measured(name: str) -> dict[str, Any]:

@@ -13,18 +13,16 @@ import argparse
 import json
 import random
 import statistics
-import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+from mini_vllm.block_pool import BlockPool, KVCacheBlock
 
-from mini_vllm.block_pool import BlockPool, KVCacheBlock  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
+
 
 T975 = {2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 11: 2.201, 15: 2.131, 19: 2.093}
 """97.5 % quantile of Student's t by degrees of freedom, for the confidence intervals."""

@@ -14,24 +14,23 @@ import heapq
 import itertools
 import json
 import random
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from labkit.modules import sibling
+from mini_vllm.block_pool import ROOT_HASH, BlockPool, KVCacheBlock, hash_block_tokens
+from mini_vllm.config import SamplingParams
+from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.request import Request
+
+_measure_churn = sibling(__file__, "measure_churn")
+T975, interval = _measure_churn.T975, _measure_churn.interval
+
 HERE = Path(__file__).resolve().parent
-for folder in (HERE, HERE.parents[1]):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 
-from measure_churn import T975, interval  # noqa: E402
-
-from mini_vllm.block_pool import ROOT_HASH, BlockPool, KVCacheBlock, hash_block_tokens  # noqa: E402
-from mini_vllm.config import SamplingParams  # noqa: E402
-from mini_vllm.kv_cache import KVCacheManager  # noqa: E402
-from mini_vllm.request import Request  # noqa: E402
 
 BLOCK_SIZE = 16
 

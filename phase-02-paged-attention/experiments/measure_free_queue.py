@@ -21,12 +21,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+from course.machine import describe
+from mini_vllm.block_pool import FreeKVCacheBlockQueue, KVCacheBlock
 
-from course.machine import describe  # noqa: E402
-from mini_vllm.block_pool import FreeKVCacheBlockQueue, KVCacheBlock  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
+
 
 BATCH = 64
 """Blocks per batch: a prompt of 1,024 tokens in blocks of 16."""

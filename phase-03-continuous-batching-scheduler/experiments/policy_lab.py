@@ -13,23 +13,41 @@ import itertools
 import json
 import math
 import random
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from labkit.modules import sibling
+from mini_vllm import Request, SamplingParams, Scheduler
+
+_policies = sibling(__file__, "policies")
+OldestFirst, Policy, PrefillFirst, ReservingKV, StaticBatching = (
+    _policies.OldestFirst,
+    _policies.Policy,
+    _policies.PrefillFirst,
+    _policies.ReservingKV,
+    _policies.StaticBatching,
+)
+_step_cost = sibling(__file__, "step_cost")
+H100_8B, StepCost, load, shape_of = (
+    _step_cost.H100_8B,
+    _step_cost.StepCost,
+    _step_cost.load,
+    _step_cost.shape_of,
+)
+_workload = sibling(__file__, "workload")
+LAPTOP, SERVER, Job, Workload, jobs_of = (
+    _workload.LAPTOP,
+    _workload.SERVER,
+    _workload.Job,
+    _workload.Workload,
+    _workload.jobs_of,
+)
+
 HERE = Path(__file__).resolve().parent
-for folder in (HERE, HERE.parents[1]):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 
-from policies import OldestFirst, Policy, PrefillFirst, ReservingKV, StaticBatching  # noqa: E402
-from step_cost import H100_8B, StepCost, load, shape_of  # noqa: E402
-from workload import LAPTOP, SERVER, Job, Workload, jobs_of  # noqa: E402
-
-from mini_vllm import Request, SamplingParams, Scheduler  # noqa: E402
 
 Metrics = dict[str, float]
 

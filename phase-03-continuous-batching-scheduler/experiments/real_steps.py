@@ -1,6 +1,6 @@
 """How long are the steps of a stream when a long prompt arrives, in vLLM itself?
 
-    python phase-03-continuous-batching-scheduler/experiments/real_steps.py --out my-steps
+    course engine run phase-03-continuous-batching-scheduler/experiments/real_steps.py --out mine
 
 Needs vllm==0.22.1, its CPU build or a GPU. Lab 03-05's seat beside one stream, on the shipped
 model: a victim of 4 prompt tokens, and after its first token a prompt of 900. Each setting is an
@@ -22,9 +22,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
 SETTINGS = ((0, 2048), (256, 2048), (64, 2048), (16, 2048), (0, 64))
 """Threshold and budget."""
 VICTIM, LONG = 4, 900

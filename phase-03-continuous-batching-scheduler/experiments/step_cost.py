@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,14 +22,12 @@ for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
 from course.machine import processor  # noqa: E402
 from mini_vllm import LLMEngine, SamplingParams, Scheduler, SchedulerOutput  # noqa: E402
 from mini_vllm.batch import Model  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 
 
 @dataclass(frozen=True, slots=True)

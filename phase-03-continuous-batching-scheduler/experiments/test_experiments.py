@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from course.files import load_module
+from labkit.modules import sibling
 from mini_vllm import ToyModel
 from mini_vllm.scheduler import Scheduler
 
@@ -40,14 +41,14 @@ def test_fit_finds_the_line_it_was_given():
         {"tokens": float(t), "context": float(c), "seconds": 1e-3 + 2e-5 * t + 3e-7 * c}
         for t, c in rng.integers(1, 500, (40, 2))
     ]
-    solution, error = lab.sys.modules["step_cost"].fit(rows, ("tokens", "context"))
+    solution, error = sibling(__file__, "step_cost").fit(rows, ("tokens", "context"))
     assert solution == pytest.approx([1e-3, 2e-5, 3e-7])
     assert error == {"median_error": 0.0, "p95_error": 0.0, "r2": 1.0}
 
 
 def test_the_committed_fit_is_that_of_its_own_steps():
     saved = json.loads((HERE / "measured" / "step-cost.json").read_text(encoding="utf-8"))
-    fit = lab.sys.modules["step_cost"].fit
+    fit = sibling(__file__, "step_cost").fit
     solution, error = fit(saved["steps"], ("tokens", "context", "pairs"))
     assert solution == pytest.approx(list(saved["cost"].values()))
     assert error == saved["residual"]
@@ -55,7 +56,7 @@ def test_the_committed_fit_is_that_of_its_own_steps():
 
 
 def test_shapes_are_measured_as_they_are_computed():
-    rows = lab.sys.modules["step_cost"].measure(4, model=ToyModel(257))
+    rows = sibling(__file__, "step_cost").measure(4, model=ToyModel(257))
     for row in rows:
         assert row["context"] >= row["tokens"] >= 2
         assert row["pairs"] >= row["context"]

@@ -5,12 +5,12 @@ What shows engine behaviour is drawn from runs of mini_vllm. No upstream counter
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from conformance import hazard, replay
+from course.files import load_module
 from course.site import gantt
 from course.site.gantt import Arrival
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
@@ -18,11 +18,7 @@ from mini_vllm import EngineParts, LLMEngine, Scheduler, SchedulerOutput
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
 
-EXPERIMENTS = str(Path(__file__).resolve().parents[1] / "experiments")
-if EXPERIMENTS not in sys.path:
-    sys.path.insert(0, EXPERIMENTS)
-
-from policies import OldestFirst, ReservingKV  # noqa: E402
+policies = load_module(Path(__file__).resolve().parents[1] / "experiments" / "policies.py")
 
 # ------------------------------------------------------------------ lab 03-01
 
@@ -99,8 +95,8 @@ def pool_sweep() -> str:
     sizes = range(8, 35)
     ways = {
         "newest first, as vLLM": (EngineParts(), BLUE, None),
-        "oldest first": (EngineParts(scheduler=OldestFirst), ORANGE, "5 3"),
-        "reserve up front": (EngineParts(kv_cache_manager=ReservingKV), PURPLE, "2 3"),
+        "oldest first": (EngineParts(scheduler=policies.OldestFirst), ORANGE, "5 3"),
+        "reserve up front": (EngineParts(kv_cache_manager=policies.ReservingKV), PURPLE, "2 3"),
     }
     curves: dict[str, list[tuple[int, int, int]]] = {}
     for name, (parts, _, _) in ways.items():

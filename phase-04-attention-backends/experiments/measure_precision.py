@@ -11,19 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+from mini_vllm import EngineParts, LLMEngine, SamplingParams
+from mini_vllm.batch import ForwardBatch
 
-from mini_vllm import EngineParts, LLMEngine, SamplingParams  # noqa: E402
-from mini_vllm.batch import ForwardBatch  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
+
 
 HEADS, DIM, TILE = 16, 64, 16
 """Rows attended at once, numbers per head, keys per turn: the Triton kernel's tile for decode."""

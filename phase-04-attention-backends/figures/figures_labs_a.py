@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -329,10 +328,7 @@ def splits_and_merge() -> str:
 
 def predicted_latency() -> str:
     """The model of `run.py` over context: splits 1 and automatic, batch 1 and 64."""
-    path = PHASE / "labs" / "lab-04-flash-decoding-partitions" / "run.py"
-    before = list(sys.path)
-    run = load_module(path)
-    sys.path[:] = before
+    run = load_module(PHASE / "labs" / "lab-04-flash-decoding-partitions" / "run.py")
     arguments = run.parse([])
     svg = Svg(
         780,

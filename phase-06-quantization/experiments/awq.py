@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from labkit.modules import sibling
+from mini_vllm.models.transformer import Transformer
+
+heldout = sibling(__file__, "heldout")
+schemes = sibling(__file__, "schemes")
+
 HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
 
-import heldout  # noqa: E402
-import schemes  # noqa: E402
-
-from mini_vllm.models.transformer import Transformer  # noqa: E402
 
 ALPHAS = tuple(step / 20 for step in range(21))
 

@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,19 +24,19 @@ for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
-HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
-
-import awq  # noqa: E402
-import gptq  # noqa: E402
-import heldout  # noqa: E402
-import schemes  # noqa: E402
-
 from course.files import load_module  # noqa: E402
 from course.machine import processor  # noqa: E402
+from labkit.modules import sibling  # noqa: E402
 from mini_vllm import LLMEngine, SamplingParams  # noqa: E402
 from mini_vllm.models.transformer import Transformer  # noqa: E402
+
+awq = sibling(__file__, "awq")
+gptq = sibling(__file__, "gptq")
+heldout = sibling(__file__, "heldout")
+schemes = sibling(__file__, "schemes")
+
+HERE = Path(__file__).resolve().parent
+
 
 SCHEMES: dict[str, schemes.Scheme] = {
     "16 bits, as shipped": schemes.unquantized,

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
+from labkit.modules import sibling
 
-import heldout  # noqa: E402
-import schemes  # noqa: E402
+heldout = sibling(__file__, "heldout")
+schemes = sibling(__file__, "schemes")
+
+
+HERE = Path(__file__).resolve().parent
 
 
 def hessian(x: np.ndarray, damp: float = 0.01) -> np.ndarray:

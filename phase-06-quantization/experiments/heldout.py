@@ -12,20 +12,18 @@ import ast
 import functools
 import hashlib
 import inspect
-import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+from mini_vllm.batch import ForwardBatch
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.transformer import Linear, Transformer
 
-from mini_vllm.batch import ForwardBatch  # noqa: E402
-from mini_vllm.models.loader import load_checkpoint  # noqa: E402
-from mini_vllm.models.transformer import Linear, Transformer  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
+
 
 EOS = 256
 CONTEXT = 512

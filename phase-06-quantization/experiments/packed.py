@@ -17,7 +17,6 @@ import argparse
 import functools
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,16 +25,16 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from labkit.modules import sibling
+from mini_vllm.models.transformer import Linear, Transformer
+
+awq = sibling(__file__, "awq")
+gptq = sibling(__file__, "gptq")
+heldout = sibling(__file__, "heldout")
+schemes = sibling(__file__, "schemes")
+
 HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
 
-import awq  # noqa: E402
-import gptq  # noqa: E402
-import heldout  # noqa: E402
-import schemes  # noqa: E402
-
-from mini_vllm.models.transformer import Linear, Transformer  # noqa: E402
 
 MODEL = schemes.ROOT / "models" / "byte-llama"
 GROUP = 128

@@ -8,7 +8,6 @@ the product runs in floating point.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,11 @@ from types import ModuleType
 
 import numpy as np
 
+from course.files import load_module
+
 PHASE = Path(__file__).resolve().parents[1]
 ROOT = PHASE.parent
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
 
-from course.files import load_module  # noqa: E402
 
 INT8: ModuleType = load_module(PHASE / "labs" / "lab-01-fake-quant-linear" / "solution.py")
 INT4: ModuleType = load_module(PHASE / "labs" / "lab-03-int4-groups-and-packing" / "solution.py")

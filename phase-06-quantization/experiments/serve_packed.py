@@ -1,7 +1,8 @@
-"""Checkpoints that `packed.py` wrote, served by vLLM and read by the mini engine, side by side.
+r"""Checkpoints that `packed.py` wrote, served by vLLM and read by the mini engine, side by side.
 
-    python phase-06-quantization/experiments/serve_packed.py --out my-served
-    python phase-06-quantization/experiments/serve_packed.py --out my-served --only "gptq, nearest"
+    course engine run phase-06-quantization/experiments/serve_packed.py --out my-served
+    course engine run phase-06-quantization/experiments/serve_packed.py --out my-served \
+        --only "gptq, nearest"
 
 Needs vllm==0.22.1, its CPU build or a GPU; the CPU build wants its two libraries in `LD_PRELOAD`
 (vLLM's installation page). Each checkpoint is written to a temporary folder and served by a process
@@ -34,16 +35,16 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read once, when numpy is i
 
 import numpy as np
 
+from course.machine import cores, processor
+from labkit.modules import sibling
+from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm.models.transformer import Transformer
+
+heldout = sibling(__file__, "heldout")
+packed = sibling(__file__, "packed")
+
 HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
 
-import heldout  # noqa: E402
-import packed  # noqa: E402
-
-from course.machine import cores, processor  # noqa: E402
-from mini_vllm import LLMEngine, SamplingParams  # noqa: E402
-from mini_vllm.models.transformer import Transformer  # noqa: E402
 
 BASE = "float16, as shipped"
 ROWS: dict[str, tuple[str, str]] = {

@@ -7,7 +7,6 @@ Those of the labs are computed by the labs' own solutions, those of the studies 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -30,9 +29,6 @@ def solution(lab: str) -> ModuleType:
 @functools.cache
 def study(name: str) -> ModuleType:
     """One of the studies' modules."""
-    folder = str(PHASE / "studies")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     return load_module(PHASE / "studies" / f"{name}.py")
 
 

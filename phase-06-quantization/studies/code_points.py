@@ -9,16 +9,16 @@ the shipped model's weights to them under several kinds of scale, prints tables 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from labkit.modules import sibling
 
-import study_tools as common
+common = sibling(__file__, "study_tools")
+
 
 FORMATS = ("int8", "int4", "E4M3", "E5M2", "E2M1")
 

@@ -8,16 +8,16 @@ the shipped model on five texts with scales from one of them. It prints tables a
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from labkit.modules import sibling
 
-import study_tools as common
+common = sibling(__file__, "study_tools")
+
 
 SHIFTS = tuple(2.0**k for k in range(-6, 7))
 MODES = ("static", "static 99.9 %", "static x2", "dynamic tensor", "dynamic token")

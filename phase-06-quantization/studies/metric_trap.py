@@ -8,16 +8,16 @@ writes `metric-trap.json` into `--out`. Nothing is timed.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from labkit.modules import sibling
 
-import study_tools as common
+common = sibling(__file__, "study_tools")
+
 
 LOUDNESS = (1, 2, 5, 10, 20, 40, 80, 160, 300, 1000)
 TENSORS = (

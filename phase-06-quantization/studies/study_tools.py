@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mini_vllm.batch import ForwardBatch
+from mini_vllm.models.loader import Checkpoint, load_checkpoint
+from mini_vllm.models.transformer import Linear, Transformer
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
 
-from mini_vllm.batch import ForwardBatch  # noqa: E402
-from mini_vllm.models.loader import Checkpoint, load_checkpoint  # noqa: E402
-from mini_vllm.models.transformer import Linear, Transformer  # noqa: E402
 
 TEXTS = ("prose", "code", "german", "numbers", "scripts")
 LAYERS = (

@@ -11,19 +11,13 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.files import load_module  # noqa: E402
-from course.truth.figures import (  # noqa: E402
+from course.files import load_module
+from course.truth.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -33,9 +27,13 @@ from course.truth.figures import (  # noqa: E402
     Axes,
     Svg,
 )
-from labkit import moe_model  # noqa: E402
-from mini_vllm import LLMEngine, SamplingParams  # noqa: E402
-from mini_vllm.observe.trace import StepRecord, traced_steps  # noqa: E402
+from labkit import moe_model
+from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm.observe.trace import StepRecord, traced_steps
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
 
 TEXTS = (
     "The scheduler gives every request a part of the budget.",

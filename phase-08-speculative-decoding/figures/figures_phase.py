@@ -7,7 +7,6 @@ curves are the labs' reference solutions. No upstream counterpart.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,13 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.files import load_module  # noqa: E402
-from course.site.widgets import GPUS, speculation_step  # noqa: E402
-from course.truth.figures import (  # noqa: E402
+from course.files import load_module
+from course.site.widgets import GPUS, speculation_step
+from course.truth.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -31,7 +26,10 @@ from course.truth.figures import (  # noqa: E402
     Axes,
     Svg,
 )
-from mini_vllm import LLMEngine, SamplingParams  # noqa: E402
+from mini_vllm import LLMEngine, SamplingParams
+
+ROOT = Path(__file__).resolve().parents[2]
+
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 PROMPT = "def f(x):\n    return x\n\ndef g(x):\n    ret"

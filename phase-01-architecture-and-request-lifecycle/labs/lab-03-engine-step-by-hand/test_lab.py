@@ -178,16 +178,16 @@ def test_each_row_gets_its_own_params(lab):
             self.seen: list[tuple[int, int]] = []
 
         def sample(self, logits, params, rng=None):
-            self.seen.append((int(logits.argmax()), params.top_k))
+            self.seen.append((int(logits.argmax()), params.max_tokens))
             return 65
 
-    params = [greedy(top_k=1), greedy(top_k=2), greedy(top_k=3)]
+    params = [greedy(1), greedy(2), greedy(3)]
     engine, _ = engine_with(["abc", "d" * 20, "ef"], params, long_prefill_token_threshold=8)
     sampler = Recording()
     lab.engine_step(engine.scheduler, RowNumberRunner(), sampler)
     assert sampler.seen == [(10, 1), (12, 3)], (
         "the sampler is called for the two requests that caught up, each with its own row and its "
-        f"own params.\nexpected (row, top_k) [(10, 1), (12, 3)]\ncame     {sampler.seen}"
+        f"own params.\nexpected (row, max_tokens) [(10, 1), (12, 3)]\ncame     {sampler.seen}"
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib.util
 import io
 import os
 import pickle
@@ -24,6 +23,8 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from labkit.modules import load_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +241,7 @@ def child(interpret: bool) -> Child:
 
 def load_lab(file: str) -> ModuleType:
     """A lab file as a module."""
-    name = "_lab_under_test"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(file, "_lab_under_test")
 
 
 def answer_job(job: dict[str, Any]) -> dict[str, Any]:
@@ -254,11 +249,9 @@ def answer_job(job: dict[str, Any]) -> dict[str, Any]:
     lab = load_lab(job["file"])
     if job["call"] == "compile":
         return {"ptx": compile_kernel(lab, job["name"], job["dtype"], job["constants"])}
-    if job["call"] == "dry run":
-        import run
-
+    if job["call"] == "main":
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            run.main(["--dry-run", "--file", job["file"]])
+            load_module(job["script"]).main(job["arguments"])
         return {"printed": printed.getvalue()}
     case = job["case"]
     try:

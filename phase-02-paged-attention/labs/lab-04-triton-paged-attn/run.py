@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+from labkit.modules import sibling
 
-import harness  # noqa: E402
+harness = sibling(__file__, "harness")
+
+
+HERE = Path(__file__).resolve().parent
+
 
 SWEEP = {"tile": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 5)}
 

@@ -539,7 +539,9 @@ def test_kernels_compile_for_an_h100(lab):
 def test_the_run_script_without_a_gpu(lab):
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed (it comes with torch for CUDA on Linux)")
-    answer = harness.child(interpret=True).ask({"file": str(lab.__file__), "call": "dry run"})
+    job = {"file": str(lab.__file__), "call": "main", "script": str(HERE / "run.py")}
+    job["arguments"] = ["--dry-run", "--file", str(lab.__file__)]
+    answer = harness.child(interpret=True).ask(job)
     assert "printed" in answer, f"run.py --dry-run must end well; it said:\n{answer.get('error')}"
     for word in ("v1", "v2", "sdpa", "splits of", "not measured"):
         assert word in answer["printed"], (

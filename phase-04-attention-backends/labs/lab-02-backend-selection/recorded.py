@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from conformance import parts
+from course.files import load_module
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
 
-from conformance import parts  # noqa: E402
-from course.files import load_module  # noqa: E402
 
 STEP = 97
 """Of the sample: a prime, so that it meets every value of every argument."""

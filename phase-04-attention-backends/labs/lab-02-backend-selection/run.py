@@ -18,8 +18,7 @@ import importlib.util
 import logging
 import os
 import re
-import sys
-from contextlib import nullcontext
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,14 +59,17 @@ CASES: tuple[tuple[dict[str, Any], str | None], ...] = (
 """A configuration and an override each."""
 
 
-def simulated(lab: ModuleType, capability: str) -> Any:
-    """Make this process believe in a GPU, as the recorder does; the lab's description of it."""
-    sys.path.insert(0, str(ROOT))
+def simulate(capability: str) -> None:
+    """Make this process believe in a GPU, as the recorder does."""
     from conformance.recorders import attention_selector
 
     setting = {"capability": capability, "fa4": True, "trtllm": True, "batch_invariant": False}
     attention_selector.GRID = {name: values[:1] for name, values in attention_selector.GRID.items()}
     attention_selector.observe(setting)
+
+
+def simulated(lab: ModuleType, capability: str) -> Any:
+    """The lab's description of a GPU that is only simulated."""
     major, minor = capability.split(".")
     return lab.Device((int(major), int(minor)))
 
@@ -126,15 +128,14 @@ def predicted_answer(
     return {"name": chosen.name, "line": chosen.log_line, "warning": chosen.warning}
 
 
-def probe(lab: ModuleType, device: Any, context: Any) -> int:
-    """Compare every case; print each, return how many differ."""
+def probe(
+    lab: ModuleType, device: Any, reals: Iterable[dict[str, Any]], flashinfer: bool = True
+) -> int:
+    """Compare every case with its answer of `reals`; print each, return how many differ."""
     differ, left = 0, 0
-    flashinfer = has_flashinfer()
     print(f"=== {device}{'' if flashinfer else ', FlashInfer is not installed'}")
-    for case, override in CASES:
+    for (case, override), real in zip(CASES, reals, strict=True):
         predicted = predicted_answer(lab, device, case, override)
-        with context():
-            real = real_answer(case, override)
         words = ", ".join(f"{key}={value}" for key, value in case.items())
         print(f"{words}{f', override {override}' if override else ''}")
         if not flashinfer:
@@ -157,8 +158,8 @@ def probe(lab: ModuleType, device: Any, context: Any) -> int:
 
 
 def has_flashinfer() -> bool:
-    """Whether FlashInfer is installed; a stand-in for it counts."""
-    return "flashinfer" in sys.modules or importlib.util.find_spec("flashinfer") is not None
+    """Whether FlashInfer is installed."""
+    return importlib.util.find_spec("flashinfer") is not None
 
 
 def unlisted(answer: dict[str, Any]) -> dict[str, Any]:
@@ -222,15 +223,20 @@ def main() -> None:
     parser.add_argument("--file", default=str(HERE / "solution.py"), help="your starter.py")
     parser.add_argument("--probe", action="store_true", help="no engines")
     parser.add_argument("--simulate", metavar="CAPABILITY", help="no GPU; the pinned tree")
+    parser.add_argument("--answers", metavar="CAPABILITY", help="what --simulate compares with")
     parser.add_argument("--one", action="store_true", help="one engine, in this process")
     parser.add_argument("--backend", help="with --one")
     arguments = parser.parse_args()
     if arguments.one:
         return one_engine(arguments)
+    if arguments.answers:
+        simulate(arguments.answers)
+        return processes.answer({"reals": [real_answer(*asked) for asked in CASES]})
     lab = load_module(arguments.file)
     if arguments.simulate:
-        device = simulated(lab, arguments.simulate)
-        raise SystemExit(bool(probe(lab, device, nullcontext)))
+        simulate(arguments.simulate)
+        reals = [real_answer(*asked) for asked in CASES]
+        raise SystemExit(bool(probe(lab, simulated(lab, arguments.simulate), reals)))
     versions.need_vllm("--simulate, or the tests")
     import torch
 
@@ -239,7 +245,9 @@ def main() -> None:
     from vllm.config import VllmConfig, set_current_vllm_config
 
     device = live(lab)
-    differ = probe(lab, device, lambda: set_current_vllm_config(VllmConfig()))
+    with set_current_vllm_config(VllmConfig()):
+        reals = [real_answer(*asked) for asked in CASES]
+    differ = probe(lab, device, reals, has_flashinfer())
     if not arguments.probe:
         engines(lab, device, arguments.model)
     raise SystemExit(bool(differ))

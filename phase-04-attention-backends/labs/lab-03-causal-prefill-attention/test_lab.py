@@ -60,9 +60,14 @@ def assert_rows(got, expected, start_pos, what, tolerance=TOLERANCE):
     bad = np.flatnonzero(~(difference <= tolerance))
     if len(bad):
         row = int(bad[0])
+        why = (
+            "NaN comes from a slot that no token was written to (they hold NaN, and 0 * NaN is "
+            "NaN), or from -inf less -inf.\n"
+        )
         pytest.fail(
             f"{what}\n{len(bad)} of {len(got)} rows are wrong; the first is row {row}, at position "
             f"{positions[row]}: it sees keys 0 to {positions[row]}, or its window of them.\n"
+            f"{why if np.isnan(got[row]).any() else ''}"
             f"expected {expected[row]}\ncame     {got[row]}",
             pytrace=False,
         )

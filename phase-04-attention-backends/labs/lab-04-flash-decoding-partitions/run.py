@@ -13,14 +13,14 @@ arguments. Batch 64 runs at the contexts that fit the memory.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from labkit.modules import sibling
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
 
 MIN_KEYS = 256
 """Fewest keys worth a split of their own."""
@@ -72,7 +72,7 @@ def make_case(case: dict[str, Any], seed: int, dtype: str, device: str) -> dict[
 
 def run_cases(dtype: str, device: str) -> dict[str, np.ndarray]:
     """Every case through the kernels: inputs and results as arrays named "number/what"."""
-    import kernels
+    kernels = sibling(__file__, "kernels")
 
     arrays = {}
     for number, case in enumerate(CASES):
@@ -131,7 +131,7 @@ def uniform(arguments: argparse.Namespace, batch: int, context: int, device: str
 
 def measure(arguments: argparse.Namespace, batch: int, context: int) -> None:
     """One line per number of splits, checked against torch's attention before it is timed."""
-    import kernels
+    kernels = sibling(__file__, "kernels")
     import torch
     import triton
 

@@ -517,9 +517,7 @@ def check_kernels(lab, arrays, cases, tile, tolerance, where):
 
 @pytest.fixture(scope="module")
 def run_module():
-    sys.path.insert(0, str(HERE))
-    yield load_module(HERE / "run.py", "_lab_04_04_run")
-    sys.path.remove(str(HERE))
+    return load_module(HERE / "run.py", "_lab_04_04_run")
 
 
 def run_interpreted(*arguments):

@@ -82,11 +82,10 @@ def dispatch(
 ) -> tuple[str, int]:
     """The runtime mode of a step, and its tokens after padding.
 
-    The smallest capture size that holds the step is its rung. A full graph exists for the rung if
-    `mode` means FULL for all batches; or, for uniform batches, if it means FULL for decode and the
-    rung is at most `max_num_seqs`. A piecewise graph exists for every rung if `mode` means
-    PIECEWISE for mixed batches. FULL is tried first, then PIECEWISE. Otherwise there is no graph,
-    and no padding.
+    A step is padded to its rung, the smallest capture size that holds it, and only if startup
+    captured a graph of that size for its kind of batch (`capture_passes` says which there are). A
+    graph for mixed batches serves uniform ones too. Where both kinds of graph would do, it runs on
+    the full one; where none does, on none and unpadded.
 
     Args:
         mode: the resolved mode of the engine.

@@ -24,11 +24,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[2]))
+from course.files import load_module
+from labkit import versions
 
-from course.files import load_module  # noqa: E402
-from labkit import versions  # noqa: E402
+HERE = Path(__file__).resolve().parent
+
 
 SMALL: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,

@@ -21,10 +21,12 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+from labkit.modules import sibling
 
-import harness  # noqa: E402
+harness = sibling(__file__, "harness")
+
+
+HERE = Path(__file__).resolve().parent
 
 
 def layer(arguments: argparse.Namespace, tokens: int) -> dict[str, Any]:

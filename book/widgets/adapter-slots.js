@@ -1,0 +1,102 @@
+/* Adapters that arrive one by one, and who waits for a slot. The document is `adapter_slots` of
+ * course/site/adapter_slots.py: every step is the engine's own. */
+"use strict";
+
+CourseWidgets.mount("adapter-slots", (data) => {
+    const { el, svg, labelled, choice } = CourseWidgets;
+    const box = el("section", { class: "widget-box", "aria-label": "Adapters, slots, and who waits" });
+    const named = (id, field) => { field.dataset.input = id; return field; };
+    const pattern = named("pattern", choice(Object.keys(data.patterns), null, update));
+    const slots = named("slots", el("input", {
+        type: "range", min: data.slots[0], max: data.slots[data.slots.length - 1], step: 1, value: 2, oninput: update,
+    }));
+    const said = el("output");
+    const verdict = el("p", { class: "film-say", "aria-live": "polite" });
+    const plot = svg("svg", { role: "img", class: "roof-plot slots-plot" });
+    const STATES = { r: "runs", w: "waits for a place", s: "set aside, no slot for its adapter" };
+
+    function draw(film, letters) {
+        const LINE = 22, L = 46, T = 8, steps = film.steps.length;
+        const W = 560, cell = (W - L) / steps, H = T + LINE * letters.length + 44;
+        const parts = [];
+        [...letters].forEach((letter, request) => {
+            parts.push(svg("text", { x: L - 8, y: T + LINE * request + 15, "text-anchor": "end" },
+                letter === "-" ? "base" : letter));
+            film.steps.forEach((step, at) => {
+                const state = step.states[request];
+                if (state === ".") return;
+                parts.push(svg("rect", {
+                    x: L + cell * at, y: T + LINE * request + 3, width: cell - 1, height: LINE - 6,
+                    class: state === "r" ? `slots-run slots-${letter === "-" ? "base" : letter}` : `slots-${state}`,
+                }, svg("title", {}, `step ${at}: request ${request}, ${letter === "-" ? "no adapter" : `adapter ${letter}`}, ${STATES[state]}`)));
+            });
+        });
+        const under = T + LINE * letters.length;
+        film.steps.forEach((step, at) => {
+            if (!step.loads.length) return;
+            parts.push(svg("text", { x: L + cell * (at + 0.5), y: under + 16, "text-anchor": "middle" }, step.loads.join("")));
+        });
+        parts.push(svg("text", { x: L - 8, y: under + 16, "text-anchor": "end" }, "load"),
+            svg("text", { x: L, y: under + 36 }, "step 0"),
+            svg("text", { x: W, y: under + 36, "text-anchor": "end" }, `step ${steps - 1}`));
+        plot.setAttribute("viewBox", `0 0 ${W + 4} ${H}`);
+        plot.replaceChildren(svg("title", {}, "One row a request, one column a step: filled while it runs"), ...parts);
+    }
+
+    function update() {
+        const letters = data.patterns[pattern.value];
+        const film = data.films[pattern.value][slots.value];
+        said.textContent = `${slots.value} slot${slots.value === "1" ? "" : "s"}`;
+        slots.setAttribute("aria-valuetext", said.textContent);
+        draw(film, letters);
+        verdict.textContent = `All have ended after ${film.last} steps; ${film.waited} steps were spent waiting, `
+            + `all requests together; ${film.loads} loads into slots.`;
+        verdict.dataset.last = film.last;
+        verdict.dataset.waited = film.waited;
+        verdict.dataset.loads = film.loads;
+    }
+
+    let asked = 0;
+    const guess = named("guess", el("input", { type: "number", min: 0, max: 99, "aria-label": "Your guess" }));
+    const question = el("span", {});
+    const reply = el("p", { class: "knob-reply", "aria-live": "polite" });
+
+    function ask(number) {
+        asked = number % data.questions.length;
+        question.textContent = `Predict (${asked + 1} of ${data.questions.length}): ${data.questions[asked].ask} `;
+        guess.value = "";
+        reply.textContent = "";
+    }
+
+    function answer() {
+        const posed = data.questions[asked];
+        if (guess.value === "") {
+            reply.textContent = "Say a number first.";
+            return;
+        }
+        pattern.value = posed.pattern;
+        slots.value = posed.slots;
+        update();
+        reply.textContent = Number(guess.value) === posed.answer ? `${posed.answer}, as you said.`
+            : `${posed.answer}; you said ${guess.value}.`;
+    }
+
+    // mdBook turns pages with the arrow keys; inside a widget they move the widget.
+    box.addEventListener("keydown", (event) => {
+        if (event.key.startsWith("Arrow")) event.stopPropagation();
+    });
+    box.append(
+        el("p", { class: "knob-ask" }, question, guess,
+            el("button", { type: "button", onclick: answer }, "Run it"),
+            el("button", { type: "button", onclick: () => ask(asked + 1) }, "Next")),
+        reply,
+        el("div", { class: "widget-form" }, labelled("Who arrives, one a step", pattern), labelled("Slots", slots, said)),
+        plot,
+        el("p", { class: "slots-key" }, el("span", { class: "slots-swatch slots-swatch-r" }), "runs, in its adapter's colour ",
+            el("span", { class: "slots-swatch slots-swatch-s" }), "set aside: no slot ",
+            el("span", { class: "slots-swatch slots-swatch-w" }), `waits: ${data.max_num_seqs} run already`),
+        verdict);
+    ask(0);
+    update();
+    return box;
+});
