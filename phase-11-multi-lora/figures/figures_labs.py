@@ -39,15 +39,15 @@ def groups() -> str:
     svg.text(16, 40, "the batch", bold=True)
     for row, adapter in enumerate(ids):
         name = "base" if adapter == -1 else f"adapter {adapter}"
-        _cell(svg, 130 + row * 78, 20, 72, f"{row}: {name}", COLORS[adapter])
-    svg.line(364, 56, 364, 72, arrow=True)
-    svg.box(130, 76, 462, 34, ["x Wᵀ: one product, all rows"], fill=GREY)
+        _cell(svg, 130 + row * 104, 20, 98, f"{row}: {name}", COLORS[adapter])
+    svg.line(439, 56, 439, 72, arrow=True)
+    svg.box(130, 76, 618, 34, ["x Wᵀ: one product, all rows"], fill=GREY)
     svg.text(16, 148, "sorted", bold=True)
     for place, row in enumerate(rows):
-        _cell(svg, 130 + place * 78, 128, 72, f"row {row}", COLORS[ids[row]])
+        _cell(svg, 130 + place * 104, 128, 98, f"row {row}", COLORS[ids[row]])
     svg.text(16, 190, "groups", bold=True)
     for adapter, count, start in zip(found, counts, starts[:-1], strict=True):
-        x, width = 130 + start * 78, count * 78 - 6
+        x, width = 130 + start * 104, count * 104 - 6
         noun = "row" if count == 1 else "rows"
         svg.text(x + width / 2, 182, f"{count} {noun}", size=12, anchor="middle")
         words = "+ 0" if adapter == -1 else f"+ s (x A{adapter}ᵀ) B{adapter}ᵀ"

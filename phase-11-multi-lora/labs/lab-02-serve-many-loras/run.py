@@ -140,7 +140,7 @@ def alone(batch: tuple[list[str], list[str | None]]) -> dict[str, Any]:
 
 def launch(arguments: argparse.Namespace, slots: int, rank: int, batches: dict[str, Any]) -> Any:
     """An engine with so many slots, on some batches: what ran."""
-    print(f"=== {slots} slots of rank {rank}: starting an engine", flush=True)
+    print(f"=== max_loras={slots}, max_lora_rank={rank}: starting an engine", flush=True)
     command = [__file__, "--slots", str(slots), "--rank", str(rank), "--util", str(arguments.util)]
     env = {**os.environ, "VLLM_LOGGING_LEVEL": "DEBUG"}
     if versions.on_cpu():

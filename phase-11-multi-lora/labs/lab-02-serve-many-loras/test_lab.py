@@ -59,6 +59,8 @@ def test_newer_lines_and_restarts(lab):
     newer = "INFO Model loading took 12.5 GiB and 31.000000 seconds\n"
     same(lab.log_value(newer, "model_gib"), 12.5, 'a line without the word "memory"')
     same(lab.log_value(newer, "load_seconds"), 31.0, "and its seconds")
+    moved = LOG + "INFO Using PunicaWrapperCPU.\n"
+    same(lab.log_value(moved, "backend"), "PunicaWrapperCPU", "started again, on a processor")
     same(
         lab.log_value(LOG + "INFO GPU KV cache size: 96 tokens\n", "kv_tokens"),
         96,
