@@ -111,7 +111,7 @@ def waits() -> str:
         assert len(held) <= 2
         for place, kind in enumerate(held):
             cell(svg, 160 + step * width, 250 + place * 30, width - 4, kind, COLORS[kind])
-    svg.text(16, 328, "Below: adapters of the step. No step has three.", size=12, css="soft")
+    svg.text(16, 328, "Never three adapters in one step.", size=12, css="soft")
     return svg.render()
 
 
@@ -180,7 +180,7 @@ def batch() -> str:
         svg.text(338, y + 25, "B", anchor="middle", size=14)
         svg.line(256, y + 20, 312, y + 20, arrow=True)
         svg.text(285, y + 12, "r", anchor="middle", size=12)
-        svg.text(376, y + 14, f"its {count} rows", size=12, css="soft")
+        svg.text(285, y + 54, f"its {count} rows", anchor="middle", size=12, css="soft")
         svg.line(366, y + 22, 560, 150 if kind == "shout" else 176, arrow=True)
     svg.line(366, 91, 560, 130, arrow=True)
     svg.rect(564, 132, 40, 40, fill=BLUE, opacity=0.25, radius=20)
@@ -217,7 +217,7 @@ def shapes() -> str:
     svg.text(616, 118, "+", anchor="middle", size=18, bold=True)
     svg.line(640, 112, 690, 112, arrow=True)
     svg.text(696, 117, "y", size=14)
-    svg.text(444, 160, f"A and B: {2 * hidden * rank:,}", size=13, fill=ORANGE, bold=True)
+    svg.text(520, 190, f"A and B: {2 * hidden * rank:,}", size=13, fill=ORANGE, bold=True)
     return svg.render()
 
 
