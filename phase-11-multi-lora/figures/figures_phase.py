@@ -139,7 +139,9 @@ def blocks() -> str:
         "Under shout, quote and no adapter the same prompt has blocks of its own. Asked again "
         "under shout and quote it adopts the blocks of the first and the second request.",
     )  # fmt: skip
-    svg.text(160, 24, f"ids of the {len(rows[0][1])} full blocks of the prompt", size=12, css="soft")
+    svg.text(
+        160, 24, f"ids of the {len(rows[0][1])} full blocks of the prompt", size=12, css="soft"
+    )
     svg.text(680, 24, "cached tokens", size=12, css="soft")
     for row, (kind, ids, cached) in enumerate(rows):
         y = 36 + row * 40
@@ -256,7 +258,9 @@ def order() -> str:
         cell(svg, 140 + token * 100, 34, 84, f"{token}: slot {slot}", colors[slot])
         cell(svg, 140 + place_of[token] * 100, 154, 84, str(token), colors[slot])
         svg.line(182 + token * 100, 64, 182 + place_of[token] * 100, 150, arrow=True)
-    for kind, count, start in zip(kinds.tolist(), counts.tolist(), starts.tolist()[:-1], strict=True):
+    for kind, count, start in zip(
+        kinds.tolist(), counts.tolist(), starts.tolist()[:-1], strict=True
+    ):
         x = 140 + start * 100
         svg.line(x, 192, x + count * 100 - 16, 192, stroke=colors[kind], width=4)
         words = "left out" if kind == BASE else f"slot {kind}: {count} tokens"
