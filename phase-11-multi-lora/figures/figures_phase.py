@@ -65,10 +65,10 @@ def cell(
 
 
 @functools.cache
-def day() -> list[tuple[list[str], list[str]]]:
-    """Of each step: who runs, who was passed over; two slots."""
+def day() -> list[tuple[list[str], list[str], dict[int, int]]]:
+    """Of each step: who runs, who was passed over, slot of each resident adapter; two slots."""
     engine = LLMEngine(dtype="float64", enable_lora=True, max_loras=2)
-    steps: list[tuple[list[str], list[str]]] = []
+    steps: list[tuple[list[str], list[str], dict[int, int]]] = []
     ran: list[list[str]] = []
     engine.observers.append(lambda p: ran.append([r.request_id for r in p.scheduled_requests]))
     while len(steps) < max(DAY) or engine.has_unfinished_requests():
@@ -77,7 +77,9 @@ def day() -> list[tuple[list[str], list[str]]]:
             prompt = "Return the number of tokens in the block."
             engine.add_request(prompt, params, request_id=name, lora_request=adapter)
         engine.step()
-        steps.append((ran[-1], [r.request_id for r in engine.scheduler.skipped]))
+        cache = engine.adapters.slots  # type: ignore[union-attr]
+        slots = {adapter: cache.slot_of(adapter) for adapter in cache.resident()}
+        steps.append((ran[-1], [r.request_id for r in engine.scheduler.skipped], slots))
     return steps
 
 
@@ -85,7 +87,7 @@ def waits() -> str:
     """Who runs and who is passed over, step by step."""
     steps = day()
     asked = [each for arrivals in DAY.values() for each in arrivals]
-    first = next(i for i, (runs, _) in enumerate(steps, 1) if "c" in runs)
+    first = next(i for i, (runs, _, _) in enumerate(steps, 1) if "c" in runs)
     svg = Svg(
         780, 336, "Two slots, three adapters: who waits",
         f"Six requests over {len(steps)} steps. a and e are under shout, b and f under quote, d "
@@ -98,7 +100,7 @@ def waits() -> str:
     for row, (name, adapter, _) in enumerate(asked):
         y, kind = 38 + row * 34, name_of(adapter)
         svg.text(16, y + 18, f"{name}: {kind}", size=14, bold=True)
-        for step, (runs, passed) in enumerate(steps):
+        for step, (runs, passed, _) in enumerate(steps):
             x = 160 + step * width
             if name in runs:
                 cell(svg, x, y, width - 4, "runs", COLORS[kind])
@@ -106,12 +108,14 @@ def waits() -> str:
                 cell(svg, x, y, width - 4, "waits", RED, opacity=0.2)
     svg.text(16, 266, "slots", size=12, css="soft")
     kinds = {name: name_of(adapter) for name, adapter, _ in asked}
-    for step, (runs, _) in enumerate(steps):
-        held = [k for k in ("shout", "quote", "code") if k in {kinds[r] for r in runs}]
-        assert len(held) <= 2
-        for place, kind in enumerate(held):
-            cell(svg, 160 + step * width, 250 + place * 30, width - 4, kind, COLORS[kind])
-    svg.text(16, 328, "Never three adapters in one step.", size=12, css="soft")
+    for step, (runs, _, slots) in enumerate(steps):
+        used = {kinds[r] for r in runs} - {"base"}
+        assert len(used) <= 2
+        for adapter, slot in slots.items():
+            kind = name_of((SHOUT, QUOTE, CODE)[adapter - 1])
+            opacity = 0.45 if kind in used else 0.15
+            cell(svg, 160 + step * width, 250 + slot * 30, width - 4, kind, COLORS[kind], opacity)
+    svg.text(16, 328, "Pale: resident, and used by nobody in this step.", size=12, css="soft")
     return svg.render()
 
 
