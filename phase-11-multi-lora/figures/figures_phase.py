@@ -111,8 +111,8 @@ def waits() -> str:
     for step, (runs, _, slots) in enumerate(steps):
         used = {kinds[r] for r in runs} - {"base"}
         assert len(used) <= 2
-        for adapter, slot in slots.items():
-            kind = name_of((SHOUT, QUOTE, CODE)[adapter - 1])
+        for number, slot in slots.items():
+            kind = name_of((SHOUT, QUOTE, CODE)[number - 1])
             opacity = 0.45 if kind in used else 0.15
             cell(svg, 160 + step * width, 250 + slot * 30, width - 4, kind, COLORS[kind], opacity)
     svg.text(16, 328, "Pale: resident, and used by nobody in this step.", size=12, css="soft")
