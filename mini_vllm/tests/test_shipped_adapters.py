@@ -120,3 +120,42 @@ def test_an_adapter_gives_the_logits_and_tokens_of_peft(folder):
             assert nearest < TOLERANCE
         watching.rows.clear()
     assert isinstance(llm.llm_engine.model, AdaptedModel)
+
+
+# ------------------------------------------------------------------ the key of a block
+
+
+class Nameless(LoRARequest):
+    """Adapters that all look alike to a hash: what an engine that forgets the key would see."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LoRARequest)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def one_after_another(forgotten: bool) -> str:
+    """What "quote" says to a prompt of several blocks that "shout" has just answered."""
+    kind = Nameless if forgotten else LoRARequest
+    first, second = (
+        kind(name, 1 + NAMES.index(name), str(MODELS / "adapters" / name))
+        for name in ("shout", "quote")
+    )
+    llm = LLM(dtype="float64", enable_lora=True, max_loras=2, block_size=8)
+    params = SamplingParams(max_tokens=24)
+    llm.generate([PROMPT * 2], params, first)
+    return llm.generate([PROMPT * 2], params, second)[0].outputs[0].text
+
+
+def test_an_adapter_s_text_is_the_same_after_anothers_and_another_where_the_key_is_forgotten():
+    right = (
+        LLM(dtype="float64", enable_lora=True)
+        .generate([PROMPT * 2], SamplingParams(max_tokens=24), adapter("quote"))[0]
+        .outputs[0]
+        .text
+    )
+    assert one_after_another(forgotten=False) == right
+    assert one_after_another(forgotten=True) != right
