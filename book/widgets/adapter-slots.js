@@ -17,7 +17,7 @@ CourseWidgets.mount("adapter-slots", (data) => {
 
     function draw(film, letters) {
         const LINE = 22, L = 46, T = 8, steps = film.steps.length;
-        const W = 560, cell = (W - L) / steps, H = T + LINE * letters.length + 44;
+        const W = 400, cell = (W - L) / steps, H = T + LINE * letters.length + 44;
         const parts = [];
         [...letters].forEach((letter, request) => {
             parts.push(svg("text", { x: L - 8, y: T + LINE * request + 15, "text-anchor": "end" },
