@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import bisect
 import io
+import os
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -73,12 +74,16 @@ def pages(root: Path, paths: Iterable[Path] = ()) -> list[Path]:
         if start.is_file():
             found.add(start)
             continue
-        for suffix in ("*.md", "*.py"):
-            for path in start.rglob(suffix):
-                inside = path.relative_to(start).parts[:-1]
-                if not any(map(is_skipped, inside)):
-                    found.add(path)
+        found.update(files_below(start, (".md", ".py")))
     return sorted(found)
+
+
+def files_below(start: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """Files below a folder that end so. Skipped folders are not entered: an environment may be
+    built or removed there meanwhile."""
+    for folder, folders, names in os.walk(start):
+        folders[:] = [name for name in folders if not is_skipped(name)]
+        yield from (Path(folder, name) for name in names if name.endswith(suffixes))
 
 
 def is_skipped(folder: str) -> bool:

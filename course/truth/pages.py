@@ -24,7 +24,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from course import processes
-from course.truth.citations import Finding, is_skipped
+from course.truth.citations import Finding, files_below
 
 TIME_LIMIT = 120.0
 """Seconds the blocks of one page may take together."""
@@ -53,9 +53,7 @@ def find(root: Path, paths: Iterable[Path] = ()) -> list[Path]:
         if start.is_file():
             found.add(start)
             continue
-        for path in start.rglob("*.md"):
-            if not any(map(is_skipped, path.relative_to(start).parts[:-1])):
-                found.add(path)
+        found.update(files_below(start, (".md",)))
     return sorted(found)
 
 
