@@ -34,7 +34,7 @@ OURS = ("float32", "float64")
 
 def ask(llm: Any, params: Any, wrap: bool) -> dict[str, Any]:
     """The texts of one engine: every prompt alone, then all together, and where they part."""
-    asked: list[Any] = [{"prompt_token_ids": p} if wrap else p for p in prompts(NUM_PROMPTS)]
+    asked: list[Any] = [{"prompt_token_ids": p} if wrap else p for p in prompts()]
     alone = [llm.generate([one], params)[0].outputs[0] for one in asked]
     together = [result.outputs[0] for result in llm.generate(asked, params)]
     changed = [

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from conformance import recording
-from conformance.real_engine import provenance
+from conformance.real_engine import glossary_prompts, provenance
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.models.config import expected_shapes, parse_config
 
@@ -74,14 +74,8 @@ def random_checkpoint(name: str, folder: Path) -> Path:
 
 
 def prompts() -> list[list[int]]:
-    """Bytes of the course's glossary, 8 to 133 a prompt; every second begins with the same 40."""
-    text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").encode()
-    made = []
-    for number in range(NUM_PROMPTS):
-        start = 100 + 61 * number
-        own = text[start : start + 8 + 5 * (number % 18)]
-        made.append(list(text[:40] + own if number % 2 else own))
-    return made
+    """The same for every model."""
+    return glossary_prompts(NUM_PROMPTS, 100, 61)
 
 
 def recorded(name: str) -> Iterator[dict[str, Any]]:

@@ -76,6 +76,18 @@ def workload(num_prompts: int = 128, max_tokens: int = 48) -> dict[str, Any]:
     return {"seed": 0, "eos_token_id": EOS, "config": dict(CONFIG), "events": events}
 
 
+def glossary_prompts(count: int, first: int, stride: int) -> list[list[int]]:
+    """Bytes of the course's glossary from `first` on, one prompt per `stride`, 8 to 133 bytes each;
+    every second begins with the same 40."""
+    text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").encode()
+    made = []
+    for number in range(count):
+        start = first + stride * number
+        own = text[start : start + 8 + 5 * (number % 18)]
+        made.append(list(text[:40] + own if number % 2 else own))
+    return made
+
+
 def hazard(alone: bool = False) -> dict[str, Any]:
     """`hazard.WORKLOAD` in blocks of 16, in words, on the shipped model.
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from conformance import recording
-from conformance.real_engine import MODEL, ROOT, provenance
+from conformance.real_engine import MODEL, glossary_prompts, provenance
 from mini_vllm import LLM, BeamSearchParams, SamplingParams
 
 FILE = Path(__file__).parent / "recordings" / "engine" / "texts-sampling.jsonl.gz"
@@ -35,15 +35,9 @@ IMPOSSIBLE = [
 ]
 
 
-def prompts(count: int = NUM_REQUESTS) -> list[list[int]]:
-    """Bytes of the course's glossary, 8 to 133 a prompt; every second begins with the same 40."""
-    text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").encode()
-    made = []
-    for number in range(count):
-        start = 300 + 67 * number
-        own = text[start : start + 8 + 5 * (number % 18)]
-        made.append(list(text[:40] + own if number % 2 else own))
-    return made
+def prompts() -> list[list[int]]:
+    """As many as there are requests."""
+    return glossary_prompts(NUM_REQUESTS, 300, 67)
 
 
 def wishes() -> list[dict[str, Any]]:
