@@ -3,7 +3,7 @@
 "use strict";
 
 CourseWidgets.mount("adapter-slots", (data) => {
-    const { el, svg, labelled, choice } = CourseWidgets;
+    const { el, svg, labelled, choice, questions } = CourseWidgets;
     const box = el("section", { class: "widget-box", "aria-label": "Adapters, slots, and who waits" });
     const named = (id, field) => { field.dataset.input = id; return field; };
     const pattern = named("pattern", choice(Object.keys(data.patterns), null, update));
@@ -56,47 +56,24 @@ CourseWidgets.mount("adapter-slots", (data) => {
         verdict.dataset.loads = film.loads;
     }
 
-    let asked = 0;
-    const guess = named("guess", el("input", { type: "number", min: 0, max: 99, "aria-label": "Your guess" }));
-    const question = el("span", {});
-    const reply = el("p", { class: "knob-reply", "aria-live": "polite" });
-
-    function ask(number) {
-        asked = number % data.questions.length;
-        question.textContent = `Predict (${asked + 1} of ${data.questions.length}): ${data.questions[asked].ask} `;
-        guess.value = "";
-        reply.textContent = "";
-    }
-
-    function answer() {
-        const posed = data.questions[asked];
-        if (guess.value === "") {
-            reply.textContent = "Say a number first.";
-            return;
-        }
-        pattern.value = posed.pattern;
-        slots.value = posed.slots;
+    const posed = questions(data.questions, "Run it", (question) => {
+        pattern.value = question.pattern;
+        slots.value = question.slots;
         update();
-        reply.textContent = Number(guess.value) === posed.answer ? `${posed.answer}, as you said.`
-            : `${posed.answer}; you said ${guess.value}.`;
-    }
+    });
 
     // mdBook turns pages with the arrow keys; inside a widget they move the widget.
     box.addEventListener("keydown", (event) => {
         if (event.key.startsWith("Arrow")) event.stopPropagation();
     });
     box.append(
-        el("p", { class: "knob-ask" }, question, guess,
-            el("button", { type: "button", onclick: answer }, "Run it"),
-            el("button", { type: "button", onclick: () => ask(asked + 1) }, "Next")),
-        reply,
+        ...posed,
         el("div", { class: "widget-form" }, labelled("Who arrives, one a step", pattern), labelled("Slots", slots, said)),
         plot,
         el("p", { class: "slots-key" }, el("span", { class: "slots-swatch slots-swatch-r" }), "runs, in its adapter's colour ",
             el("span", { class: "slots-swatch slots-swatch-s" }), "set aside: no slot ",
             el("span", { class: "slots-swatch slots-swatch-w" }), `waits: ${data.max_num_seqs} run already`),
         verdict);
-    ask(0);
     update();
     return box;
 });

@@ -68,7 +68,7 @@
 })();
 
 CourseWidgets.mount("sampling-knobs", (data) => {
-    const { el, svg, labelled, choice, formulas } = CourseWidgets;
+    const { el, svg, labelled, choice, questions, formulas } = CourseWidgets;
     const box = el("section", { class: "widget-box", "aria-label": "One row of logits under every knob" });
     const said = {};
     const WORDS = {
@@ -188,34 +188,13 @@ CourseWidgets.mount("sampling-knobs", (data) => {
         verdict.dataset.law = JSON.stringify(law);
     }
 
-    let asked = 0;
-    const guess = named("guess", el("input", { type: "number", min: 0, max: 257, "aria-label": "Your guess" }));
-    const question = el("span", {});
-    const reply = el("p", { class: "knob-reply", "aria-live": "polite" });
-    const check = el("button", { type: "button", onclick: answer }, "Set the knobs and count");
-    const next = el("button", { type: "button", onclick: () => ask(asked + 1) }, "Next");
-
-    function ask(number) {
-        asked = number % data.questions.length;
-        question.textContent = `Predict (${asked + 1} of ${data.questions.length}): ${data.questions[asked].ask} `;
-        guess.value = "";
-        reply.textContent = "";
-    }
-
-    function answer() {
-        const posed = data.questions[asked];
-        if (guess.value === "") {
-            reply.textContent = "Say a number first.";
-            return;
-        }
-        row.value = posed.row;
-        order.value = posed.order;
+    const posed = questions(data.questions, "Set the knobs and count", (question) => {
+        row.value = question.row;
+        order.value = question.order;
         refill();
-        set(posed.knobs);
+        set(question.knobs);
         update();
-        reply.textContent = Number(guess.value) === posed.answer ? `${posed.answer}, as you said.`
-            : `${posed.answer}; you said ${guess.value}.`;
-    }
+    });
 
     // mdBook turns pages with the arrow keys; inside a widget they move the widget.
     box.addEventListener("keydown", (event) => {
@@ -223,14 +202,13 @@ CourseWidgets.mount("sampling-knobs", (data) => {
     });
     const reset = el("button", { type: "button", onclick: () => { set(data.off); update(); } }, "All knobs off");
     box.append(
-        el("p", { class: "knob-ask" }, question, guess, check, next), reply,
+        ...posed,
         el("div", { class: "widget-form knob-form" }, labelled("Row of byte-llama", row), labelled("Order", order),
             labelled("Ban", ban), labelled("Bias on", biasToken),
             ...[["bias", "Bias"], ["repetition", "Repetition penalty"], ["presence", "Presence"],
                 ["frequency", "Frequency"], ["temperature", "Temperature"], ["min_p", "min-p"],
                 ["top_k", "top-k"], ["top_p", "top-p"]].map(([id, words]) => labelled(words, sliders[id], said[id]))),
         el("p", {}, reset), context, chain, verdict, plot);
-    ask(0);
     refill();
     return box;
 });

@@ -115,5 +115,38 @@ const CourseWidgets = (() => {
             names.map((name) => el("option", name === chosen ? { selected: "" } : {}, name)));
     }
 
-    return { el, svg, count, mount, stepper, labelled, choice, formulas };
+    /** Questions to be answered with a number before `set(posed)` shows what is so.
+     *
+     * `posed` has `ask` and `answer`; `verb` is the button's text. Returns the two paragraphs.
+     */
+    function questions(list, verb, set) {
+        let asked = 0;
+        const guess = el("input", { type: "number", min: 0, max: 999, "aria-label": "Your guess" });
+        guess.dataset.input = "guess";
+        const question = el("span", {});
+        const reply = el("p", { class: "knob-reply", "aria-live": "polite" });
+
+        function ask(number) {
+            asked = number % list.length;
+            question.textContent = `Predict (${asked + 1} of ${list.length}): ${list[asked].ask} `;
+            guess.value = "";
+            reply.textContent = "";
+        }
+        function answer() {
+            const posed = list[asked];
+            if (guess.value === "") {
+                reply.textContent = "Say a number first.";
+                return;
+            }
+            set(posed);
+            reply.textContent = Number(guess.value) === posed.answer ? `${posed.answer}, as you said.`
+                : `${posed.answer}; you said ${guess.value}.`;
+        }
+        ask(0);
+        return [el("p", { class: "knob-ask" }, question, guess,
+            el("button", { type: "button", onclick: answer }, verb),
+            el("button", { type: "button", onclick: () => ask(asked + 1) }, "Next")), reply];
+    }
+
+    return { el, svg, count, mount, stepper, labelled, choice, questions, formulas };
 })();
