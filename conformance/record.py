@@ -187,6 +187,18 @@ PARTS: dict[str, Part] = {
         "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager._apply_adapters`, 30 steps",
         "`AdapterSlotCache`, `Adapters`",
     ),
+    "balancer": _part(
+        "balancer",
+        "`vllm/v1/engine/core_client.py:1382` `DPLBAsyncMPClient.get_core_engine_for_request`, 40 "
+        "events",
+        "`LoadBalancer`",
+    ),
+    "coordinator": _part(
+        "coordinator",
+        "`vllm/v1/engine/coordinator.py:187` `DPCoordinatorProc.process_input_socket`, 30 events, "
+        "sockets and clock scripted",
+        "`Coordinator`",
+    ),
     "block_sizes": _part(
         "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
         "the rule in `test_parts.py`",
@@ -250,6 +262,21 @@ PARTS: dict[str, Part] = {
         )
         for suffix, what, max_loras in (
             ("", "a slot to spare", 4), ("-full", "every slot taken", 3),
+        )
+    },
+    **{
+        f"ranks-{run}": Part(
+            f"engine/ranks-{run}.jsonl.gz", "rank_texts:recorded",
+            f"greedy texts of 64 prompts on {what}", "`rank_texts`", "runs", "engine", "engine",
+            {"run": run},
+        )
+        for run, what in (
+            ("one", "one rank, and what it holds"),
+            ("tp2", "two tensor ranks, and what each holds"),
+            ("pp2", "two pipeline ranks, and what each holds"),
+            ("dp2", "two engines behind one server, and which took what"),
+            ("moe-one", "one rank, with experts"),
+            ("moe-tp2", "two tensor ranks, with experts"),
         )
     },
     "public-api": Part(
