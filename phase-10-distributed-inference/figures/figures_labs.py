@@ -1,0 +1,81 @@
+"""The figures of the labs of phase 10: what their reference solutions say, drawn.
+
+`course figures 10` writes them. No upstream counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from course.files import load_module
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, Svg
+
+LABS = Path(__file__).resolve().parents[1] / "labs"
+COLORS = (BLUE, ORANGE, GREEN, GREY)
+
+
+def solution(folder: str) -> ModuleType:
+    """The reference solution of a lab as a module of its own."""
+    return load_module(LABS / folder / "solution.py")
+
+
+def _grid(svg: Svg, x: float, y: float, values: np.ndarray, owner: np.ndarray) -> None:
+    """A matrix as cells, each in the colour of the rank that holds it (-1: all)."""
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            rank = int(owner[row, column])
+            fill = GREY if rank < 0 else COLORS[rank]
+            left, top = x + column * 30, y + row * 26
+            svg.rect(left, top, 28, 24, fill=fill, opacity=0.2 if rank < 0 else 0.45, radius=3)
+            words = f"{values[row, column]:g}"
+            svg.text(left + 14, top + 17, words, size=12, anchor="middle")
+
+
+def pair() -> str:
+    """Lab 01: the worked MLP on two ranks, numbers and all."""
+    lab = solution("lab-01-tp-sharding-math")
+    x = np.array([[1.0, 2, 3, 4]])
+    w1 = np.array([[1.0, 0, 0, 0], [0, -1, 0, 0], [0, 0, 1, -1], [1, 1, -1, 0]])
+    w2 = np.array([[1.0, 2, 3, 4], [0, 1, 0, 1]])
+    hidden = [lab.relu(x @ lab.shard_columns(w1, rank, 2).T) for rank in (0, 1)]
+    addends = [hidden[rank] @ lab.shard_rows(w2, rank, 2).T for rank in (0, 1)]
+    y, count = lab.mlp_tp(x, w1, w2, 2)
+    assert count == 1 and np.array_equal(sum(addends), y)
+    svg = Svg(
+        780, 250, "A column-parallel weight, relu, a row-parallel weight, one all-reduce",
+        "W1 is cut between its rows, W2 between its columns. Each rank has two hidden units and "
+        f"an addend of both outputs: {addends[0].tolist()} and {addends[1].tolist()}, summed "
+        f"{y.tolist()}.",
+    )  # fmt: skip
+    ranks = np.arange(2)
+    svg.text(16, 30, "x, on every rank", size=12)
+    _grid(svg, 16, 92, x, np.full(x.shape, -1))
+    svg.text(170, 30, "W1: rows", size=12)
+    _grid(svg, 170, 52, w1, np.repeat(ranks, 2)[:, None].repeat(4, axis=1))
+    svg.text(330, 30, "relu(x W1ᵀ): units", size=12)
+    _grid(svg, 330, 92, np.concatenate(hidden, axis=1), np.repeat(ranks, 2)[None])
+    svg.text(490, 30, "W2: columns", size=12)
+    _grid(svg, 490, 80, w2, np.repeat(ranks, 2)[None].repeat(2, axis=0))
+    svg.text(650, 30, "addends of y", size=12)
+    for rank in (0, 1):
+        _grid(svg, 650, 60 + rank * 44, addends[rank], np.full((1, 2), rank))
+    for left in (142, 296, 456, 616):
+        svg.line(left, 104, left + 22, 104, arrow=True)
+    svg.line(679, 132, 679, 170, arrow=True)
+    svg.text(690, 156, "all-reduce", size=12, bold=True)
+    _grid(svg, 650, 176, y, np.full(y.shape, -1))
+    for rank, words in enumerate(("rank 0", "rank 1")):
+        svg.rect(16 + rank * 110, 216, 16, 16, fill=COLORS[rank], opacity=0.45, radius=3)
+        svg.text(40 + rank * 110, 229, words, size=12)
+    svg.rect(236, 216, 16, 16, fill=GREY, opacity=0.2, radius=3)
+    svg.text(260, 229, "the same on both", size=12)
+    return svg.render()
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "lab-01-pair.svg": pair,
+}
