@@ -12,10 +12,10 @@ from types import ModuleType
 import numpy as np
 
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Svg
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
-COLORS = (BLUE, ORANGE, GREEN, GREY)
+COLORS = (BLUE, ORANGE, GREEN, PURPLE)
 
 
 def solution(folder: str) -> ModuleType:
@@ -76,6 +76,40 @@ def pair() -> str:
     return svg.render()
 
 
+def pipeline() -> str:
+    """Lab 04: a burst, a loop that is full and one that is not, played by the lab's simulators."""
+    lab = solution("lab-04-pipeline-bubble")
+    panels = (
+        ("a burst of 4", lab.simulate_schedule(4, 4)),
+        ("a loop of 4 batches", lab.simulate_loop(4, 4, 11)),
+        ("a loop of 2 batches", lab.simulate_loop(4, 2, 11)),
+    )
+    idle = sum(cell is None for row in panels[0][1] for cell in row)
+    svg = Svg(
+        780, 470, "Four stages: a burst of four microbatches, and loops of four and of two batches",
+        f"The burst leaves {idle} of 28 cells idle. A loop of four batches has idle cells only "
+        "while it fills; one of two batches leaves half of the cells idle for ever.",
+    )  # fmt: skip
+    for panel, (words, grid) in enumerate(panels):
+        top = 20 + panel * 150
+        svg.text(16, top + 8, words, bold=True)
+        for stage, row in enumerate(grid):
+            y = top + 16 + stage * 28
+            svg.text(16, y + 18, f"stage {stage}", size=12, css="soft")
+            for tick, batch in enumerate(row):
+                fill = GREY if batch is None else COLORS[batch]
+                opacity = 0.12 if batch is None else 0.5
+                svg.rect(90 + tick * 58, y, 54, 24, fill=fill, opacity=opacity, radius=3)
+                if batch is not None:
+                    svg.text(117 + tick * 58, y + 17, str(batch), size=12, anchor="middle")
+        if panel == 0:
+            share = lab.bubble_fraction(4, 4)
+            svg.text(510, top + 76, f"{idle} of 28 cells idle: {share:.1%}", size=12)
+    svg.text(90, 458, "ticks, from left to right; a number is a microbatch or a batch", size=12)
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-01-pair.svg": pair,
+    "lab-04-pipeline.svg": pipeline,
 }
