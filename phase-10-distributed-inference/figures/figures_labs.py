@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 COLORS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -76,6 +76,50 @@ def pair() -> str:
     return svg.render()
 
 
+def crossover() -> str:
+    """Lab 03: seconds of an all-reduce by payload, three ways, 8 ranks of NVLink."""
+    lab = solution("lab-03-tp-comm-cost")
+    link, ranks = lab.LINKS["NVLink"], 8
+    sizes = [2.0**power for power in range(10, 27)]
+    limit = lab.one_shot_limit_bytes(ranks, *link)
+    decode, prefill = (lab.allreduce_payload_bytes(tokens, 4096) for tokens in (1, 2048))
+    svg = Svg(
+        780, 400, "Microseconds of an all-reduce among 8 ranks against its payload",
+        "Ring, one shot and two shots by the lab's model: small payloads pay for steps, large ones "
+        f"for bytes; one shot stops paying at {limit / 1024:.0f} KiB.",
+    )  # fmt: skip
+    axes = Axes(svg, (70, 40, 560, 300), (1024, 2.0**26), (1, 4000), log_x=True, log_y=True)
+    axes.frame(
+        "payload",
+        "microseconds, 8 ranks, 300 GB/s, 3 microseconds a hop: a model",
+        {
+            2.0**10: "1 KiB",
+            2.0**14: "16 KiB",
+            2.0**18: "256 KiB",
+            2.0**22: "4 MiB",
+            2.0**26: "64 MiB",
+        },
+        {1: "1", 10: "10", 100: "100", 1000: "1,000"},
+    )
+    curves = (
+        ("ring", BLUE, [lab.allreduce_time_s(size, ranks, *link) for size in sizes]),
+        ("one shot", ORANGE, [lab.direct_allreduce_time_s(s, ranks, *link, 1) for s in sizes]),
+        ("two shots", GREEN, [lab.direct_allreduce_time_s(s, ranks, *link, 2) for s in sizes]),
+    )
+    for row, (words, color, times) in enumerate(curves):
+        axes.curve([(x, 1e6 * y) for x, y in zip(sizes, times, strict=True)], color)
+        svg.line(644, 60 + row * 24, 668, 60 + row * 24, stroke=color, width=2)
+        svg.text(676, 64 + row * 24, words, size=12)
+    for size, words in (
+        (decode, "one token"),
+        (limit, "one shot = two"),
+        (prefill, "2,048 tokens"),
+    ):
+        svg.line(axes.x(size), 40, axes.x(size), 340, css="soft-line", dash="4 4")
+        axes.label(size, 1.4, words, dx=5)
+    return svg.render()
+
+
 def pipeline() -> str:
     """Lab 04: a burst, a loop that is full and one that is not, played by the lab's simulators."""
     lab = solution("lab-04-pipeline-bubble")
@@ -111,5 +155,6 @@ def pipeline() -> str:
 
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-01-pair.svg": pair,
+    "lab-03-crossover.svg": crossover,
     "lab-04-pipeline.svg": pipeline,
 }
