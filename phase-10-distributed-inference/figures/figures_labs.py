@@ -76,6 +76,47 @@ def pair() -> str:
     return svg.render()
 
 
+def memory() -> str:
+    """Lab 02: opt-1.3b on cards of 22.03 GiB, one rank, two ranks and two replicas."""
+    lab = solution("lab-02-two-way-tp")
+    config = {
+        "hidden_size": 2048, "ffn_dim": 8192, "num_hidden_layers": 24, "num_attention_heads": 32,
+        "vocab_size": 50272, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    gib = 2.0**30
+    blocks = {}
+    svg = Svg(
+        780, 300, "opt-1.3b on one card, on two ranks, and as two replicas",
+        "Each card of 22.03 GiB: 4.41 GiB not used, 0.75 GiB of other things, weights, KV. Two "
+        "ranks hold half of every token each, so the same memory for KV holds twice the tokens.",
+    )  # fmt: skip
+    rows = (("one card", 1, 1), ("two ranks", 2, 2), ("two replicas", 1, 2))
+    y = 24
+    for words, tp, cards in rows:
+        weights = lab.opt_weight_bytes_per_rank(config, tp)
+        kv = lab.kv_bytes_per_token_per_rank(config, tp)
+        blocks[words] = lab.plan_blocks(22.03 * gib, 0.8, 0.75 * gib, weights, kv)
+        tokens = 16 * blocks[words] * (cards if tp == 1 else 1)
+        svg.text(16, y + 18, words, bold=True)
+        svg.text(16, y + 36, f"{tokens:,} tokens", size=12, css="soft")
+        for _ in range(cards):
+            x = 150.0
+            pieces = (
+                (weights / gib, BLUE, ("weights", "half")[tp - 1]), (0.75, GREY, ""),
+                (16 * kv * blocks[words] / gib, GREEN, f"KV: {kv // 1024} KiB a token"),
+                (22.03 * 0.2, PURPLE, "not used"),
+            )  # fmt: skip
+            for size, color, inside in pieces:
+                width = size * 27.5
+                svg.rect(x, y, width - 2, 32, fill=color, opacity=0.4, radius=3)
+                svg.text(x + 6, y + 21, inside, size=11)
+                x += width
+            y += 38
+        y += 22
+    svg.text(150, y + 4, "each bar a card of 22.03 GiB; the small grey piece: 0.75 GiB", size=12)
+    return svg.render()
+
+
 def crossover() -> str:
     """Lab 03: seconds of an all-reduce by payload, three ways, 8 ranks of NVLink."""
     lab = solution("lab-03-tp-comm-cost")
@@ -155,6 +196,7 @@ def pipeline() -> str:
 
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-01-pair.svg": pair,
+    "lab-02-memory.svg": memory,
     "lab-03-crossover.svg": crossover,
     "lab-04-pipeline.svg": pipeline,
 }
