@@ -273,7 +273,7 @@ def swiglu_tp(
 
     Args:
         x: [n, in].
-        gate_up: [2 hidden, in], gate above up. Each rank makes one product with its share.
+        gate_up: [2 hidden, in], gate above up.
         down: [out, hidden].
 
     Returns:
@@ -304,8 +304,7 @@ def attention_tp(
 
     Args:
         x: [n, in], one sequence.
-        Wqkv: [(num_heads + 2 num_kv_heads) head_dim, in]. One product with
-            a rank's share.
+        Wqkv: [(num_heads + 2 num_kv_heads) head_dim, in].
         Wo: [out, num_heads head_dim].
 
     Returns:

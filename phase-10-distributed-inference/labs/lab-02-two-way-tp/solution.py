@@ -263,7 +263,8 @@ def shared_all_reduce(
 ) -> np.ndarray:
     """Add up what all ranks have, through memory that all of them see (W4).
 
-    All ranks get the same bits, and the slots may be written again once all have come back.
+    All ranks get the same bits. When it returns, every rank has read, and the slots may be written
+    again.
 
     Args:
         part: this rank's addend.
