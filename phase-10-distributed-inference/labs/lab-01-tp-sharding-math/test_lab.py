@@ -283,6 +283,8 @@ def test_mlp_matches_dense_with_one_all_reduce(lab):
             [part.shape for part in comm.handed[0][1]], [(5, 7)] * num_ranks,
             "addends, one from each rank",
         )  # fmt: skip
+        again = lab.mlp_tp(x, up, down, num_ranks, comm)[1]
+        same(again, 1, "the count of a second call over the same wires: its own, not both")
 
 
 def test_rank_count_invariance(lab):
@@ -427,6 +429,7 @@ def test_what_does_not_divide_is_refused(lab):
         (lambda: lab.swiglu_tp(x, np.ones((18, 6)), np.ones((2, 9)), 2), "9 gates on 2 ranks"),
         (lambda: lab.shard_qkv(np.ones((8, 6)), 4, 2, 0, 3), "4 query heads on 3 ranks"),
         (lambda: lab.shard_qkv(np.ones((18, 6)), 12, 3, 0, 4), "3 KV heads on 4 ranks"),
+        (lambda: lab.shard_qkv(np.ones((20, 6)), 14, 3, 0, 7), "3 KV heads on 7 ranks"),
         (lambda: lab.column_parallel(x, np.ones((4, 6)), 0), "no rank"),
         (lambda: lab.row_parallel(x, np.ones((4, 6)), 0), "no rank"),
         (lambda: lab.mlp_tp(x, np.ones((4, 6)), np.ones((2, 4)), -1), "-1 ranks"),
