@@ -23,6 +23,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 10.0
 """Seconds after which a rank that waits for another gives up."""
+WAITS = "waits for a rank that does not come"
+FAILED = -1
+"""In place of a rank's count of barriers: it will not come."""
 
 
 class Stored:
@@ -58,8 +61,8 @@ class Barrier:
         self._counters[self._rank] = self.waits  # nobody else writes this one
         until = time.monotonic() + DEADLINE
         while self._counters.min() < self.waits:
-            if time.monotonic() > until:
-                raise SystemExit(f"rank {self._rank} waits for a rank that does not come")
+            if FAILED in self._counters or time.monotonic() > until:
+                raise SystemExit(f"rank {self._rank} {WAITS}")
             time.sleep(0.0002)
 
 
@@ -96,11 +99,23 @@ def run(
             )
             for rank in range(world)
         ]
-        said = [child.communicate() for child in children]
-    for child, (_, error) in zip(children, said, strict=True):
-        if child.returncode:
-            raise RuntimeError((error.strip().splitlines() or ["no word"])[-1])
-    return [json.loads(out) for out, _ in said]
+        said = [_heard(child) for child in children]
+    errors = [error.strip() for out, error in said if not out]
+    if errors:  # who waited in vain says less than who failed
+        error = min(errors, key=lambda text: WAITS in text)
+        raise RuntimeError((error.splitlines() or ["a process ended without a word"])[-1])
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]  # a lab file may print too
+
+
+def _heard(child: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a process printed; "" in place of its report where it failed or took too long."""
+    try:
+        out, error = child.communicate(timeout=3 * DEADLINE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        return "", f"a process was still busy after {3 * DEADLINE:g} s"
+    return ("" if child.returncode else out), error
 
 
 def one_rank(file: str, home: str, world: int, rank: int) -> dict[str, Any]:
@@ -110,12 +125,17 @@ def one_rank(file: str, home: str, world: int, rank: int) -> dict[str, Any]:
     lab, folder = load_module(file), Path(home)
     w1, w2 = Stored(folder / "w1.npy"), Stored(folder / "w2.npy")
     slots = np.load(folder / "slots.npy", mmap_mode="r+")
-    barrier = Barrier(np.load(folder / "counters.npy", mmap_mode="r+"), rank)
-    shard = lab.load_shard(w1, w2, rank, world)
-    ys = [
-        lab.rank_mlp(x, *shard, lambda part: lab.shared_all_reduce(part, slots, rank, barrier))
-        for x in np.load(folder / "xs.npy")
-    ]
+    counters = np.load(folder / "counters.npy", mmap_mode="r+")
+    barrier = Barrier(counters, rank)
+    try:
+        shard = lab.load_shard(w1, w2, rank, world)
+        ys = [
+            lab.rank_mlp(x, *shard, lambda part: lab.shared_all_reduce(part, slots, rank, barrier))
+            for x in np.load(folder / "xs.npy")
+        ]
+    except BaseException:
+        counters[rank] = FAILED
+        raise
     return {
         "pid": os.getpid(),
         "bytes_read": w1.bytes_read + w2.bytes_read,
