@@ -31,6 +31,12 @@ def test_the_log_of_the_capture_is_read_rank_by_rank() -> None:
     assert len(set(two.pids.values())) == 2 and two.loaded_gib == {}
 
 
+def test_the_stages_had_the_layers_that_lab_10_04_gives_them() -> None:
+    lab = load_module(LAB.with_name("lab-04-pipeline-bubble") / "solution.py")
+    layers = [list(range(*each)) for each in lab.split_layers(4, 2)]
+    assert f"as predicted: layers of each stage: {layers}\n" in STARTS[2]
+
+
 def test_the_control_failed_and_all_else_held() -> None:
-    assert "they still do when both hold the KV head of rank 0: False\n" in STARTS[2]
+    assert "they still do when both hold the KV head of rank 0: False\n" in STARTS[3]
     assert "NOT AS PREDICTED" not in OUTPUT and OUTPUT.endswith("all as predicted\n")

@@ -1,4 +1,4 @@
-"""One model on one rank and on two, on a real vLLM 0.22.1: what each rank holds, and who says what.
+"""One model on one rank, two ranks and two stages of a real vLLM 0.22.1: who holds and says what.
 
     course gpu run 10-02                       the shipped model, two GPUs
     course gpu run 10-02 --cpu                 vLLM's CPU build, two processes
@@ -50,13 +50,14 @@ def one_engine(arguments: argparse.Namespace) -> None:
         model=arguments.model,
         dtype="float32" if cpu else "float16",
         tensor_parallel_size=arguments.tp,
+        pipeline_parallel_size=arguments.pp,
         disable_custom_all_reduce=arguments.plain,
         enforce_eager=cpu,
         max_model_len=256 if arguments.model == str(MODEL) else None,
         gpu_memory_utilization=arguments.util,
         worker_extension_cls="shard_report.Report",
     )
-    processes.tell(f"the engine of {arguments.tp} is up")
+    processes.tell(f"the engine of {arguments.tp * arguments.pp} is up")
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     times = []
@@ -135,6 +136,20 @@ def told(lab: ModuleType, ran: processes.Ran, came: dict[str, Any], want: dict[s
     return right
 
 
+def stages(arguments: argparse.Namespace, lab: ModuleType, config: dict[str, Any]) -> Any:
+    """The other way to cut: two stages of half of the layers each. Whether it holds, and texts."""
+    ran, came = launch(arguments, 1, "--pp", "2")
+    layers, log = list(range(config["num_hidden_layers"])), lab.parse_log(ran.text)
+    half = (len(layers) + 1) // 2  # the last stage never has more
+    want = [layers[:half], layers[half:]]
+    right = verdict("layers of each stage", want, [each["layers"] for each in came["ranks"]])
+    if versions.on_cpu():
+        whole = lab.kv_bytes_per_token_per_rank(config, 1, 4)
+        tokens = KV_GIB * 2**30 * len(layers) // (whole * half)
+        right &= verdict(f"KV tokens of {KV_GIB} GiB a stage", tokens, log.kv_tokens)
+    return right, came["texts"]
+
+
 def mini_texts() -> list[list[int]]:
     """What the mini engine says, in float32, on one rank."""
     from mini_vllm import LLM, SamplingParams
@@ -154,9 +169,12 @@ def compare(arguments: argparse.Namespace, lab: ModuleType, config: dict[str, An
         right &= told(lab, ran, came, predicted(lab, config, tp, 4 if cpu else 2))
     lengths = [common(a, b) for a, b in zip(texts[1], texts[2], strict=True)]
     print(f"tokens that both engines agree on, of {TOKENS}: {lengths}")
+    held, staged = stages(arguments, lab, config)
+    right &= held
     if cpu:
         mini = mini_texts()
         right &= verdict("two ranks say what the mini engine says", True, texts[2] == mini)
+        right &= verdict("two stages say what the mini engine says", True, staged == mini)
         _, broken = launch(arguments, 2, "--broken")
         name = "they still do when both hold the KV head of rank 0"
         right &= verdict(name, False, broken["texts"] == mini)
@@ -173,6 +191,7 @@ def main() -> int:
     parser.add_argument("--file", default=str(HERE / "solution.py"), help="your starter.py")
     parser.add_argument("--predict", action="store_true", help="say what must come, and end")
     parser.add_argument("--tp", type=int, help="one engine, in this process")
+    parser.add_argument("--pp", type=int, default=1, help="its pipeline stages")
     parser.add_argument("--plain", action="store_true", help="without the custom all-reduce")
     parser.add_argument("--broken", action="store_true", help="a control: KV heads cut wrongly")
     arguments = parser.parse_args()

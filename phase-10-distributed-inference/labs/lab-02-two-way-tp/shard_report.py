@@ -47,8 +47,8 @@ class Report:
     """What is added to a worker."""
 
     def shard_report(self) -> dict[str, Any]:
-        """Process, rank, bytes of all weights, shapes of the first layer's, KV bytes of a token."""
-        from vllm.distributed import get_tensor_model_parallel_rank
+        """Process, rank, stage and its layers, bytes of weights, shapes, KV bytes of a token."""
+        from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank
 
         others = {
             name: parameter.numel() * parameter.element_size()
@@ -59,6 +59,8 @@ class Report:
         return {
             "pid": os.getpid(),
             "rank": get_tensor_model_parallel_rank(),
+            "stage": get_pp_group().rank_in_group,
+            "layers": sorted({int(name.split(".layers.")[1].split(".")[0]) for name in LOADED}),
             "weight_bytes": sum(size for _, size in LOADED.values()) + sum(others.values()),
             "shapes": {n: shape for n, (shape, _) in LOADED.items() if ".layers.0." in f".{n}"},
             "kv_bytes_per_token": sum(spec.page_size_bytes // spec.block_size for spec in specs),
