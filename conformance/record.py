@@ -199,6 +199,21 @@ PARTS: dict[str, Part] = {
         "sockets and clock scripted",
         "`Coordinator`",
     ),
+    "tp_shards": _part(
+        "tp_shards",
+        "`vllm/model_executor/layers/linear.py:1139` `QKVParallelLinear.weight_loader_v2` and its "
+        "three neighbours, rank by rank; partial results of `RowParallelLinear.forward`",
+        "lab 10-01",
+    ),
+    "pp_layers": _part(
+        "pp_layers", "`vllm/distributed/utils.py:95` `get_pp_indices`, every stage", "lab 10-04"
+    ),
+    "all_reduce_choice": _part(
+        "all_reduce_choice",
+        "`vllm/distributed/device_communicators/custom_all_reduce.py:232` "
+        "`CustomAllreduce.should_custom_ar`, and the header's choice of a kernel, compiled",
+        "lab 10-03",
+    ),
     "block_sizes": _part(
         "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
         "the rule in `test_parts.py`",

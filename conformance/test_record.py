@@ -53,7 +53,7 @@ def test_what_cannot_be_recorded_is_refused_in_words(capsys, tmp_path: Path):
 
 @pytest.mark.upstream
 def test_recorded_again_a_file_has_the_same_bytes(tmp_path: Path):
-    parts = ["free_queue", "block_hashing", "hazard"]
+    parts = ["free_queue", "block_hashing", "hazard", "tp_shards", "pp_layers"]
     assert record.main([*parts, "--out", str(tmp_path)]) == 0
     for name in parts:
         file = record.PARTS[name].file
