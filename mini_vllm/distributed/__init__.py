@@ -1,1 +1,1 @@
-"""One model on several processes, and several engines behind one door."""
+"""One engine on several processes, and several engines behind one balancer."""
