@@ -7,6 +7,7 @@ behind it (marked upstream). Without the tree, mini's own run poses as the recor
 from __future__ import annotations
 
 import copy
+import functools
 import gzip
 import importlib.util
 from pathlib import Path
@@ -26,6 +27,7 @@ RECORDED = [
 ]
 
 
+@functools.cache
 def load(name: str) -> dict[str, Any]:
     """A recorded run of vLLM."""
     (path,) = [path for path in RECORDED if path.name == f"{name}.jsonl.gz"]
@@ -111,10 +113,14 @@ def tokens(work) -> dict[str, list[int]]:
     }
 
 
+@pytest.fixture(scope="module")
+def entry(work, tokens) -> dict[str, Any]:
+    return replay.run({**work, "outputs": tokens})
+
+
 @pytest.fixture
-def found(work, tokens) -> dict[str, Any]:
-    """Mini's own run, posing as a recorded engine."""
-    entry = replay.run({**work, "outputs": tokens})
+def found(entry) -> dict[str, Any]:
+    """Mini's own run, posing as a recorded engine; each test may change its copy."""
     return copy.deepcopy({"machine": MACHINE, "recording": entry, "candidates": {}})
 
 

@@ -16,7 +16,7 @@ from mini_vllm.block_pool import (
 from mini_vllm.config import SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm.tests.support import Scenario, for_all, scenarios
+from mini_vllm.tests.support import Scenario, for_all, for_scenarios
 from mini_vllm.tests.watching import kv_state, watch_calls
 
 
@@ -168,7 +168,7 @@ def test_b10_blocks_are_evicted_front_first_and_only_when_taken(num_blocks, oper
         assert {b.block_id: b.ref_cnt for b in pool.blocks if b.ref_cnt} == references
 
 
-@for_all(lambda st: scenarios(st, policies=["fcfs"], caching=[True]), max_examples=150)
+@for_scenarios(150, policies=("fcfs",), caching=(True,))
 def test_b10_in_an_engine_a_prefix_is_lost_only_from_a_newly_allocated_block(scenario: Scenario):
     def watch(call):
         after = kv_state(call.kv)

@@ -25,9 +25,9 @@ from course.truth.figures import (  # noqa: E402
     ORANGE,
     PURPLE,
     RED,
-    Axes,
     Svg,
 )
+from course.truth.plots import Axes  # noqa: E402
 from mini_vllm import LLMEngine, SamplingParams  # noqa: E402
 from mini_vllm.lora.layers import BASE, sort_by_slot  # noqa: E402
 from mini_vllm.lora.request import LoRARequest  # noqa: E402
@@ -235,7 +235,7 @@ def traffic() -> str:
     axes = Axes(svg, (60, 30, 600, 250), (0, 32), (1, 1.8))
     axes.frame(
         "distinct adapters in the step, all linears adapted", "bytes / base bytes",
-        {i: str(i) for i in range(0, 33, 4)}, {1 + i / 5: f"{1 + i / 5:.1f}" for i in range(5)},
+        range(0, 33, 4), {1 + i / 5: f"{1 + i / 5:.1f}" for i in range(5)},
     )  # fmt: skip
     for rank, color in ((8, GREEN), (16, BLUE), (64, ORANGE)):
         size = 32 * sum(rank * (i + o) for i, o in LLAMA_3_8B) * 2
