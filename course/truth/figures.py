@@ -183,6 +183,13 @@ class Svg:
                 bold=row == 0,
             )
 
+    def cell(
+        self, x: float, y: float, width: float, words: str, fill: str, opacity: float = 0.45
+    ) -> None:
+        """A small filled box with words in it: a token, a block, a request in one step."""
+        self.rect(x, y, width, 26, fill=fill, opacity=opacity, radius=4)
+        self.text(x + width / 2, y + 18, words, anchor="middle", css="ink mono")
+
     def render(self) -> str:
         """The SVG document."""
         head = (

@@ -322,7 +322,7 @@ def compare() -> str:
     )
     for index, (key, words, limits, ticks) in enumerate(panels):
         axes = Axes(svg, (190 + 148 * index, 44, 132, 226), limits, (7.5, -0.5), log_x=True)
-        axes.frame("", words, ticks, {} if index else dict(enumerate(rows)))
+        axes.frame("", words, ticks, {n: "" if index else name for n, name in enumerate(rows)})
         for number, (name, row) in enumerate(rows.items()):
             mean, low, high = row[key]
             color = BLUE if name.startswith(("FCFS, budget", "budget", "priority")) else ORANGE

@@ -270,7 +270,7 @@ def planted() -> str:
         "louder. "
         + " ".join(f"{name}: {shipped[name][0]:+.1f}, {loud[name][0]:+.1f}." for name in names),
     )
-    box, rows = (210, 40, 480, 30 * len(names)), (len(names) - 0.5, -0.5)
+    box, rows = (210, 40, 460, 30 * len(names)), (len(names) - 0.5, -0.5)
     axes = Axes(svg, box, (0.03, 2000), rows, log_x=True)
     axes.frame(
         "lost: thousandths of a bit per byte, logarithmic", "",

@@ -1,4 +1,4 @@
-"""The figures of phase 08; `make.py` draws them.
+"""The figures of phase 08; `course figures` draws them.
 
 `timeline` and `counters` show traces of `mini_vllm` on the shipped model, run here in float64; the
 curves are the labs' reference solutions. No upstream counterpart.
@@ -101,30 +101,22 @@ def timeline() -> str:
     width = 748 / len(plain)
     svg.text(16, 24, f"without drafts: {len(plain)} runs", bold=True)
     for place, run in enumerate(plain):
-        cell(svg, 16 + place * width, 34, width - 3, shown(run.said[0]), BLUE)
+        svg.cell(16 + place * width, 34, width - 3, shown(run.said[0]), BLUE)
     svg.text(16, 92, f"with drafts: {len(drafted)} runs, the same text", bold=True)
     for place, run in enumerate(drafted):
         x = 16 + place * width
         accepted = len(run.said) - 1
         for row, token in enumerate(run.said):
             color = GREEN if row < accepted else BLUE
-            cell(svg, x, 104 + row * 28, width - 3, shown(token), color)
+            svg.cell(x, 104 + row * 28, width - 3, shown(token), color)
         for row, token in enumerate(run.drafts[accepted:], len(run.said)):
-            cell(svg, x, 104 + row * 28, width - 3, shown(token), RED, opacity=0.22)
+            svg.cell(x, 104 + row * 28, width - 3, shown(token), RED, opacity=0.22)
     legend = ((16, BLUE, "the model's own"), (250, GREEN, "draft, kept"), (430, RED, "draft, lost"))
     for x, color, words in legend:
         svg.rect(x, 262, 16, 16, fill=color, opacity=0.45, radius=3)
         svg.text(x + 24, 275, words, size=12)
     svg.text(764, 275, "one column: one run of the model", size=12, css="soft", anchor="end")
     return svg.render()
-
-
-def cell(
-    svg: Svg, x: float, y: float, width: float, words: str, color: str, opacity: float = 0.45
-) -> None:
-    """A token in a box."""
-    svg.rect(x, y, width, 25, fill=color, opacity=opacity, radius=4)
-    svg.text(x + width / 2, y + 17, words, anchor="middle", size=14, css="ink mono")
 
 
 def counters() -> str:
@@ -189,7 +181,7 @@ def lookup() -> str:
     svg.text(16, 28, "context", size=12, css="soft")
     for place, token in enumerate(context):
         marked = place in (1, 2, 5, 6)
-        cell(svg, 110 + place * 42, 12, 36, str(token), ORANGE if marked else GREY)
+        svg.cell(110 + place * 42, 12, 36, str(token), ORANGE if marked else GREY)
     svg.line(191, 44, 191, 58)
     svg.line(359, 44, 359, 58)
     svg.line(191, 58, 359, 58)
@@ -197,19 +189,19 @@ def lookup() -> str:
     svg.text(16, 122, "drafts", size=12, css="soft")
     for place, token in enumerate(drafts):
         x = 404 + place * 62
-        cell(svg, x, 104, 36, str(token), PURPLE)
+        svg.cell(x, 104, 36, str(token), PURPLE)
     svg.text(110, 122, "what followed: places 3, 4, 5", size=12, fill=PURPLE, bold=True)
     svg.text(16, 182, "one run", size=12, css="soft")
     svg.text(110, 182, "what the target says at each place", size=12)
     answers = [4, 1, 9]
     for place, token in enumerate(answers):
         good = place < accepted
-        cell(svg, 404 + place * 62, 164, 36, str(token), GREEN if good else RED)
+        svg.cell(404 + place * 62, 164, 36, str(token), GREEN if good else RED)
         svg.line(422 + place * 62, 132, 422 + place * 62, 160, arrow=True)
     svg.text(600, 181, "a fourth row: worthless", size=12, css="soft")
     svg.text(16, 242, "said", size=12, css="soft")
     for place, token in enumerate(said):
-        cell(svg, 404 + place * 62, 224, 36, str(token), GREEN if place < accepted else BLUE)
+        svg.cell(404 + place * 62, 224, 36, str(token), GREEN if place < accepted else BLUE)
     svg.text(600, 241, f"{accepted} accepted, one of its own", size=12)
     return svg.render()
 
@@ -317,7 +309,7 @@ def rows() -> str:
         for index in range(count + 1):
             token = start + length - count - 1 + index
             target = index < count
-            cell(svg, 260 + index * 66, y, 60, str(token), GREEN if target else BLUE)
+            svg.cell(260 + index * 66, y, 60, str(token), GREEN if target else BLUE)
             color = GREEN if target else BLUE
             svg.text(600 + index * 44, y + 17, str(row), size=12, fill=color, bold=True)
             row += 1
