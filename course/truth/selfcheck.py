@@ -133,7 +133,7 @@ def _run_rules(
             memory=grading.MEMORY_LIMIT if spec.tag == "CPU-OK" else 0,
         )
     if report.trouble and not (report.trouble == "There are no tests here." and names):
-        _, _, variant = report.stuck_test.removesuffix("]").partition("[")
+        _, _, variant = report.stuck_test.removesuffix("]").partition("[variant=")
         named = f"{variant}\n" if variant in variants else ""  # which file it was that never ended
         verdict.problems.append(named + report.trouble)
     verdict.problems += _solution_problems(lab, report, verdict)
