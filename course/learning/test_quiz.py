@@ -144,7 +144,7 @@ def test_unsound_choices_are_refused(write, changes, complaint):
     assert complaint in " ".join(f.text for f in quiz.load(write(CHOICE | changes))[1])
 
 
-@pytest.mark.parametrize("text", ["a: 1\n", "[" * 5_000, "- x\n", "\xff"])
+@pytest.mark.parametrize("text", ["a: 1\n", "[" * 500, "- x\n", "\xff"])
 def test_a_file_that_is_no_list_of_questions_is_refused(tmp_path, text):
     path = tmp_path / "quiz.yaml"
     path.write_bytes(text.encode("latin-1"))

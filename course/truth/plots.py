@@ -52,7 +52,7 @@ class Axes:
             from course.truth import plot_canvas
         except ImportError as error:
             raise CourseError(
-                f"a plot needs matplotlib ({error}): put `uv run --extra figures` in front"
+                f"A plot needs matplotlib ({error}): put `uv run --extra figures` in front"
             ) from error
         self.svg, self.box = svg, box
         self.axes: Any = plot_canvas.make_axes(svg.width, svg.height, box)

@@ -222,7 +222,7 @@ def test_b15_a_table_has_no_block_more_than_its_tokens_need(scenario: Scenario):
 # ------------------------------------------------------------------ K1
 
 
-@for_scenarios(300)
+@for_scenarios(180)
 def test_k1_every_computed_position_reads_back_its_own_prefix(scenario: Scenario):
     drive_with_shadow(scenario)
 
