@@ -25,8 +25,10 @@ import pytest
 LONGEST_MESSAGE = 4000
 LARGEST_FILE = 64 * 2**20
 """Bytes of any one file written while grading: what a test prints is such a file too."""
-UNUSED = ("doctest", "legacypath", "pastebin", "setuponly", "setupplan", "stepwise")
-UNUSED += ("threadexception", "unittest", "unraisableexception")
+UNUSED = (
+    "doctest", "legacypath", "pastebin", "setuponly", "setupplan", "stepwise", "threadexception",
+    "unittest", "unraisableexception",
+)  # fmt: skip
 """Plugins of pytest that no lab uses: a tenth of the time that grading takes beside the tests."""
 
 
