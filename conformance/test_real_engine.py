@@ -96,7 +96,7 @@ def test_under_the_hazard_the_recorded_engine_gave_the_wrong_answer_that_the_min
 
 @pytest.fixture(scope="module")
 def work() -> dict[str, Any]:
-    return real_engine.workload(16, max_tokens=8)
+    return real_engine.workload(10, max_tokens=8)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_equal_runs_are_equal(found):
     words, same = real_engine.compare(found)
     assert same
     assert "0 differ" in words
-    assert "16 of 16 texts equal" in words
+    assert "10 of 10 texts equal" in words
 
 
 def test_another_block_is_a_difference(found):
@@ -164,7 +164,7 @@ def test_another_token_is_shown_with_both_gaps(found, tokens):
     )
     words, same = real_engine.compare(found)
     assert same, "given the recorded tokens the decisions are the same"
-    assert "15 of 16 texts equal" in words
+    assert "9 of 10 texts equal" in words
     (line,) = [line for line in words.splitlines() if "r5 token 4" in line]
     assert f"recorded 35, mini {tokens['r5'][4]}" in line
     assert "2.50e-01 in the recorded ones" in line
@@ -187,7 +187,7 @@ def test_the_command_reads_what_was_written(found, tmp_path, capsys):
     path = tmp_path / "engine.jsonl.gz"
     recording.write(path, [found])
     assert real_engine.main([str(path)]) == 0
-    assert "16 of 16" in capsys.readouterr().out
+    assert "10 of 10" in capsys.readouterr().out
 
 
 def test_recording_without_the_engine_is_refused_in_words(tmp_path, monkeypatch):
@@ -253,7 +253,7 @@ def test_the_probe_notes_what_the_real_scheduler_does(work, tokens):
     assert scheduler.schedule.__func__ is type(scheduler).schedule
     words, same = real_engine.compare({**found, "machine": MACHINE})
     assert same
-    assert "16 of 16 texts equal" in words
+    assert "10 of 10 texts equal" in words
 
 
 @pytest.mark.upstream
