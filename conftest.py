@@ -63,15 +63,18 @@ def _is_whole_suite(config: pytest.Config) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     options = config.option
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
     if (
-        config.pluginmanager.hasplugin("xdist")
-        and "PYTEST_XDIST_WORKER" not in os.environ  # a worker, or a run that a test has started
+        "PYTEST_XDIST_WORKER" not in os.environ  # a worker, or a run that a test has started
         and _is_whole_suite(config)
         and options.markexpr != "browser"  # one built site for all of them
         and options.numprocesses is None
         and not (options.collectonly or options.usepdb)
     ):
         options.numprocesses = min(8, os.cpu_count() or 1)  # xdist itself does the rest
+    if options.numprocesses and options.dist == "no" and "slow" not in options.markexpr:
+        options.dist = "loadfile"  # a file's fixtures, models and scenarios are then made once
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,18 +1,15 @@
 """Wrong treatments of adapters, each one edit away from the right one, that the recordings catch.
 
-    python -m conformance.lora_mutants --write
+    python -m conformance.mutants lora-mutants --write
 
 As `mutants.py`, for the gate, the second queue and the adapter in the blocks' hashes.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-
 from conformance import lora_situations, recording, replay
 from conformance.mutants import Mutant, build
-from labkit.tables import markdown_table, write_section
+from labkit.tables import markdown_table
 
 _FULL = 'return "admit" if len(self.active) < self.max_loras else "skip"'
 _HELD = "if adapter is None or adapter.lora_int_id in self.active:"
@@ -192,13 +189,8 @@ MUTANTS = (
 )  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m conformance.lora_mutants",
-        description="Which recordings catch which mutant.",
-    )
-    parser.add_argument("--write", action="store_true", help="update conformance/README.md")
-    arguments = parser.parse_args(argv)
+def counted() -> tuple[str, bool]:
+    """The table of README, and whether every mutant is caught, only where it may show."""
     entries = list(recording.read(lora_situations.FILE))
     held = [lora_situations.situations_of(entry) for entry in entries]
     rows, all_held = [], True
@@ -213,12 +205,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"seed {entry['seed']}: {mutant.name}, without {mutant.situation}")
         rows.append([mutant.name, mutant.situation, str(caught)])
         all_held = all_held and caught > 0
-        print(f"{caught:6}  {mutant.name}")
-    if arguments.write:
-        header = ["an engine that", "differs only where", "workloads that differ"]
-        write_section("lora-mutants", markdown_table(header, rows), lora_situations.README)
-    return 0 if all_held else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        print(f"{caught:6}  lora           {mutant.name}")
+    header = ["an engine that", "differs only where", "workloads that differ"]
+    return markdown_table(header, rows), all_held

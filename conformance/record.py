@@ -358,8 +358,8 @@ def count_of(name: str, folder: Path = FOLDER) -> int | None:
     path = folder / PARTS[name].file
     if not path.is_file():
         return None
-    first = next(iter(recording.lines(path)))  # a file of cases begins with what a case holds
-    return recording.count(path) - ("about" in first)
+    header = "about" in recording.first(path)  # a file of cases begins with what a case holds
+    return recording.count(path) - header
 
 
 def command_of(name: str) -> str:

@@ -38,7 +38,7 @@ def _is_int(value: object) -> bool:
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and set(map(type, value)) <= {str}
+    return isinstance(value, list) and (not value or set(map(type, value)) == {str})
 
 
 def _is_text(value: object) -> bool:
@@ -46,7 +46,11 @@ def _is_text(value: object) -> bool:
 
 
 def _is_ints(value: object) -> bool:
-    return isinstance(value, list) and set(map(type, value)) <= {int}
+    return isinstance(value, list) and (not value or set(map(type, value)) == {int})
+
+
+def _is_counts(value: object) -> bool:
+    return isinstance(value, dict) and (not value or set(map(type, value.values())) == {int})
 
 
 def _is_map(value: object, of: Callable[[object], bool]) -> bool:
@@ -86,7 +90,7 @@ def _or_null(shape: tuple[str, Callable[[Any], bool]]) -> tuple[str, Callable[[A
 
 _BOOL = ("true or false", lambda value: isinstance(value, bool))
 _IDS = ("a list of request ids", _is_ids)
-_COUNTS = ("counts by request id", lambda value: _is_map(value, _is_int))
+_COUNTS = ("counts by request id", _is_counts)
 _TOKENS = ("token ids by request id", lambda value: _is_map(value, _is_ints))
 _OBJECT = ("an object", lambda value: isinstance(value, dict))
 _OBJECTS = ("a list of objects", _is_objects)
@@ -241,18 +245,31 @@ def lines(path: Path) -> list[dict[str, Any]]:
     Raises:
         RecordingError: the file cannot be read, is empty, or a line is no JSON object.
     """
-    found = []
-    for number, line in _lines(path):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RecordingError(f"{path}:{number}: not JSON: {error}") from error
-        if not isinstance(entry, dict):
-            raise RecordingError(f"{path}:{number}: not a JSON object")
-        found.append(entry)
+    found = [_object(path, number, line) for number, line in _lines(path)]
     if not found:
         raise RecordingError(f"{path}:1: the file holds no recording")
     return found
+
+
+def first(path: Path) -> dict[str, Any]:
+    """The first object of such a file; the rest is not read.
+
+    Raises:
+        RecordingError: as of `lines`, for that line.
+    """
+    for number, line in _lines(path):
+        return _object(path, number, line)
+    raise RecordingError(f"{path}:1: the file holds no recording")
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(f"{path}:{number}: not JSON: {error}") from error
+    if not isinstance(entry, dict):
+        raise RecordingError(f"{path}:{number}: not a JSON object")
+    return entry
 
 
 def count(path: Path) -> int:
@@ -338,7 +355,8 @@ def _problems(recording: Recording) -> Iterator[str]:
             if add.get("grammar") is not None:
                 yield from _misshapen(add["grammar"], f"{where}grammar.", _GRAMMAR)
     for index, step in enumerate(recording["steps"]):
-        yield from _misshapen(step, f"steps[{index}].", _STEP, _STEP_OPTIONAL)
+        if not _fits(step, _STEP, _STEP_OPTIONAL):  # nearly every line of a file is a sound step
+            yield from _misshapen(step, f"steps[{index}].", _STEP, _STEP_OPTIONAL)
 
 
 def _misshapen(
@@ -353,6 +371,17 @@ def _misshapen(
     for key, (description, accepts) in optional.items():
         if key in value and not accepts(value[key]):
             yield f"{where}{key}={_short(value[key])} is not {description}"
+
+
+def _fits(value: dict[str, Any], shape: _Shape, optional: _Shape) -> bool:
+    """Whether `_misshapen` would find nothing; keys that neither shape names may hold anything."""
+    if not shape.keys() <= value.keys():
+        return False
+    for key, held in value.items():
+        known = shape.get(key) or optional.get(key)
+        if known is not None and not known[1](held):
+            return False
+    return True
 
 
 def _short(value: object) -> str:

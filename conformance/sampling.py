@@ -1,6 +1,6 @@
 """The mini engine's sampler on the rows of the real one, and wrong samplers that they must catch.
 
-    python -m conformance.sampling --write      # the table of mutants in README.md
+    python -m conformance.mutants sampling-mutants --write
 
 `stages` puts a recorded row through `sample/processors.py`, `sampler.py` and `sample/logprobs.py`
 as `RowSampler` does. A mutant is a replacement in the source of one of the three; it stands for a
@@ -9,9 +9,8 @@ misreading of the real sampler.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,12 +21,11 @@ import numpy as np
 import mini_vllm
 from conformance import parts
 from conformance.recorders.sampler import read, tolerance
-from labkit.tables import markdown_table, write_section
+from labkit.tables import markdown_table
 from mini_vllm import Request, SamplingParams
 from mini_vllm.sample import logprobs, processors
 
 ROOT = Path(mini_vllm.__path__[0])
-README = Path(__file__).with_name("README.md")
 MODULES = {"processors": "sample/processors", "sampler": "sampler", "logprobs": "sample/logprobs"}
 Modules = Mapping[str, Any]
 
@@ -198,21 +196,13 @@ def caught(mutant: Mutant, cases: Iterable[Mapping[str, Any]]) -> int:
         return sum(difference(case, modules) is not None for case in cases)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the counts; the exit status is 1 if a mutant is missed or the engine differs."""
-    parser = argparse.ArgumentParser(prog="python -m conformance.sampling")
-    parser.add_argument("--write", action="store_true", help="update conformance/README.md")
-    arguments = parser.parse_args(argv)
+def counted() -> tuple[str, bool]:
+    """The table of README, and whether every mutant is caught and the engine differs nowhere."""
     cases = parts.load("sampler")
     wrong = [difference(case) for case in cases]
     print(f"{len(cases)} rows: {len(wrong) - wrong.count(None)} differ")
     rows = [[mutant.name, str(caught(mutant, cases))] for mutant in MUTANTS]
-    print("\n".join(f"{count:>6}  {name}" for name, count in rows))
-    if arguments.write:
-        names = ["a sampler that", f"rows of {len(cases)} that differ"]
-        write_section("sampling-mutants", markdown_table(names, rows), README)
-    return int(any(wrong) or any(count == "0" for _, count in rows))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    print("\n".join(f"{count:>6}  sampling       {name}" for name, count in rows))
+    names = ["a sampler that", f"rows of {len(cases)} that differ"]
+    held = not any(wrong) and all(count != "0" for _, count in rows)
+    return markdown_table(names, rows), held

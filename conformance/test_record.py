@@ -25,7 +25,7 @@ def test_the_table_on_the_page_is_what_the_list_and_the_files_give():
 def test_a_file_of_cases_begins_with_what_a_case_holds():
     for name, part in record.PARTS.items():
         if part.group == "parts":
-            header = recording.lines(record.FOLDER / part.file)[0]
+            header = recording.first(record.FOLDER / part.file)
             assert (header["upstream"], header["part"]) == (recording.UPSTREAM, name)
             assert header["about"], name
 

@@ -404,3 +404,14 @@ def test_the_readme_lists_every_situation_and_every_mutant() -> None:
         assert f"| {mutant.name} | {mutant.situation} | `{mutant.profile}` | " in page, mutant.name
     for mutant in ASYNC_MUTANTS:
         assert re.search(rf"^\| {mutant.name} \| [1-9]\d* \| `", page, re.MULTILINE), mutant.name
+
+
+def test_a_catalogue_that_is_none_is_refused_in_words(capsys):
+    with pytest.raises(SystemExit):
+        mutants.main(["bogus"])
+    assert "catalogue 'bogus': there are mutants, async-mutants" in capsys.readouterr().err
+
+
+def test_every_catalogue_has_its_section_in_the_readme():
+    page = situations.README.read_text(encoding="utf-8")
+    assert [name for name in mutants.tables() if f"<!-- {name} -->" not in page] == []

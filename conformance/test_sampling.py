@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from conformance import parts, sampling, sampling_texts
+from conformance import parts, record, sampling, sampling_texts
 from conformance.recorders.sampling_edges import unpacked
 from mini_vllm import LLMEngine, SamplingParams
 
@@ -25,7 +25,7 @@ def test_the_recorded_rows_catch_a_wrong_sampler(mutant):
 
 
 def test_the_table_of_mutants_names_each():
-    page = sampling.README.read_text(encoding="utf-8")
+    page = record.README.read_text(encoding="utf-8")
     table = page.partition("<!-- sampling-mutants -->")[2].partition("<!-- /sampling-mutants")[0]
     rows = re.findall(r"^\| ([^|]+) \| \d+ \|$", table, re.MULTILINE)
     assert rows == [mutant.name for mutant in sampling.MUTANTS]

@@ -69,7 +69,8 @@ def begin_lab(console: Console, root: Path, phase: str, slug: str, number: int) 
     terminal.say(
         console,
         f"Fill in whatever says {new_lab.MARK}, then:\n"
-        f"  course starters {lab.id} && course selfcheck {lab.id}\n"
+        f"  course starters {lab.id}\n"
+        f"  course selfcheck {lab.id}\n"
         "course/WRITING_LABS.md says the rest.",
     )
     return 0

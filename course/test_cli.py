@@ -191,7 +191,7 @@ def test_a_solution_that_gives_no_starter_is_named_not_traced(course, starter):
     )
 
 
-@pytest.mark.parametrize("text", [b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("text", [b"\xff", b"[" * 500])
 def test_a_manifest_that_is_no_text_is_named_not_traced(course, starter, text):
     (starter.parent / "lab.yaml").write_bytes(text)
     ran = course()

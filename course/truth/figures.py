@@ -22,6 +22,7 @@ BLUE, ORANGE, GREEN, PURPLE, RED, GREY = (
     "#d9534f",
     "#8b949e",
 )
+INK, SOFT = "#24292f", "#57606a"  # in the light; written as classes, which the dark changes
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY)
 
 _STYLE = """
@@ -46,7 +47,11 @@ class Svg:
     def __init__(self, width: float, height: float, title: str, description: str = "") -> None:
         self.width, self.height = width, height
         self.title, self.description = title, description
-        self._parts: list[str] = []
+        self._parts: list[str | Callable[[], str]] = []
+
+    def later(self, element: Callable[[], str]) -> None:
+        """Append what is asked for only when the document is written."""
+        self._parts.append(element)
 
     def raw(self, element: str) -> None:
         """Append an element as it is."""
@@ -178,6 +183,13 @@ class Svg:
                 bold=row == 0,
             )
 
+    def cell(
+        self, x: float, y: float, width: float, words: str, fill: str, opacity: float = 0.45
+    ) -> None:
+        """A small filled box with words in it: a token, a block, a request in one step."""
+        self.rect(x, y, width, 26, fill=fill, opacity=opacity, radius=4)
+        self.text(x + width / 2, y + 18, words, anchor="middle", css="ink mono")
+
     def render(self) -> str:
         """The SVG document."""
         head = (
@@ -187,96 +199,8 @@ class Svg:
         )
         described = f"<desc>{escape(self.description)}</desc>" if self.description else ""
         parts = [head, f"<title>{escape(self.title)}</title>{described}"]
-        return "\n".join([*parts, f"<style>{_STYLE}</style>", *self._parts, "</svg>", ""])
-
-
-class Axes:
-    """A plot area inside an `Svg`; maps data to pixels, linearly or by log10."""
-
-    def __init__(
-        self,
-        svg: Svg,
-        box: tuple[float, float, float, float],
-        x_range: tuple[float, float],
-        y_range: tuple[float, float],
-        *,
-        log_x: bool = False,
-        log_y: bool = False,
-    ) -> None:
-        """Args: box is left, top, width, height in pixels; ranges are low, high in data units."""
-        self.svg, self.box = svg, box
-        self.x_range, self.y_range = x_range, y_range
-        self.log_x, self.log_y = log_x, log_y
-
-    def x(self, value: float) -> float:
-        """Pixel of a data x."""
-        return self.box[0] + self.box[2] * _share(value, self.x_range, self.log_x)
-
-    def y(self, value: float) -> float:
-        """Pixel of a data y."""
-        return self.box[1] + self.box[3] * (1 - _share(value, self.y_range, self.log_y))
-
-    def frame(
-        self,
-        x_label: str,
-        y_label: str,
-        x_ticks: Mapping[float, str],
-        y_ticks: Mapping[float, str],
-    ) -> None:
-        """Grid, ticks and axis names. Ticks map data values to the words beside them."""
-        left, top, width, height = self.box
-        for value, words in x_ticks.items():
-            self.svg.line(self.x(value), top, self.x(value), top + height, css="grid-line")
-            self.svg.text(
-                self.x(value), top + height + 17, words, size=11, anchor="middle", css="soft"
-            )
-        for value, words in y_ticks.items():
-            self.svg.line(left, self.y(value), left + width, self.y(value), css="grid-line")
-            self.svg.text(left - 7, self.y(value) + 4, words, size=11, anchor="end", css="soft")
-        self.svg.line(left, top + height, left + width, top + height)
-        self.svg.line(left, top, left, top + height)
-        self.svg.text(left + width / 2, top + height + 36, x_label, size=12, anchor="middle")
-        self.svg.text(left, top - 10, y_label, size=12)
-
-    def curve(
-        self,
-        points: Sequence[tuple[float, float]],
-        stroke: str,
-        *,
-        width: float = 2,
-        dash: str | None = None,
-    ) -> None:
-        """A line through data points."""
-        pixels = [(self.x(x), self.y(y)) for x, y in points]
-        self.svg.polyline(pixels, stroke, width=width, dash=dash)
-
-    def dots(self, points: Sequence[tuple[float, float]], fill: str, *, radius: float = 4) -> None:
-        """A circle at each data point; its value appears as a tooltip."""
-        for x, y in points:
-            self.svg.circle(self.x(x), self.y(y), radius, fill, tip=f"{x:.6g}, {y:.6g}")
-
-    def label(
-        self,
-        x: float,
-        y: float,
-        words: str,
-        fill: str | None = None,
-        *,
-        dx: float = 6,
-        dy: float = 4,
-        anchor: str = "start",
-    ) -> None:
-        """Words beside a data point."""
-        self.svg.text(
-            self.x(x) + dx, self.y(y) + dy, words, size=12, anchor=anchor, fill=fill, css="ink"
-        )
-
-
-def _share(value: float, limits: tuple[float, float], log: bool) -> float:
-    low, high = limits
-    if log:
-        return (math.log10(value) - math.log10(low)) / (math.log10(high) - math.log10(low))
-    return (value - low) / (high - low)
+        drawn = [part if isinstance(part, str) else part() for part in self._parts]
+        return "\n".join([*parts, f"<style>{_STYLE}</style>", *drawn, "</svg>", ""])
 
 
 def folders(root: Path) -> list[Path]:

@@ -133,7 +133,9 @@ def _run_rules(
             memory=grading.MEMORY_LIMIT if spec.tag == "CPU-OK" else 0,
         )
     if report.trouble and not (report.trouble == "There are no tests here." and names):
-        verdict.problems.append(report.trouble)
+        _, _, variant = report.stuck_test.removesuffix("]").partition("[variant=")
+        named = f"{variant}\n" if variant in variants else ""  # which file it was that never ended
+        verdict.problems.append(named + report.trouble)
     verdict.problems += _solution_problems(lab, report, verdict)
     verdict.problems += _prediction_problems(lab, spec, report)
     verdict.problems += _starter_problems(report, tests)

@@ -8,6 +8,8 @@ import pytest
 
 from course.truth import figures
 
+pytest.importorskip("matplotlib", reason="plots need the figures extra")
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = figures.folders(ROOT)
 

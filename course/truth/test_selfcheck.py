@@ -113,3 +113,14 @@ def test_a_part_the_engine_does_not_have_is_refused(little_course):
     path.write_text(path.read_text() + "part: warp_drive\n", encoding="utf-8")
     verdict = selfcheck.check_lab(little_course, lab)
     assert verdict.problems[0].startswith("part 'warp_drive' is no part of the engine: use one of")
+
+
+def test_a_wrong_solution_that_never_ends_is_named(little_course):
+    lab = find_labs(little_course)[0]
+    manifest = lab.folder / "lab.yaml"
+    text = manifest.read_text(encoding="utf-8")
+    endless = "with: \"while True: __import__('time').sleep(1)\""
+    changed = text.replace("with: return num_tokens // block_size", endless)
+    manifest.write_text(changed, encoding="utf-8")
+    verdict = selfcheck.check_lab(little_course, lab, time_limit=1.5)
+    assert verdict.problems[0].startswith("wrong: floor\nOut of time: after 1.5 s")

@@ -7,6 +7,7 @@ Needs pytest; property tests skip themselves where `hypothesis` is absent.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -214,6 +215,43 @@ def scenarios(
         spare_model_len=st.sampled_from([None, None, None, 0, 3, 8]),
         enable_chunked_prefill=st.sampled_from([True, True, True, False]),
     )
+
+
+@functools.cache
+def _drawn(number: int, **knobs: Any) -> list[Scenario]:
+    found: list[Scenario] = []
+
+    def collect(scenario: Scenario) -> None:
+        found.append(scenario)
+
+    for_all(lambda st: scenarios(st, **knobs), max_examples=number, shrink=False)(collect)()
+    return found
+
+
+def for_scenarios(number: int, **knobs: Any) -> Callable[..., Any]:
+    """Decorator: run a test on `number` scenarios, drawn once for all tests that ask the same.
+
+    Drawing costs as much as serving. A test that fails draws anew, to find a smaller scenario.
+
+    Args:
+        knobs: of `scenarios`; lists as tuples.
+    """
+    if importlib.util.find_spec("hypothesis") is None:
+        return for_all(scenarios)
+
+    def decorate(test: Callable[[Scenario], None]) -> Callable[[], None]:
+        def on_all_scenarios() -> None:
+            for scenario in _drawn(number, **knobs):
+                try:
+                    test(scenario)
+                except Exception:
+                    for_all(lambda st: scenarios(st, **knobs), max_examples=number)(test)()
+                    raise
+
+        on_all_scenarios.__name__, on_all_scenarios.__doc__ = test.__name__, test.__doc__
+        return on_all_scenarios
+
+    return decorate
 
 
 # ------------------------------------------------------------------ driving

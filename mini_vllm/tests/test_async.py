@@ -8,19 +8,24 @@ import pytest
 
 from mini_vllm import LLM, EngineParts, LLMEngine, SamplingParams, Scheduler
 from mini_vllm.observe.trace import traced_steps
-from mini_vllm.tests.support import Scenario, ScriptedModel, drive, for_all, scenarios
+from mini_vllm.tests.support import (
+    Scenario,
+    ScriptedModel,
+    drive,
+    for_scenarios,
+)
 
 EOS = 256
 
 
-@for_all(lambda st: scenarios(st, aborts=False), max_examples=150, shrink=False)
+@for_scenarios(90, aborts=False)
 def test_tokens_are_those_of_the_synchronous_engine(scenario: Scenario):
     ahead = dataclasses.replace(scenario, async_scheduling=True)
     expected = {i: (r.output_token_ids, r.finish_reason) for i, r in drive(scenario).items()}
     assert {i: (r.output_token_ids, r.finish_reason) for i, r in drive(ahead).items()} == expected
 
 
-@for_all(scenarios, max_examples=60, shrink=False)
+@for_scenarios(60)
 def test_with_aborts_every_request_ends_and_no_block_is_left(scenario: Scenario):
     engine = dataclasses.replace(scenario, async_scheduling=True).engine()
     requests = drive(scenario, engine=engine)

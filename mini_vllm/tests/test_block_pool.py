@@ -16,7 +16,7 @@ from mini_vllm.block_pool import (
 from mini_vllm.config import SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
-from mini_vllm.tests.support import Scenario, for_all, scenarios
+from mini_vllm.tests.support import Scenario, for_all, for_scenarios
 from mini_vllm.tests.watching import kv_state, watch_calls
 
 
@@ -79,7 +79,7 @@ def pool_operations(st):
     return st.lists(st.tuples(operation, st.integers(0, 1000)), max_size=60)
 
 
-@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=200)
+@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b1_a_block_is_queued_exactly_when_nobody_references_it(num_blocks, operations):
     under_test = PoolUnderTest(num_blocks)
     for operation in operations:
@@ -91,7 +91,7 @@ def test_b1_a_block_is_queued_exactly_when_nobody_references_it(num_blocks, oper
         assert len(queued) == len(set(queued)), "a block is queued twice"
 
 
-@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=200)
+@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b4_a_freed_block_keeps_its_hash_and_revives_from_anywhere_in_the_queue(
     num_blocks, operations
 ):
@@ -108,7 +108,7 @@ def test_b4_a_freed_block_keeps_its_hash_and_revives_from_anywhere_in_the_queue(
             assert pool.blocks[touched].block_hash == hashes[touched]
 
 
-@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=200)
+@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b5_block_0_is_never_queued_handed_out_hashed_or_counted(num_blocks, operations):
     under_test = PoolUnderTest(num_blocks)
     for operation in operations:
@@ -122,7 +122,7 @@ def test_b5_block_0_is_never_queued_handed_out_hashed_or_counted(num_blocks, ope
         assert pool.get_usage() == pytest.approx(len(under_test.used) / (num_blocks - 1))
 
 
-@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=200)
+@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b6_the_free_counter_equals_a_walk_in_either_direction(num_blocks, operations):
     under_test = PoolUnderTest(num_blocks)
     for operation in operations:
@@ -138,7 +138,7 @@ def test_b6_the_free_counter_equals_a_walk_in_either_direction(num_blocks, opera
         assert queue.num_free_blocks == len(forward) == under_test.pool.get_num_free_blocks()
 
 
-@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=200)
+@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b8_every_hashed_block_is_indexed_and_every_indexed_block_is_hashed(num_blocks, operations):
     under_test = PoolUnderTest(num_blocks)
     for operation in operations:
@@ -154,7 +154,7 @@ def test_b8_every_hashed_block_is_indexed_and_every_indexed_block_is_hashed(num_
         assert all(pool.cached_block_hash_to_block.values()), "an empty entry stayed behind"
 
 
-@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=200)
+@for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b10_blocks_are_evicted_front_first_and_only_when_taken(num_blocks, operations):
     """Queue order and surviving hashes equal those of an OrderedDict, after every operation."""
     under_test = PoolUnderTest(num_blocks)
@@ -168,7 +168,7 @@ def test_b10_blocks_are_evicted_front_first_and_only_when_taken(num_blocks, oper
         assert {b.block_id: b.ref_cnt for b in pool.blocks if b.ref_cnt} == references
 
 
-@for_all(lambda st: scenarios(st, policies=["fcfs"], caching=[True]), max_examples=150)
+@for_scenarios(150, policies=("fcfs",), caching=(True,))
 def test_b10_in_an_engine_a_prefix_is_lost_only_from_a_newly_allocated_block(scenario: Scenario):
     def watch(call):
         after = kv_state(call.kv)
@@ -202,7 +202,7 @@ def chain(token_ids: list[int], block_size: int, manager: KVCacheManager) -> lis
     lambda st: st.lists(st.integers(0, 1), min_size=1, max_size=12),
     lambda st: st.lists(st.integers(0, 1), min_size=1, max_size=12),
     lambda st: st.integers(1, 4),
-    max_examples=200,
+    max_examples=120,
 )
 def test_b9_hashes_are_equal_exactly_when_the_whole_prefixes_are(first, second, block_size):
     manager = KVCacheManager(2, block_size)

@@ -19,7 +19,7 @@ from mini_vllm.tests.support import (
     TinyTokenizer,
     drive,
     for_all,
-    scenarios,
+    for_scenarios,
 )
 
 EOS = 256
@@ -82,7 +82,7 @@ def test_e2_the_same_seed_gives_the_same_tokens_in_another_engine_and_another_ba
     assert first == second
 
 
-@for_all(lambda st: scenarios(st, caching=[True]), max_examples=60)
+@for_scenarios(60, caching=(True,))
 def test_e3_the_engine_touches_nothing_of_a_model_but_forward(scenario: Scenario):
     class Tripwire:
         def __init__(self) -> None:
@@ -143,7 +143,7 @@ def test_e5_output_ends_at_the_first_stop_or_exactly_at_the_cap(
     assert result.outputs[0].finish_reason == ("stop" if expected[-1] in stops else "length")
 
 
-@for_all(scenarios, max_examples=40)
+@for_scenarios(40)
 def test_e6_greedy_requests_draw_no_randomness(scenario: Scenario):
     class NoRandomness(Sampler):
         def sample(self, logits, params, rng=None):

@@ -14,7 +14,7 @@ from mini_vllm.tests.support import (
     TinyTokenizer,
     drive,
     for_all,
-    scenarios,
+    for_scenarios,
 )
 from mini_vllm.tests.watching import (
     Call,
@@ -33,7 +33,7 @@ def tables_of(kv: KVCacheManager) -> dict[str, list[int]]:
 # ------------------------------------------------------------------ after every call
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_b1_b6_the_queue_holds_exactly_the_unreferenced_blocks_after_every_call(scenario: Scenario):
     def watch(call: Call) -> None:
         pool = call.kv.block_pool
@@ -45,7 +45,7 @@ def test_b1_b6_the_queue_holds_exactly_the_unreferenced_blocks_after_every_call(
     watch_calls(scenario, watch)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_b2_a_table_only_grows_at_its_end_until_it_is_freed(scenario: Scenario):
     def watch(call: Call) -> None:
         request_id, before, after = call.request.request_id, call.before["tables"], call.kv
@@ -61,7 +61,7 @@ def test_b2_a_table_only_grows_at_its_end_until_it_is_freed(scenario: Scenario):
     watch_calls(scenario, watch)
 
 
-@for_all(lambda st: scenarios(st, caching=[True]), max_examples=60)
+@for_scenarios(60, caching=(True,))
 def test_b3_a_block_carries_a_hash_only_once_this_step_fills_it(scenario: Scenario):
     def check(moment: Moment) -> None:
         scheduled = moment.output.num_scheduled_tokens if moment.phase == "scheduled" else {}
@@ -74,7 +74,7 @@ def test_b3_a_block_carries_a_hash_only_once_this_step_fills_it(scenario: Scenar
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_b5_the_null_block_is_in_no_table_and_carries_no_hash(scenario: Scenario):
     def watch(call: Call) -> None:
         null = call.kv.block_pool.null_block
@@ -86,7 +86,7 @@ def test_b5_the_null_block_is_in_no_table_and_carries_no_hash(scenario: Scenario
     watch_calls(scenario, watch)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_b7_ref_cnt_is_the_number_of_live_tables_that_hold_the_block(scenario: Scenario):
     def watch(call: Call) -> None:
         held = [block_id for table in tables_of(call.kv).values() for block_id in table]
@@ -98,7 +98,7 @@ def test_b7_ref_cnt_is_the_number_of_live_tables_that_hold_the_block(scenario: S
     watch_calls(scenario, watch)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_b8_index_and_hashes_agree_after_every_call(scenario: Scenario):
     def watch(call: Call) -> None:
         pool = call.kv.block_pool
@@ -110,7 +110,7 @@ def test_b8_index_and_hashes_agree_after_every_call(scenario: Scenario):
     watch_calls(scenario, watch)
 
 
-@for_all(lambda st: scenarios(st, caching=[False]), max_examples=60)
+@for_scenarios(60, caching=(False,))
 def test_b11_without_caching_no_two_tables_share_a_block(scenario: Scenario):
     def watch(call: Call) -> None:
         held = [block_id for table in tables_of(call.kv).values() for block_id in table]
@@ -148,7 +148,7 @@ def test_b11_two_equal_requests_share_hits_only_and_never_their_last_block(
             request.num_computed_tokens += 1
 
 
-@for_all(lambda st: scenarios(st, caching=[True]), max_examples=60)
+@for_scenarios(60, caching=(True,))
 def test_b12_nobody_writes_into_an_adopted_block(scenario: Scenario):
     num_adopted: dict[str, int] = {}
 
@@ -168,7 +168,7 @@ def test_b12_nobody_writes_into_an_adopted_block(scenario: Scenario):
     watch_calls(scenario, watch, check)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_b13_hits_are_whole_blocks_and_never_the_last_token(scenario: Scenario):
     def watch(call: Call) -> None:
         if call.name != "get_computed_blocks":
@@ -181,7 +181,7 @@ def test_b13_hits_are_whole_blocks_and_never_the_last_token(scenario: Scenario):
     watch_calls(scenario, watch)
 
 
-@for_all(scenarios, max_examples=90)
+@for_scenarios(90)
 def test_b14_a_refused_allocation_changes_nothing(scenario: Scenario):
     def watch(call: Call) -> None:
         if call.name == "allocate_slots" and call.result is None:
@@ -207,7 +207,7 @@ def test_b14_a_refusal_with_hits_in_the_free_queue_keeps_the_queue_order():
     assert kv_state(kv) == before
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_b15_a_table_has_no_block_more_than_its_tokens_need(scenario: Scenario):
     def check(moment: Moment) -> None:
         scheduled = moment.output.num_scheduled_tokens if moment.phase == "scheduled" else {}
@@ -222,7 +222,7 @@ def test_b15_a_table_has_no_block_more_than_its_tokens_need(scenario: Scenario):
 # ------------------------------------------------------------------ K1
 
 
-@for_all(scenarios, max_examples=300)
+@for_scenarios(180)
 def test_k1_every_computed_position_reads_back_its_own_prefix(scenario: Scenario):
     drive_with_shadow(scenario)
 

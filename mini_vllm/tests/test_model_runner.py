@@ -10,7 +10,7 @@ from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.plan import SchedulerOutput
-from mini_vllm.tests.support import Moment, Scenario, drive, for_all, scenarios
+from mini_vllm.tests.support import Moment, Scenario, drive, for_scenarios
 
 
 class Capture:
@@ -50,7 +50,7 @@ def test_two_requests_laid_end_to_end():
     assert second.seq_lens.tolist() == [7, 5]
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_every_batch_agrees_with_the_requests_it_was_made_of(scenario: Scenario):
     engine = scenario.engine()
     capture = engine.model = Capture(engine.model)

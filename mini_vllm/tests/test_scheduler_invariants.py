@@ -9,12 +9,19 @@ import pytest
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.tests.support import Moment, Scenario, ScenarioRequest, drive, for_all, scenarios
+from mini_vllm.tests.support import (
+    Moment,
+    Scenario,
+    ScenarioRequest,
+    drive,
+    for_all,
+    for_scenarios,
+)
 
 # ------------------------------------------------------------------ invariants
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_s1_an_unfinished_request_is_in_exactly_one_queue_and_a_finished_one_in_none(
     scenario: Scenario,
 ):
@@ -31,7 +38,7 @@ def test_s1_an_unfinished_request_is_in_exactly_one_queue_and_a_finished_one_in_
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_s2_a_step_never_schedules_more_tokens_than_the_budget(scenario: Scenario):
     def check(moment: Moment) -> None:
         assert moment.output.total_num_scheduled_tokens <= scenario.max_num_batched_tokens
@@ -39,7 +46,7 @@ def test_s2_a_step_never_schedules_more_tokens_than_the_budget(scenario: Scenari
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_s3_never_more_requests_run_than_there_are_slots(scenario: Scenario):
     def check(moment: Moment) -> None:
         assert len(moment.engine.scheduler.running) <= scenario.max_num_seqs
@@ -48,7 +55,7 @@ def test_s3_never_more_requests_run_than_there_are_slots(scenario: Scenario):
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_s4_a_token_is_emitted_exactly_when_the_request_caught_up(scenario: Scenario):
     def check(moment: Moment) -> None:
         if moment.phase != "stepped":
@@ -63,7 +70,7 @@ def test_s4_a_token_is_emitted_exactly_when_the_request_caught_up(scenario: Scen
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=90)
+@for_scenarios(90)
 def test_s5_a_preempted_request_loses_its_blocks_and_keeps_its_outputs(scenario: Scenario):
     def check(moment: Moment) -> None:
         if moment.phase != "scheduled":
@@ -85,7 +92,7 @@ def test_s5_a_preempted_request_loses_its_blocks_and_keeps_its_outputs(scenario:
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=90)
+@for_scenarios(90)
 def test_s6_a_step_that_preempts_admits_nobody(scenario: Scenario):
     def check(moment: Moment) -> None:
         output = moment.output
@@ -95,7 +102,7 @@ def test_s6_a_step_that_preempts_admits_nobody(scenario: Scenario):
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=90)
+@for_scenarios(90)
 def test_s7_running_requests_come_first_and_admissions_take_the_head_of_the_queue(
     scenario: Scenario,
 ):
@@ -120,7 +127,7 @@ def test_s7_running_requests_come_first_and_admissions_take_the_head_of_the_queu
     drive(scenario, check)
 
 
-@for_all(lambda st: scenarios(st, policies=["priority"]), max_examples=60)
+@for_scenarios(60, policies=("priority",))
 def test_s7_under_priority_the_waiting_queue_is_sorted_by_urgency_then_arrival(scenario: Scenario):
     def check(moment: Moment) -> None:
         waiting = moment.engine.scheduler.waiting
@@ -130,7 +137,7 @@ def test_s7_under_priority_the_waiting_queue_is_sorted_by_urgency_then_arrival(s
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_s8_a_chunk_is_at_least_one_token_and_at_most_the_threshold(scenario: Scenario):
     threshold = scenario.long_prefill_token_threshold
 
@@ -142,7 +149,7 @@ def test_s8_a_chunk_is_at_least_one_token_and_at_most_the_threshold(scenario: Sc
     drive(scenario, check)
 
 
-@for_all(lambda st: scenarios(st, caching=[False], aborts=False), max_examples=90)
+@for_scenarios(90, caching=(False,), aborts=False)
 def test_s9_without_hits_and_preemption_every_token_but_the_last_is_computed_once(
     scenario: Scenario,
 ):
@@ -158,7 +165,7 @@ def test_s9_without_hits_and_preemption_every_token_but_the_last_is_computed_onc
             assert totals[request_id] == expected
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_s10_computed_tokens_fall_only_by_preemption_and_never_pass_the_tokens(scenario: Scenario):
     def check(moment: Moment) -> None:
         for request_id, request in moment.requests.items():
@@ -172,7 +179,7 @@ def test_s10_computed_tokens_fall_only_by_preemption_and_never_pass_the_tokens(s
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_s11_a_request_that_does_not_run_holds_nothing(scenario: Scenario):
     def check(moment: Moment) -> None:
         running = {r.request_id for r in moment.engine.scheduler.running}
@@ -183,7 +190,7 @@ def test_s11_a_request_that_does_not_run_holds_nothing(scenario: Scenario):
     drive(scenario, check)
 
 
-@for_all(scenarios, max_examples=60)
+@for_scenarios(60)
 def test_s12_a_drained_engine_holds_nothing(scenario: Scenario):
     engine = scenario.engine()
     requests = drive(scenario, None, engine)

@@ -24,7 +24,8 @@ for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 
 from course.machine import describe  # noqa: E402
-from course.truth.figures import BLUE, ORANGE, Axes, Svg  # noqa: E402
+from course.truth.figures import BLUE, ORANGE, Svg  # noqa: E402
+from course.truth.plots import Axes, written  # noqa: E402
 from mini_vllm import EngineParts, LLMEngine  # noqa: E402
 from mini_vllm.attention import paged_attention  # noqa: E402
 from mini_vllm.batch import ForwardBatch, Model  # noqa: E402
@@ -159,9 +160,7 @@ def figure(measurement: dict[str, Any]) -> str:
         step = _round_step(high / 4)
         ticks = {i * step: f"{i * step:g}" for i in range(int(high / step) + 1)}
         axes = Axes(svg, (left, 56, 260, 210), (0, n_new), (0, high * 1.05))
-        axes.frame(
-            "tokens generated", label, {x: str(x) for x in range(0, n_new + 1, n_new // 4)}, ticks
-        )
+        axes.frame("tokens generated", label, range(0, n_new + 1, n_new // 4), ticks)
         for name, color, words, dy in (
             ("without_cache", ORANGE, "no cache", -6),
             ("with_cache", BLUE, "with a cache", -8),
@@ -214,10 +213,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(measurement) + "\n"
     (args.out / "kv-cache.json").write_text(text, encoding="utf-8")
-    (args.out / "kv-cache.svg").write_text(figure(measurement), encoding="utf-8")
     print(f"{measurement['machine']['cpu']}, one thread")
     print(f"{measurement['prompt_tokens']} prompt tokens; the tokens are equal both ways")
     print(table(measurement))
+    print(written(args.out / "kv-cache.svg", lambda: figure(measurement)))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def test_summary_has_a_json_form():
 
 
 def test_roofline_figure_is_well_formed_and_names_the_machine():
+    pytest.importorskip("matplotlib", reason="plots need the figures extra")
     root = ElementTree.fromstring(roofline.figure(MEASUREMENT))
     assert any("a CPU, 2 thread(s)" in (node.text or "") for node in root.iter())
 
@@ -112,6 +113,7 @@ def test_kv_cache_measurement_has_a_json_form_a_table_and_a_figure():
     assert got["without_cache"]["flops"][7] == 0  # parts count in checkpoints, not in objects
     got["without_cache"]["flops"] = got["with_cache"]["flops"] = list(range(1, 9))
     assert kv_cache.table(got).splitlines()[-1].split()[0] == "8"
+    pytest.importorskip("matplotlib", reason="plots need the figures extra")
     ElementTree.fromstring(kv_cache.figure(got))
 
 

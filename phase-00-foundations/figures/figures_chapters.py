@@ -21,9 +21,9 @@ from course.truth.figures import (
     ORANGE,
     PURPLE,
     RED,
-    Axes,
     Svg,
 )
+from course.truth.plots import Axes
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
 
@@ -376,8 +376,8 @@ def counters() -> str:
     axes.frame(
         "steps done",
         "tokens",
-        {step: str(step) for step in range(last + 1)},
-        {value: str(value) for value in range(0, 21, 4)},
+        range(last + 1),
+        range(0, 21, 4),
     )
     for index, color, name in ((0, ORANGE, "num_tokens"), (1, BLUE, "num_computed_tokens")):
         points = [(step, row[index]) for step, row in enumerate(rows)]
@@ -442,35 +442,25 @@ def steps() -> str:
         "step",
         "tokens computed in the step (budget 16)",
         {i + 0.5: str(i) for i in range(len(plan))},
-        {value: str(value) for value in (0, 4, 8, 12, 16)},
+        (0, 4, 8, 12, 16),
     )
     colors = {"A": BLUE, "B": ORANGE, "C": GREEN}
-    unit = axes.y(0) - axes.y(1)
     for i, scheduled in enumerate(plan):
         bottom = 0
         for name, count in scheduled.items():
-            x, y = axes.x(i) + 5, axes.y(bottom + count)
-            prefills = computed_before[i][name]
-            svg.rect(
-                x,
-                y,
-                axes.x(1) - axes.x(0) - 10,
-                unit * count - 1.5,
-                fill=colors[name],
-                opacity=0.85 if prefills else 0.45,
-                radius=2,
-                tip=f"step {i}: {name} {count} token(s)",
+            axes.bars(
+                [(i + 0.5, count - 0.1)],
+                colors[name],
+                base=bottom,
+                width=0.85,
+                opacity=0.85 if computed_before[i][name] else 0.45,
+                tips=[f"step {i}: {name} {count} token(s)"],
             )
             if count > 1:
-                svg.text(
-                    x + (axes.x(1) - axes.x(0)) / 2 - 5,
-                    y + unit * count / 2 + 4,
-                    f"{name} {count}",
-                    size=11.5,
-                    anchor="middle",
-                )
+                words, middle = f"{name} {count}", bottom + count / 2
+                axes.label(i + 0.5, middle, words, dx=0, anchor="middle")
             bottom += count
-    svg.line(axes.x(0), axes.y(16), axes.x(len(plan)), axes.y(16), stroke=RED, dash="5 4")
+    axes.rule(y=16, stroke=RED)
     svg.text(680, 32, "strong: prompt tokens, pale: decode", anchor="end", css="soft", size=12)
     return svg.render()
 

@@ -16,9 +16,9 @@ from course.truth.figures import (
     PURPLE,
     RED,
     SERIES,
-    Axes,
     Svg,
 )
+from course.truth.plots import Axes
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
 from mini_vllm.observe.trace import StepRecord, traced_steps
@@ -257,14 +257,13 @@ def racing() -> str:
         "after step",
         "tokens of request B",
         {i + 0.5: str(i + 1) for i in range(len(rows))},
-        {value: str(value) for value in (0, 5, 10, 15, 20)},
+        (0, 5, 10, 15, 20),
     )
-    for i, (known, done, _) in enumerate(rows):
-        top, bottom = axes.y(known), axes.y(done)
-        svg.rect(
-            axes.x(i) + 4, top, axes.x(1) - axes.x(0) - 8, bottom - top, fill=ORANGE, opacity=0.18,
-            tip=f"after step {i + 1}: {done} of {known} computed",
-        )  # fmt: skip
+    axes.bars(
+        [(i + 0.5, known - done) for i, (known, done, _) in enumerate(rows)], ORANGE,
+        base=[done for _, done, _ in rows], opacity=0.18,
+        tips=[f"after step {i}: {d} of {k} computed" for i, (k, d, _) in enumerate(rows, 1)],
+    )  # fmt: skip
     known_line, done_line = [row[0] for row in rows], [row[1] for row in rows]
     for values, color in ((known_line, PURPLE), (done_line, BLUE)):
         points: list[tuple[float, float]] = []

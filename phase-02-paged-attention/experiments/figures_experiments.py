@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, Svg
+from course.truth.plots import Axes
 from labkit.modules import sibling
 from mini_vllm.config import SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
@@ -51,23 +52,22 @@ def churn_holes() -> str:
         axes.frame(
             "engine step" if index > 1 else "",
             "share of the memory",
-            {x: f"{x:,}" for x in range(low, high + 1, 1000)},
+            range(low, high + 1, 1000),
             {y / 100: f"{y} %" for y in (0, 50, 100)},
         )
         svg.text(left + 320, top - 10, name, anchor="end", bold=True)
-        for key, color in (("useful", BLUE), ("free", GREY), ("largest", RED)):
+        for key, color, words in (
+            ("useful", BLUE, "holds tokens"),
+            ("free", GREY, "free, all holes together"),
+            ("largest", RED, "largest hole"),
+        ):
             points = [(low + i * every, value) for i, value in enumerate(series[key])]
-            axes.curve(points, color, width=1.6)
+            axes.curve(points, color, width=1.6, name=words)
         mean = statistics.fmean(series["useful"])
         dy = 24 if mean > 0.9 else -22 if mean < 0.3 else -34
         axes.label(low, mean, f"useful {mean:.0%}", BLUE, dy=dy)
-    for x, words, color in (
-        (60, "holds tokens", BLUE),
-        (190, "free, all holes together", GREY),
-        (390, "largest hole", RED),
-    ):
-        svg.line(x, 24, x + 22, 24, stroke=color, width=3)
-        svg.text(x + 29, 28, words, size=12)
+        if index == 0:
+            axes.legend(60, 16, columns=3)
     return svg.render()
 
 
@@ -82,18 +82,15 @@ def churn_running() -> str:
             for name, runs in data.items()
         ) + ".",
     )  # fmt: skip
-    axes = Axes(svg, (150, 30, 480, 160), (0, 60), (0, len(data)))
-    axes.frame("requests running, mean over steps", "", {x: str(x) for x in range(0, 61, 10)}, {})
-    for row, (name, runs) in enumerate(data.items()):
-        y = axes.y(len(data) - row) + 6
+    axes = Axes(svg, (150, 30, 480, 160), (0, 60), (len(data) - 0.5, -0.5))
+    axes.frame("requests running, mean over steps", "", None, dict(enumerate(data)))
+    for row, runs in enumerate(data.values()):
         mean, half = interval([run["running"] for run in runs])
         useful = statistics.fmean(run["useful"] for run in runs)
         color = (GREY, PURPLE, ORANGE, BLUE)[row]
-        svg.rect(150, y, axes.x(mean) - 150, 28, fill=color, opacity=0.6, radius=3)
-        svg.line(axes.x(mean - half), y + 14, axes.x(mean + half), y + 14, css="ink-line", width=2)
-        svg.text(142, y + 19, name, anchor="end", size=12.5)
-        words = f"{mean:.1f} ± {half:.1f}, {useful:.0%} useful"
-        svg.text(axes.x(mean + half) + 8, y + 19, words, size=12)
+        axes.bars([(row, mean)], color, width=0.7, opacity=0.6, lying=True)
+        axes.spans([(row, mean - half, mean + half)], INK, lying=True, width=2)
+        axes.label(mean + half, row, f"{mean:.1f} ± {half:.1f}, {useful:.0%} useful", dx=8)
     svg.text(764, 242, "95 % confidence intervals over seeds", anchor="end", css="soft", size=11)
     return svg.render()
 
@@ -122,26 +119,22 @@ def eviction_hit_rate() -> str:
     axes.frame(
         f"blocks of {data['block_size']} tokens in the pool",
         "hit rate, % of prompt tokens",
-        {size: f"{size:,}" for size in sizes},
-        {y: str(y) for y in range(0, 101, 20)},
+        sizes,
+        range(0, 101, 20),
     )
     bound = statistics.fmean(data["no eviction"]) * 100
-    axes.curve([(sizes[0] - 100, bound), (sizes[-1] + 100, bound)], GREY, dash="5 4")
-    svg.text(590, axes.y(bound) + 4, f"no eviction {bound:.0f} %", size=12, css="soft")
-    ends = {"reverse free": -9, "LRU, tail first": 8, "LRU": 25, "forward free": 42, "random": 4}
+    axes.rule(y=bound, width=2)
+    axes.label(sizes[-1] + 100, bound, f"no eviction {bound:.0f} %", GREY, dx=10, dy=-2)
+    ends = {"reverse free": 9, "LRU, tail first": 26, "LRU": 43, "forward free": 60, "random": 4}
     for name, rates in data["hit_rate"].items():
-        color, points = POLICY_COLORS[name], []
-        for size in sizes:
-            mean, half = interval([100 * rate for rate in rates[str(size)]])
-            points.append((size, mean))
-            axes.svg.line(
-                axes.x(size), axes.y(mean - half), axes.x(size), axes.y(mean + half), stroke=color,
-                width=1.4,
-            )  # fmt: skip
+        color = POLICY_COLORS[name]
+        found = [(size, *interval([100 * rate for rate in rates[str(size)]])) for size in sizes]
+        points = [(size, mean) for size, mean, _ in found]
+        axes.spans([(size, mean - half, mean + half) for size, mean, half in found], color)
         axes.curve(points, color, dash="6 4" if name in ("LRU, tail first", "LRU") else None)
         axes.dots(points, color, radius=3)
-        y = axes.y(points[-1][1]) + ends[name] + 14 * (name != "random")
-        svg.text(590, y, f"{name} {points[-1][1]:.1f} %", size=12, fill=color)
+        words = f"{name} {points[-1][1]:.1f} %"
+        axes.label(sizes[-1] + 100, points[-1][1], words, color, dx=10, dy=ends[name])
     svg.text(
         764, 370, f"bars: 95 % confidence intervals over {data['seeds']} seeds",
         anchor="end", css="soft", size=11,
@@ -166,17 +159,18 @@ def eviction_loss() -> str:
         {i: f"{size:,}" for i, size in enumerate(sizes)},
         {y: f"{y:+d}" if y else "0" for y in range(-5, 2)},
     )
-    axes.svg.line(60, axes.y(0), 760, axes.y(0), css="ink-line", width=1.4)
+    axes.rule(y=0, stroke=INK, width=1.4, dash=None)
     for index, name in enumerate(names):
-        color = POLICY_COLORS[name]
+        color, found = POLICY_COLORS[name], []
         for column, size in enumerate(sizes):
             pairs = zip(data["hit_rate"][name][str(size)], base[str(size)], strict=True)
             mean, half = interval([100 * (rate - other) for rate, other in pairs])
-            x = axes.x(column) + (index - 1) * 26
-            svg.line(x, axes.y(mean - half), x, axes.y(mean + half), stroke=color, width=2)
-            svg.circle(x, axes.y(mean), 4.5, color, tip=f"{name}, {size}: {mean:+.2f} ± {half:.2f}")
-        svg.circle(70 + index * 170, 300, 5, color)
-        svg.text(82 + index * 170, 304, name, size=12)
+            found.append((column + (index - 1) * 0.18, mean, half))
+        axes.spans([(x, mean - half, mean + half) for x, mean, half in found], color, width=2)
+        said = zip(sizes, found, strict=True)
+        tips = [f"{name}, {size}: {mean:+.2f} ± {half:.2f}" for size, (_, mean, half) in said]
+        axes.dots([(x, mean) for x, mean, _ in found], color, radius=4.5, tips=tips, name=name)
+    axes.legend(60, 292, columns=3)
     svg.text(764, 322, "bars: 95 % confidence intervals", anchor="end", css="soft", size=11)
     return svg.render()
 
@@ -209,7 +203,7 @@ def free_queue_times() -> str:
         axes.frame(
             "blocks in the queue",
             "",
-            {size: f"{size:,}" for size in sizes},
+            sizes,
             {100.0: "100 ns", 1e3: "1 µs", 1e4: "10 µs", 1e5: "100 µs"},
         )
         svg.text(left + 190, 60, title, anchor="end", bold=True, size=12)
@@ -219,16 +213,15 @@ def free_queue_times() -> str:
                 for row in data["rows"]
                 if row["structure"] == structure
             ]
-            axes.curve(points, color, width=2.2)
+            at_last = next(
+                row["bytes"] for row in data["rows"]
+                if row["structure"] == structure and row["num_blocks"] == sizes[-1]
+            )  # fmt: skip
+            words = f"{structure}, {at_last:.0f} bytes per block"
+            axes.curve(points, color, width=2.2, name=words)
             axes.dots(points, color, radius=3.5)
-    for index, (structure, color) in enumerate(colors.items()):
-        row = next(
-            row for row in data["rows"]
-            if row["structure"] == structure and row["num_blocks"] == sizes[-1]
-        )  # fmt: skip
-        x = 62 + index * 236
-        svg.line(x, 20, x + 20, 20, stroke=color, width=3)
-        svg.text(x + 27, 24, f"{structure}, {row['bytes']:.0f} bytes per block", size=12)
+        if index == 0:
+            axes.legend(62, 12, columns=3)
     words = f"{data['machine']['cpu']}, Python {data['python']}, best of {data['repeats']} runs"
     svg.text(764, 330, words, anchor="end", css="soft", size=11)
     return svg.render()

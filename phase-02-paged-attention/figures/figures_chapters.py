@@ -18,9 +18,9 @@ from course.truth.figures import (
     ORANGE,
     PURPLE,
     RED,
-    Axes,
     Svg,
 )
+from course.truth.plots import Axes
 from mini_vllm.block_pool import ROOT_HASH, BlockPool, hash_block_tokens
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
@@ -224,7 +224,7 @@ def growth() -> str:
     axes = Axes(svg, (60, 40, 560, 230), (0, len(rows)), (0, 1400))
     axes.frame(
         "step", "KV slots taken",
-        {i: str(i) for i in range(0, len(rows) + 1, 15)}, {i: str(i) for i in range(0, 1401, 200)},
+        range(0, len(rows) + 1, 15), range(0, 1401, 200),
     )  # fmt: skip
     for column, (color, words) in enumerate(
         ((BLUE, "tokens"), (ORANGE, "blocks of 16"), (GREY, "256 per request"))
@@ -261,19 +261,17 @@ def saw_tooth() -> str:
     axes = Axes(svg, (60, 40, 690, 250), (0, 84), (0, 84))
     axes.frame(
         "prompt length, tokens", "tokens",
-        {i: str(i) for i in range(0, 84, 16)}, {i: str(i) for i in range(0, 84, 16)},
+        range(0, 84, 16), range(0, 84, 16),
     )  # fmt: skip
-    pixel = axes.x(1) - axes.x(0)
-    for length, hit in zip(lengths, hits, strict=True):
-        x = axes.x(length) - pixel * 0.4
-        svg.rect(
-            x, axes.y(hit), pixel * 0.8, axes.y(0) - axes.y(hit), fill=GREEN, opacity=0.45,
-            tip=f"length {length}: {hit} cached",
-        )  # fmt: skip
-        svg.rect(
-            x, axes.y(length), pixel * 0.8, axes.y(hit) - axes.y(length), fill=ORANGE, opacity=0.55,
-            tip=f"length {length}: {length - hit} computed again",
-        )  # fmt: skip
+    pairs = list(zip(lengths, hits, strict=True))
+    axes.bars(
+        [pair for pair in pairs if pair[1]], GREEN, opacity=0.45,
+        tips=[f"length {n}: {hit} cached" for n, hit in pairs if hit],
+    )  # fmt: skip
+    axes.bars(
+        [(n, n - hit) for n, hit in pairs], ORANGE, base=hits, opacity=0.55,
+        tips=[f"length {n}: {n - hit} computed again" for n, hit in pairs],
+    )  # fmt: skip
     axes.label(61, 20, "cached", dy=0)
     axes.label(25, 40, "computed again: 1 to 16", dx=-170, dy=-20)
     words = "each bar is measured: a prompt sent twice to the engine"

@@ -13,7 +13,8 @@ from typing import Any
 
 from course.site import gantt
 from course.site.gantt import Arrival
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Svg
+from course.truth.plots import Axes
 from mini_vllm import EngineParts, LLMEngine, Scheduler, SchedulerOutput
 from mini_vllm.config import SamplingParams
 from mini_vllm.observe.trace import StepRecord, traced_steps
@@ -55,8 +56,8 @@ def gap() -> str:
     axes.frame(
         "step",
         "tokens, after the step",
-        {step: str(step) for step in range(first, last + 1)},
-        {value: str(value) for value in (0, 24, 48, 54, 68)},
+        range(first, last + 1),
+        (0, 24, 48, 54, 68),
     )
     for line, color in ((known, ORANGE), (computed, BLUE)):
         stairs = []
@@ -609,7 +610,7 @@ def batch_size() -> str:
     )
     for column, (name, ticks, high, points, color) in enumerate(plots):
         axes = Axes(svg, (66 + column * 382, 62, 310, 210), (0, 1024), (0, high))
-        axes.frame("requests in the batch", name, {b: str(b) for b in (0, 256, 512, 1024)}, ticks)
+        axes.frame("requests in the batch", name, (0, 256, 512, 1024), ticks)
         axes.curve(points, color, width=2.5)
         at = 12_000.0 if column == 0 else 25.0
         axes.curve([(300, 0), (300, at), (0, at)], GREY, dash="4 4", width=1)

@@ -13,7 +13,8 @@ from conformance import hazard, replay
 from course.files import load_module
 from course.site import gantt
 from course.site.gantt import Arrival
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
+from course.truth.plots import Axes
 from mini_vllm import EngineParts, LLMEngine, Scheduler, SchedulerOutput
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.request import Request
@@ -125,20 +126,18 @@ def pool_sweep() -> str:
             for name, line in curves.items()
         ),
     )
-    ticks: dict[float, str] = {value: str(value) for value in (8, 12, 16, 22, 29, 34)}
+    ticks = (8, 12, 16, 22, 29, 34)
     for left, column, label, top, marks in (
         (50, 1, "steps until all are done", 90, (0, 20, 40, 60, 80)),
         (440, 2, "tokens computed again", 90, (0, 20, 40, 60, 80)),
     ):
         axes = Axes(svg, (left, 48, 310, 190), (8, 34), (0, top))
-        axes.frame("blocks in the pool", label, ticks, {value: str(value) for value in marks})
+        axes.frame("blocks in the pool", label, ticks, marks)
         for name, (_, color, dash) in ways.items():
-            axes.curve([(p[0], p[column]) for p in curves[name]], color, dash=dash, width=2.5)
-    x = 50.0
-    for name, (_, color, dash) in ways.items():
-        svg.line(x, 304, x + 28, 304, stroke=color, width=2.5, dash=dash)
-        svg.text(x + 36, 308, name, size=12)
-        x += 36 + 7 * len(name) + 24
+            points = [(p[0], p[column]) for p in curves[name]]
+            axes.curve(points, color, dash=dash, width=2.5, name=name)
+        if column == 1:
+            axes.legend(50, 296, columns=3)
     return svg.render()
 
 
@@ -202,16 +201,13 @@ def eviction_cliff() -> str:
     axes.frame(
         "blocks in the pool",
         "tokens computed for the eight",
-        {n: str(n) for n in sizes if n % 2 == 0},
-        {n: str(n) for n in (0, 96, 200, 320, 400, 544)},
+        [n for n in sizes if n % 2 == 0],
+        (0, 96, 200, 320, 400, 544),
     )
-    x = 60.0
     for name, parts, strangers, color, dash in ways:
         points = [(n, followers_cost(n, parts, strangers)) for n in sizes]
-        axes.curve(points, color, dash=dash, width=2.5)
-        svg.line(x, 304, x + 28, 304, stroke=color, width=2.5, dash=dash)
-        svg.text(x + 36, 308, name, size=12)
-        x += 36 + 6.3 * len(name) + 26
+        axes.curve(points, color, dash=dash, width=2.5, name=name)
+    axes.legend(60, 296, columns=3)
     return svg.render()
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from course.site import gantt
 from course.site.gantt import Arrival
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
+from course.truth.plots import Axes
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
 
@@ -61,15 +62,13 @@ def chunk_tradeoff() -> str:
         "Steps until the prompt's first token, and tokens in the neighbour's largest step, by "
         "threshold: " + "; ".join(f"{t}: {s} and {w}" for t, (s, w) in points.items()) + ".",
     )
-    ticks = {t: str(t) for t in thresholds}
+    ticks = thresholds
     for left, column, label, top, marks, color in (
         (56, 0, "steps to the prompt's first token", 560, (0, 128, 256, 512), ORANGE),
         (446, 1, "tokens in the neighbour's largest step", 560, (0, 128, 256, 512), BLUE),
     ):
         axes = Axes(svg, (left, 48, 310, 180), (7, 600), (0, top), log_x=True)
-        axes.frame(
-            "long_prefill_token_threshold", label, ticks, {value: str(value) for value in marks}
-        )
+        axes.frame("long_prefill_token_threshold", label, ticks, marks)
         line = [(t, points[t][column]) for t in thresholds]
         axes.curve(line, color)
         axes.dots(line, color)
@@ -145,10 +144,10 @@ def rates() -> str:
     axes.frame(
         "number of prompts (430 tokens shared, 15 of their own, blocks of 16)",
         "per cent",
-        {n: str(n) for n in (1, 8, 16, 32, 48, 64)},
-        {n: str(n) for n in (0, 25, 50, 75, 100)},
+        (1, 8, 16, 32, 48, 64),
+        (0, 25, 50, 75, 100),
     )
-    svg.line(axes.x(1), axes.y(100 * 416 / 445), axes.x(64), axes.y(100 * 416 / 445), dash="5 4")
+    axes.rule(y=100 * 416 / 445)
     axes.curve(requests, ORANGE, dash="5 3")
     axes.curve(tokens, BLUE)
     axes.dots([tokens[15]], BLUE)
@@ -201,16 +200,15 @@ def spike() -> str:
             "decode step of the victim",
             words,
             {n + 0.5: str(n + 1) for n in (0, 4, 9, 14)},
-            {n: str(n) for n in (0, 64, 128, 192, 256)},
+            (0, 64, 128, 192, 256),
         )
+        axes.bars(
+            [(number + 0.5, size) for number, size in enumerate(sizes)], color,
+            tips=[f"step {number}: {size} tokens" for number, size in enumerate(sizes, 1)],
+        )  # fmt: skip
         for number, size in enumerate(sizes):
-            top = axes.y(size)
-            svg.rect(
-                axes.x(number) + 2, top, axes.x(1) - axes.x(0) - 4, axes.y(0) - top,
-                fill=color, opacity=0.75, tip=f"step {number + 1}: {size} tokens",
-            )  # fmt: skip
             if size > 1 and (number == 0 or size != sizes[number - 1]):
-                svg.text(axes.x(number + 0.5), top - 5, str(size), size=11, anchor="middle")
+                axes.label(number + 0.5, size, str(size), dx=0, dy=-5, anchor="middle")
     return svg.render()
 
 
@@ -242,8 +240,8 @@ def storm() -> str:
     axes.frame(
         "decode step of the victims",
         "tokens in the step",
-        {n: str(n) for n in (1, 5, 10, 15, 20, 25, 29)},
-        {n: str(n) for n in (0, 64, 128, 192, 256)},
+        (1, 5, 10, 15, 20, 25, 29),
+        (0, 64, 128, 192, 256),
     )
     styles = ((ORANGE, None, 5, 246), (PURPLE, "5 3", 7, 162), (BLUE, "2 3", 19, 64))
     for (words, sizes), (color, dash, at, value) in zip(lines.items(), styles, strict=True):
@@ -278,7 +276,7 @@ def step_cost() -> str:
         "few tokens lie below the line, steps of many on it.",
     )
     axes = Axes(svg, (60, 46, 420, 250), (1, 60), (1, 60), log_x=True, log_y=True)
-    ticks = {value: str(value) for value in (1, 2, 5, 10, 20, 50)}
+    ticks = (1, 2, 5, 10, 20, 50)
     axes.frame("measured, ms", "fitted, ms", ticks, ticks)
     axes.curve([(1, 1), (60, 60)], GREY, width=1, dash="4 3")
     for low, high, color in ((0, 9, ORANGE), (10, 99, GREEN), (100, 9999, BLUE)):
@@ -323,18 +321,15 @@ def compare() -> str:
         ),
     )
     for index, (key, words, limits, ticks) in enumerate(panels):
-        axes = Axes(svg, (190 + 148 * index, 44, 132, 226), limits, (0, 8), log_x=True)
-        axes.frame("", words, ticks, {})
+        axes = Axes(svg, (190 + 148 * index, 44, 132, 226), limits, (7.5, -0.5), log_x=True)
+        axes.frame("", words, ticks, {n: "" if index else name for n, name in enumerate(rows)})
         for number, (name, row) in enumerate(rows.items()):
             mean, low, high = row[key]
-            y = axes.y(7.5 - number)
             color = BLUE if name.startswith(("FCFS, budget", "budget", "priority")) else ORANGE
             color = GREY if name == "static batching" else color
-            svg.line(axes.x(max(low, limits[0])), y, axes.x(min(high, limits[1])), y,
-                     stroke=color, width=3)  # fmt: skip
-            svg.circle(axes.x(mean), y, 4.5, color, tip=f"{name}: {mean:.1f}")
-    for number, name in enumerate(rows):
-        svg.text(180, 44 + 226 * (number + 0.5) / 8 + 4, name, size=12, anchor="end")
+            span = (number, max(low, limits[0]), min(high, limits[1]))
+            axes.spans([span], color, width=3, lying=True)
+            axes.dots([(mean, number)], color, radius=4.5, tips=[f"{name}: {mean:.1f}"])
     svg.text(
         12, 316, f"{data['seeds']} seeds of {data['requests']} requests; bars: 95 % interval of "
         "the mean (bootstrap); milliseconds, logarithmic", size=11, css="soft",
@@ -369,19 +364,17 @@ def memory() -> str:
     )
     for index, (key, words, limits, marks) in enumerate(panels):
         axes = Axes(svg, (52 + 252 * index, 48, 190, 190), (64, 320), limits, log_x=True)
-        axes.frame("blocks", words, {n: str(n) for n in sizes}, {n: str(n) for n in marks})
+        axes.frame("blocks", words, sizes, marks)
         for name, (color, dash) in styles.items():
             points = [(int(size), point[key]) for size, point in ways[name].items()]
-            axes.curve([(size, value[0]) for size, value in points], color, dash=dash)
-            for size, (_, low, high) in points:
-                top, bottom = min(high, limits[1]), max(low, limits[0])
-                svg.line(axes.x(size), axes.y(bottom), axes.x(size), axes.y(top), stroke=color)
-    x = 52.0
-    for name, (color, dash) in styles.items():
-        svg.line(x, 300, x + 26, 300, stroke=color, width=2.5, dash=dash)
-        svg.text(x + 33, 304, name, size=12)
-        x += 160
-    svg.text(x + 10, 304, "bars: 95 % interval of the mean", size=11, css="soft")
+            axes.curve([(size, value[0]) for size, value in points], color, dash=dash, name=name)
+            spans = [
+                (size, max(low, limits[0]), min(high, limits[1])) for size, (_, low, high) in points
+            ]
+            axes.spans(spans, color, width=1)
+        if index == 0:
+            axes.legend(52, 294, columns=3)
+    svg.text(764, 304, "bars: 95 % interval of the mean", size=11, css="soft", anchor="end")
     return svg.render()
 
 
@@ -406,30 +399,28 @@ def _tradeoff(machine: str, title: str, itl: tuple[float, float], top: float, fi
     left = Axes(svg, (56, 44, 320, 220), itl, (0, top), log_x=True)
     right = Axes(svg, (446, 44, 316, 220), (0, top), first, log_y=True)
     marks = [n for n in (2, 5, 10, 20, 50, 100, 200, 500) if itl[0] <= n <= itl[1]]
-    steps = {n: str(n) for n in range(0, int(top) + 1, 1000)}
-    left.frame("ITL p99, ms", "output tokens a second", {n: str(n) for n in marks}, steps)
+    steps = range(0, int(top) + 1, 1000)
+    left.frame("ITL p99, ms", "output tokens a second", marks, steps)
     tens = [n for n in (5, 10, 20, 50, 100, 200, 500, 1000) if first[0] <= n <= first[1]]
-    right.frame(
-        "output tokens a second", "median time to first token, ms", steps, {n: str(n) for n in tens}
-    )
+    right.frame("output tokens a second", "median time to first token, ms", steps, tens)
     names = list(curves)
     for number, name in enumerate(names):
         color = _TRADEOFF_COLORS[number]
         dash = "5 3" if number == 0 else ("2 3" if number == 6 else None)
         points = list(curves[name].values())
-        left.curve([(p["itl_p99"][0], p["throughput"][0]) for p in points], color, dash=dash)
-        for p in points:
-            y = left.y(p["throughput"][0])
-            low, high = (min(max(value, itl[0]), itl[1]) for value in p["itl_p99"][1:])
-            svg.line(left.x(low), y, left.x(high), y, stroke=color, width=1)
-            svg.circle(left.x(min(p["itl_p99"][0], itl[1])), y, 2.5, color)
+        rates = [(p["itl_p99"][0], p["throughput"][0]) for p in points]
+        left.curve(rates, color, dash=dash, name=name)
+        left.dots([(min(x, itl[1]), y) for x, y in rates], color, radius=2.5)
+        spans = [
+            (p["throughput"][0], *(min(max(value, itl[0]), itl[1]) for value in p["itl_p99"][1:]))
+            for p in points
+        ]
+        left.spans(spans, color, width=1, lying=True)
         right.curve(
             [(p["throughput"][0], min(p["ttft_p50"][0], first[1])) for p in points],
             color, dash=dash,
         )  # fmt: skip
-        x, y = 56 + (number % 4) * 180, 322 + 20 * (number // 4)
-        svg.line(x, y, x + 24, y, stroke=color, width=2.5, dash=dash)
-        svg.text(x + 30, y + 4, name, size=12)
+    left.legend(56, 312, columns=4)
     return svg.render()
 
 
@@ -487,16 +478,15 @@ def capacity() -> str:
         axes.frame(
             "limit on the worst gap of 90 % of the requests, ms",
             "output tokens a second",
-            {n: str(n) for n in ticks},
-            {n: str(n) for n in range(0, top + 1, 1000)},
+            ticks,
+            range(0, top + 1, 1000),
         )
         svg.text(56 + 390 * index, 34, f"{words}; median TTFT within {first} ms", size=12)
-        for line, color, dash in zip(lines[machine], (BLUE, RED), (None, "5 3"), strict=True):
-            axes.curve(line, color, dash=dash, width=2.5)
-    for x, color, dash, words in ((56, BLUE, None, "best of the budgets"),
-                                  (236, RED, "5 3", "prompts first, whole")):  # fmt: skip
-        svg.line(x, 312, x + 26, 312, stroke=color, width=2.5, dash=dash)
-        svg.text(x + 33, 316, words, size=12)
+        chunked, whole = lines[machine]
+        axes.curve(chunked, BLUE, width=2.5, name="best of the budgets")
+        axes.curve(whole, RED, dash="5 3", width=2.5, name="prompts first, whole")
+        if index == 0:
+            axes.legend(56, 304, columns=2)
     return svg.render()
 
 

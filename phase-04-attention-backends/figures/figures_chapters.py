@@ -21,9 +21,9 @@ from course.truth.figures import (
     ORANGE,
     PURPLE,
     RED,
-    Axes,
     Svg,
 )
+from course.truth.plots import Axes
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 from mini_vllm.attention import paged_attention
 from mini_vllm.batch import ForwardBatch
@@ -266,7 +266,7 @@ def head_scores() -> str:
     svg.text(12, 22, title, bold=True)
     axes = Axes(svg, (64, 56, 712, 236), (-1, len(scores)), (-150, 160))
     ticks = {float(start): str(start) for start in range(0, len(scores) + 1, 16)}
-    axes.frame("", "score", ticks, {v: str(v) for v in (-150, -100, -50, 0, 50, 100, 150)})
+    axes.frame("", "score", ticks, (-150, -100, -50, 0, 50, 100, 150))
     axes.curve([(-1, 88.72), (len(scores), 88.72)], RED, dash="5 4", width=1.5)
     axes.label(0, 88.72, "exp overflows float32 above 88.7", RED, dy=-6)
     axes.dots([(i, round(float(s), 2)) for i, s in enumerate(scores)], BLUE, radius=3)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
+from course.truth.plots import Axes
 
 PHASE = Path(__file__).resolve().parents[1]
 
@@ -534,7 +535,7 @@ def mla_crossover() -> str:
         axes.curve(points, color)
         axes.dots(points, color, radius=3)
         axes.label(*points[-1], name, color, dx=12, dy=shift)
-    svg.line(axes.x(wins), 44, axes.x(wins), 294, css="soft-line", dash="4 4")
+    axes.rule(x=wins)
     axes.label(wins, 2e9, f"expanded wins from {wins} on", dx=8)
     return svg.render()
 

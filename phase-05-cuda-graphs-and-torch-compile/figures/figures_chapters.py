@@ -14,7 +14,8 @@ from typing import Any
 
 from conformance import parts
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
+from course.truth.plots import Axes
 from mini_vllm.cudagraph.launches import LAYER, MODES, simulate
 
 served = load_module(Path(__file__).with_name("served.py"))
@@ -179,13 +180,13 @@ def fallback() -> str:
     axes.frame(
         "decoding requests in the step",
         "rows the graph computes",
-        {n: str(n) for n in (1, 4, 8, 16, 24, 32, 40, 48, 56, 60)},
-        {n: str(n) for n in range(0, 65, 16)},
+        (1, 4, 8, 16, 24, 32, 40, 48, 56, 60),
+        range(0, 65, 16),
     )
     axes.curve([(0, 0), (62, 62)], GREY, dash="4 4")
     axes.label(34, 30, "without padding", dx=0, dy=14)
     for tokens, (mode, rows) in enumerate(answers, start=1):
-        svg.circle(axes.x(tokens), axes.y(rows), 3.6, COLORS[mode], tip=f"{tokens}: {mode}, {rows}")
+        axes.dots([(tokens, rows)], COLORS[mode], radius=3.6, tips=[f"{tokens}: {mode}, {rows}"])
     axes.label(28, 40, "FULL", GREEN, dx=0, dy=-8)
     axes.label(56.5, 64, "PIECEWISE", BLUE, dx=-74, dy=4)
     return svg.render()
@@ -343,20 +344,24 @@ def served_steps() -> str:
     axes.frame(
         "step",
         "tokens in the step; light on top: padding",
-        {n: str(n) for n in range(0, len(steps), 20)},
-        {n: str(n) for n in (0, 60, 120, 180, 240)},
+        range(0, len(steps), 20),
+        (0, 60, 120, 180, 240),
     )
-    wide = axes.x(1) - axes.x(0) - 0.6
-    for number, (mode, tokens, padded) in enumerate(steps):
-        colour = COLORS[mode]
-        x, y = axes.x(number), axes.y(tokens)
-        words = f"step {number}: {tokens} tokens, {mode} {padded}"
-        svg.rect(x, y, wide, axes.y(0) - y, fill=colour, opacity=0.8, tip=words)
-        svg.rect(x, axes.y(padded), wide, y - axes.y(padded), fill=colour, opacity=0.35)
-    for place, name in enumerate(names):
-        svg.rect(560, 30 + 20 * place, 12, 12, fill=COLORS[name], opacity=0.8)
+    for name in names:
+        own = [(n, tokens, rows) for n, (mode, tokens, rows) in enumerate(steps) if mode == name]
         words = "no graph" if name == "NONE" else name
-        svg.text(578, 41 + 20 * place, f"{words}: {tally[name]} steps", size=12)
+        axes.bars(
+            [(n + 0.5, tokens) for n, tokens, _ in own], COLORS[name], width=0.85, opacity=0.8,
+            tips=[f"step {n}: {tokens} tokens, {name} {rows}" for n, tokens, rows in own],
+            name=f"{words}: {tally[name]} steps",
+        )  # fmt: skip
+        light = [(n + 0.5, rows - tokens, tokens) for n, tokens, rows in own if rows > tokens]
+        if light:
+            axes.bars(
+                [each[:2] for each in light], COLORS[name], base=[each[2] for each in light],
+                width=0.85, opacity=0.35,
+            )  # fmt: skip
+    axes.legend(550, 30)
     return svg.render()
 
 

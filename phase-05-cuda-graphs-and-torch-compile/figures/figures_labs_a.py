@@ -15,7 +15,8 @@ import numpy as np
 
 from conformance import parts
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Svg
+from course.truth.plots import Axes
 from mini_vllm.cudagraph.launches import LAYER, simulate
 
 served = load_module(Path(__file__).with_name("served.py"))
@@ -48,7 +49,7 @@ def padding() -> str:
     axes.frame(
         "tokens in the step",
         "padding rows per 100 real rows",
-        {n: str(n) for n in (1, 16, 32, 64, 96, 128, 160, 192, 224, 256, 288)},
+        (1, 16, 32, 64, 96, 128, 160, 192, 224, 256, 288),
         {n: f"{n} %" for n in (0, 20, 40, 60, 80)},
     )
     axes.curve(list(shares.items()), BLUE, width=1.5)
@@ -220,12 +221,12 @@ def regimes() -> str:
     axes.frame(
         "length of one kernel in microseconds; a launch takes 5",
         f"milliseconds per step of {len(kernels)} kernels",
-        {n: str(n) for n in range(0, 13)},
-        {n: str(n) for n in range(0, 5)},
+        range(0, 13),
+        range(0, 5),
     )
     for mode, color in colors.items():
         axes.curve(times[mode], color, dash="6 4" if mode == "full" else None)
-    svg.line(axes.x(5), 40, axes.x(5), 270, stroke=PURPLE, dash="3 3")
+    axes.rule(x=5, stroke=PURPLE, dash="3 3")
     axes.label(5, 3.8, "kernel = launch: from here the GPU is the slower lane", PURPLE)
     axes.label(0.5, 1.5, "eager: the host is the slower lane", ORANGE, dy=-8)
     axes.label(2, 0.6, "piecewise, full (dashed)", GREEN, dx=22, dy=6)
@@ -253,13 +254,11 @@ def run_ladders() -> str:
     )
     axes = Axes(svg, (50, 24, 716, 150), (0, 122), (0, max(steps.values()) + 1))
     axes.frame(
-        "tokens in the step", "steps", {n: str(n) for n in range(0, 121, 20)},
-        {n: str(n) for n in range(0, max(steps.values()) + 1, 2)},
+        "tokens in the step", "steps", range(0, 121, 20),
+        range(0, max(steps.values()) + 1, 2),
     )  # fmt: skip
-    for n, count in steps.items():
-        y, wide = axes.y(count), axes.x(0.8) - axes.x(0)
-        tip = f"{n} tokens: {count} steps"
-        svg.rect(axes.x(n - 0.4), y, wide, axes.y(0) - y, fill=BLUE, opacity=0.8, tip=tip)
+    tips = [f"{n} tokens: {count} steps" for n, count in steps.items()]
+    axes.bars(list(steps.items()), BLUE, opacity=0.8, tips=tips)
     for row, (name, sizes) in enumerate(ladders.items()):
         y = 218 + 32 * row
         svg.text(axes.x(0), y + 10, words[row], size=12)

@@ -13,7 +13,8 @@ from types import ModuleType
 
 from conformance import parts
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, Svg
+from course.truth.plots import Axes
 
 PHASE = Path(__file__).resolve().parents[1]
 
@@ -167,22 +168,22 @@ def gains() -> str:
     axes.frame(
         "length of one kernel in microseconds; a launch takes 5, a replay 12",
         "eager / graph",
-        {n: str(n) for n in range(0, 13)},
-        {n: str(n) for n in range(0, 7)},
+        range(0, 13),
+        range(0, 7),
     )
-    svg.line(axes.x(0), axes.y(1), axes.x(12), axes.y(1), css="ink-line")
+    axes.rule(y=1, stroke=INK, dash=None)
     for n, color in curves.items():
         points = [(us, lab.gain(n, launch, replay, us)) for us in lengths]
         axes.curve([(us, gain) for us, gain in points if gain <= 6], color)
         axes.dots([(at[n], ratio)], color, radius=5)
-    svg.line(axes.x(5), 40, axes.x(5), 280, stroke=PURPLE, dash="3 3")
+    axes.rule(x=5, stroke=PURPLE, dash="3 3")
     axes.label(5, 5.6, "kernel = launch", PURPLE)
     axes.label(1, short[300], "300 kernels", BLUE, dx=10)
     axes.label(0.2, 1.6, "10 kernels", ORANGE, dx=0)
     axes.label(at[300], ratio, f"gain 1.1 at {at[300]:.2f} us", BLUE, dx=40, dy=-12)
     axes.label(at[10], ratio, f"gain 1.1 at {at[10]:.2f} us", ORANGE, dx=-4, dy=26, anchor="end")
     axes.label(
-        7.4, lab.gain(10, launch, replay, 7.4), "below 1: the replay costs more than one launch",
+        6.2, lab.gain(10, launch, replay, 6.2), "below 1: the replay costs more than one launch",
         ORANGE, dy=24,
     )  # fmt: skip
     return svg.render()

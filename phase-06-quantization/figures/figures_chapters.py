@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SERIES, Svg
+from course.truth.plots import Axes
 from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.config import SamplingParams
 from mini_vllm.models.loader import load_checkpoint
@@ -106,12 +107,10 @@ def grid() -> str:
     svg = Svg(780, 436, title, words)
     svg.text(12, 22, title, bold=True)
     top = Axes(svg, (60, 52, 700, 226), (-0.5, 47.5), (-7.6 * scale, 7.6 * scale))
-    top.frame("", "weight (circle) and level (square); right: code", {}, {})
+    levels = {code * scale: f"{code * scale:+.2f}" for code in range(-7, 8)}
+    top.frame("", "weight (circle) and level (square); right: code", {}, levels)
     for code in range(-7, 8):
-        y = top.y(code * scale)
-        svg.line(60, y, 760, y, css="grid-line")
-        svg.text(53, y + 4, f"{code * scale:+.2f}", size=9.5, anchor="end", css="soft")
-        svg.text(764, y + 4, f"{code}", size=9.5, css="soft")
+        svg.text(764, top.y(code * scale) + 4, f"{code}", size=9.5, css="soft")
     for index, (value, code) in enumerate(zip(row, codes, strict=True)):
         x = top.x(index)
         svg.line(x, top.y(value), x, top.y(code * scale), stroke=RED, width=1.5)
@@ -122,11 +121,10 @@ def grid() -> str:
     low.frame(
         "place in the row",
         "error",
-        {i: str(i) for i in range(0, 48, 8)},
+        range(0, 48, 8),
         {-half: "-scale/2", 0.0: "0", half: "+scale/2"},
     )
-    for index, value in enumerate(error):
-        svg.line(low.x(index), low.y(0), low.x(index), low.y(value), stroke=RED, width=3)
+    low.bars([(index, value) for index, value in enumerate(error)], RED, width=0.2, opacity=1)
     return svg.render()
 
 
@@ -182,13 +180,13 @@ def row_max() -> str:
     axes.frame(
         "rows, sorted, percent",
         "max|row| / max|matrix|, log scale",
-        {v: f"{v}" for v in (0, 20, 40, 60, 80, 100)},
+        (0, 20, 40, 60, 80, 100),
         {1.0: "1", 0.5: "0.5", 0.2: "0.2", 0.1: "0.1", 0.05: "0.05", 0.02: "0.02"},
     )
     half = 1 / 14
-    svg.line(60, axes.y(half), 620, axes.y(half), stroke=RED, dash="5 4", width=1.5)
-    svg.text(630, axes.y(half) + 4, "below: all zero in int4", size=11.5, fill=RED)
-    said, ends = [], []
+    axes.rule(y=half, stroke=RED, width=1.5)
+    axes.label(100, half, "below: all zero in int4", RED, dx=10)
+    said = []
     names = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up")
     for number, name in enumerate((*names, "mlp.down")):
         array = np.abs(weights()[f"model.layers.3.{name}_proj.weight"]).max(axis=1)
@@ -200,16 +198,12 @@ def row_max() -> str:
             [(float(places[i]), float(share[i])) for i in keep],
             color,
             dash="2 3" if number == 6 else None,
+            name=f"{name.split('.')[1]}_proj",
         )
         lost = int((share < half).sum())
         said.append(f"{name}: quietest {share[0]:.3f}, {lost} of {share.size} rows below 1/14")
-        ends.append((name.split(".")[1], color, number))
     svg.description = "; ".join(said) + "."
-    for name, color, number in ends:
-        y = 76 + number * 19
-        dash = "2 3" if number == 6 else None
-        svg.line(632, y - 4, 656, y - 4, stroke=color, width=2.5, dash=dash)
-        svg.text(662, y, f"{name}_proj", size=12)
+    axes.legend(632, 64)
     return svg.render()
 
 
@@ -247,7 +241,7 @@ def step_size() -> str:
         ("E4M3", ORANGE, float_steps(3, -6, 448)),
         ("E2M1", PURPLE, float_steps(1, 0, 6)),
     ]
-    for number, (name, color, half) in enumerate(lines):
+    for name, color, half in lines:
         points = [(float(share), half(float(share))) for share in span]
         corners = [
             point
@@ -256,9 +250,8 @@ def step_size() -> str:
             or point[1] != points[i - 1][1]
             or point[1] != points[i + 1][1]
         ]
-        axes.curve(corners, color, width=2.5)
-        svg.line(636, 76 + number * 20, 656, 76 + number * 20, stroke=color, width=3)
-        svg.text(662, 80 + number * 20, name, size=11.5)
+        axes.curve(corners, color, width=2.5, name=name)
+    axes.legend(636, 64)
     svg.text(636, 176, "Left of 1/14 E4M3 is", size=11.5, css="soft")
     svg.text(636, 192, "finer than int8,", size=11.5, css="soft")
     svg.text(636, 208, "right of it coarser.", size=11.5, css="soft")
@@ -321,7 +314,7 @@ def crossover() -> str:
     axes.frame(
         "tokens per step",
         "microseconds",
-        {v: str(v) for v in (1, 4, 16, 64, 256, 1024)},
+        (1, 4, 16, 64, 256, 1024),
         {150: "150", 300: "300", 600: "600", 1200: "1,200", 2400: "2,400"},
     )
     for number, (name, bits, speed, color) in enumerate(
@@ -333,12 +326,11 @@ def crossover() -> str:
     ):
         batches = [float(b) for b in np.geomspace(1, 1024, 200)]
         points = [(b, max(1e9 * bits / 8 / bandwidth, 2e9 * b / speed) * 1e6) for b in batches]
-        axes.curve(points, color, width=2.5, dash="6 4" if number == 0 else None)
-        svg.line(620, 78 + number * 21, 642, 78 + number * 21, stroke=color, width=3)
-        svg.text(648, 82 + number * 21, name, size=12)
+        axes.curve(points, color, width=2.5, dash="6 4" if number == 0 else None, name=name)
+    axes.legend(620, 64)
     star = rate / (2 * bandwidth)
-    svg.line(axes.x(star), 58, axes.x(star), 308, stroke=RED, dash="4 4", width=1.5)
-    svg.text(axes.x(star) - 6, 74, f"B* = {star:.0f}", size=12, anchor="end", fill=RED)
+    axes.rule(x=star, stroke=RED, width=1.5)
+    axes.label(star, 2400, f"B* = {star:.0f}", RED, dx=-6, dy=16, anchor="end")
     svg.text(620, 160, "left: bytes decide,", size=11.5, css="soft")
     svg.text(620, 176, "4 bits win", size=11.5, css="soft")
     svg.text(620, 200, "right: arithmetic", size=11.5, css="soft")
@@ -356,7 +348,7 @@ def activations() -> str:
     axes.frame(
         "channels, sorted, percent",
         "max|channel| / median of these, log scale",
-        {v: str(v) for v in (0, 20, 40, 60, 80, 100)},
+        (0, 20, 40, 60, 80, 100),
         {0.25: "1/4", 0.5: "1/2", 1.0: "1", 2.0: "2", 4.0: "4", 8.0: "8"},
     )
     colors = dict(zip(PLACES, (BLUE, GREEN, PURPLE, ORANGE), strict=True))
@@ -374,10 +366,9 @@ def activations() -> str:
     svg.description = "Largest ratio of any layer: " + ", ".join(
         f"{place} {value:.1f}" for place, value in most.items()
     )
-    for number, place in enumerate(PLACES):
-        y = 84 + number * 22
-        svg.line(632, y - 4, 656, y - 4, stroke=colors[place], width=3)
-        svg.text(662, y, f"into {place}: {most[place]:.1f}x", size=12)
+    for place in PLACES:  # a line of the legend each: what it stands beside is off the plot
+        axes.curve([(-1, 1)], colors[place], name=f"into {place}: {most[place]:.1f}x")
+    axes.legend(632, 70)
     svg.text(632, 188, "four lines each,", size=11.5, css="soft")
     svg.text(632, 204, "one per layer", size=11.5, css="soft")
     svg.text(632, 236, "Large models have", size=11.5, css="soft")
@@ -603,10 +594,10 @@ def fused() -> str:
     axes.frame(
         "",
         "relative error of the shard",
-        {},
+        {layer * 3 + i: f"{letter}{layer}" for layer in range(4) for i, letter in enumerate("qkv")},
         {v: f"{v:.0%}" for v in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)},
     )
-    said = []
+    said, rows = [], []
     for layer in range(4):
         shards = [
             weights()[f"model.layers.{layer}.self_attn.{p}_proj.weight"].astype(np.float64)
@@ -627,24 +618,18 @@ def fused() -> str:
             twice = e4m3(once / last) * last
             errors += [np.linalg.norm(a - shard) / norm for a in (once, twice)]
             said.append(f"{letter}{layer} " + "/".join(f"{e:.4f}" for e in errors))
-            for bar, (value, color, light) in enumerate(
-                zip(errors, (BLUE, BLUE, ORANGE, ORANGE), (0.4, 0.95, 0.4, 0.95), strict=True)
-            ):
-                x = axes.x(place - 0.4 + bar * 0.2)
-                y = axes.y(float(value))
-                svg.rect(x, y, 8.6, 274 - y, fill=color, opacity=light)
-            svg.text(axes.x(place), 290, f"{letter}{layer}", size=11, anchor="middle", css="soft")
+            rows.append((place, errors))
     svg.description = "Errors int8 own, int8 merged, E4M3 own, E4M3 merged: " + "; ".join(said)
     legend = (
         ("int8, own scale", BLUE, 0.4),
         ("int8, largest scale", BLUE, 0.95),
         ("E4M3, own scale", ORANGE, 0.4),
-        ("E4M3, merged by", ORANGE, 0.95),
+        ("E4M3, merged by\nquantizing again", ORANGE, 0.95),
     )
-    for number, (name, color, light) in enumerate(legend):
-        svg.rect(636, 72 + number * 22, 12, 12, fill=color, opacity=light)
-        svg.text(654, 82 + number * 22, name, size=11.5)
-    svg.text(654, 166, "quantizing again", size=11.5)
+    for bar, (name, color, light) in enumerate(legend):
+        points = [(place - 0.3 + 0.2 * bar, float(errors[bar])) for place, errors in rows]
+        axes.bars(points, color, width=0.19, opacity=light, name=name)
+    axes.legend(634, 64)
     svg.text(
         66, 316, "letter: projection; number: layer of the shipped model", size=11.5, css="soft"
     )

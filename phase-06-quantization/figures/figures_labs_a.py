@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SOFT, Svg
+from course.truth.plots import Axes
 
 PHASE = Path(__file__).resolve().parents[1]
 INT8, INT4 = "lab-01-fake-quant-linear", "lab-03-int4-groups-and-packing"
@@ -185,10 +186,8 @@ def group_size() -> str:
         ),
     )
     axes = Axes(svg, (60, 40, 500, 220), (8, 1024), (0, 1.05), log_x=True)
-    ticks: dict[float, str] = {size: str(size) for size in sizes}
+    ticks = {size: f"{size}\n{4 + 16 / size:.4g}" for size in sizes}
     axes.frame("", "relative error", ticks, {y / 10: f"{10 * y} %" for y in range(0, 11, 2)})
-    for size in sizes:
-        svg.text(axes.x(size), 292, f"{4 + 16 / size:.4g}", size=11, anchor="middle", css="soft")
     svg.text(596, 277, "weights per group", size=12)
     svg.text(596, 292, "bits per weight", size=12)
     for name, colour, words, dy in (
@@ -244,20 +243,18 @@ def bits() -> str:
         ),
     )
     height = 24 * len(found)
-    axes = Axes(svg, (210, 40, 450, height), (-1, 33), (0, len(found)))
+    axes = Axes(svg, (210, 40, 450, height), (-1, 33), (len(found) - 0.5, -0.5))
     axes.frame(
         "lost: thousandths of a bit per byte (dot), 95 % interval (line)", "",
-        {value: str(value) for value in (0, 5, 10, 15, 20, 25, 30)}, {},
+        None, dict(enumerate(name for name, _ in found)),
     )  # fmt: skip
     svg.text(672, 30, "bytes of linears", size=12)
     for number, (name, (mean, low, high)) in enumerate(found):
-        y = 40 + 24 * number + 12
         colour = BLUE if "8" in name.split()[0] and "W8A8" not in name else ORANGE
         colour = PURPLE if "W8A8" in name else colour
-        svg.text(202, y + 4, name, size=12, anchor="end")
-        svg.line(axes.x(low), y, axes.x(high), y, stroke=colour, width=3)
-        svg.circle(axes.x(mean), y, 5, colour, tip=f"{mean:+.1f}")
-        svg.text(672, y + 4, f"{rows[name]['weight_bytes']:,}", size=12, css="soft")
+        axes.spans([(number, low, high)], colour, width=3, lying=True)
+        axes.dots([(mean, number)], colour, radius=5, tips=[f"{mean:+.1f}"])
+        axes.label(33, number, f"{rows[name]['weight_bytes']:,}", SOFT, dx=12)
     return svg.render()
 
 
@@ -273,25 +270,24 @@ def planted() -> str:
         "louder. "
         + " ".join(f"{name}: {shipped[name][0]:+.1f}, {loud[name][0]:+.1f}." for name in names),
     )
-    axes = Axes(svg, (210, 40, 480, 30 * len(names)), (0.03, 2000), (0, 1), log_x=True)
+    box, rows = (210, 40, 460, 30 * len(names)), (len(names) - 0.5, -0.5)
+    axes = Axes(svg, box, (0.03, 2000), rows, log_x=True)
     axes.frame(
         "lost: thousandths of a bit per byte, logarithmic", "",
-        {0.1: "0.1", 1: "1", 10: "10", 100: "100", 1000: "1000"}, {},
+        (0.1, 1, 10, 100, 1000), dict(enumerate(names)),
     )  # fmt: skip
-    for number, name in enumerate(names):
-        y = 40 + 30 * number + 15
-        before, after = shipped[name][0], loud[name][0]
-        svg.text(202, y + 4, name, size=12, anchor="end")
-        start, end = axes.x(before), axes.x(after)
-        if abs(end - start) > 14:
-            svg.line(start, y, end, y, width=1.5, stroke=GREY)
-        svg.circle(end, y, 6, RED, tip=f"{after:+.1f}")
-        svg.circle(start, y, 4, GREEN, tip=f"{before:+.1f}")
-        svg.text(max(start, end) + 10, y + 4, f"{before:+.1f}, {after:+.1f}", size=11, css="soft")
-    svg.circle(216, 24, 4, GREEN)
-    svg.text(226, 28, "as shipped", size=12)
-    svg.circle(306, 24, 6, RED)
-    svg.text(318, 28, "two of 256 channels 80 times louder", size=12)
+    pairs = [(shipped[name][0], loud[name][0]) for name in names]
+    axes.spans([(row, *pair) for row, pair in enumerate(pairs)], GREY, width=1.5, lying=True)
+    for place, color, radius, words in (
+        (1, RED, 6, "two of 256 channels 80 times louder"),
+        (0, GREEN, 4, "as shipped"),
+    ):
+        points = [(pair[place], row) for row, pair in enumerate(pairs)]
+        tips = [f"{pair[place]:+.1f}" for pair in pairs]
+        axes.dots(points, color, radius=radius, tips=tips, name=words)
+    for row, (before, after) in enumerate(pairs):
+        axes.label(max(before, after), row, f"{before:+.1f}, {after:+.1f}", SOFT, dx=10)
+    axes.legend(210, 14, columns=2)
     return svg.render()
 
 
@@ -315,16 +311,14 @@ def gptq_layers() -> str:
         ticks = {1.5 + 4 * block: f"layer {block}" for block in range(4)}
         axes.frame("qkv, o, gate and up, down of each layer", title, ticks,
                    {y / 100: f"{y} %" for y in (0, 5, 10, 15, 20)})  # fmt: skip
-        for number, row in enumerate(layers.values()):
-            before, after = row[key], row[f"gptq_{key}"]
-            x = axes.x(number)
-            svg.line(x, axes.y(before), x, axes.y(after), stroke=GREY, width=1.5)
-            svg.circle(x, axes.y(before), 4, ORANGE, tip=f"{before:.3f}")
-            svg.circle(x, axes.y(after), 4, BLUE, tip=f"{after:.3f}")
-    svg.circle(66, 318, 4, ORANGE)
-    svg.text(76, 322, "rounding to nearest", size=12)
-    svg.circle(206, 318, 4, BLUE)
-    svg.text(216, 322, "GPTQ", size=12)
+        pairs = [(row[key], row[f"gptq_{key}"]) for row in layers.values()]
+        axes.spans([(number, *pair) for number, pair in enumerate(pairs)], GREY)
+        for place, color, words in ((0, ORANGE, "rounding to nearest"), (1, BLUE, "GPTQ")):
+            points = [(number, pair[place]) for number, pair in enumerate(pairs)]
+            tips = [f"{pair[place]:.3f}" for pair in pairs]
+            axes.dots(points, color, tips=tips, name=words)
+        if key == "weight":
+            axes.legend(60, 310, columns=2)
     return svg.render()
 
 
@@ -390,23 +384,22 @@ def served() -> str:
             for name, bits in cost.items()
         ),
     )
-    axes = Axes(svg, (222, 40, 300, height), (0, 10), (0, len(SERVED)))
-    axes.frame("bits per byte", "", {value: str(value) for value in (0, 2, 4, 6, 8)}, {})
+    axes = Axes(svg, (222, 40, 300, height), (0, 10), (len(SERVED) - 0.5, -0.5))
+    axes.frame("bits per byte", "", (0, 2, 4, 6, 8), dict(enumerate(cost)))
     knowing_nothing = float(np.log2(257))
-    x = axes.x(knowing_nothing)
-    svg.line(x, 40, x, 40 + height, dash="4 3", width=1.5)
-    svg.text(x, 32, "257 equal chances", size=11, anchor="middle", css="soft")
+    axes.rule(x=knowing_nothing, width=1.5)
+    axes.label(knowing_nothing, -0.5, "257 equal chances", SOFT, dx=0, dy=-8, anchor="middle")
     svg.text(546, 32, "'The scheduler ' goes on", size=12)
     for number, (name, bits) in enumerate(cost.items()):
         y = 40 + 30 * number
         sound = name not in SERVED[3:]
-        svg.text(214, y + 19, name, size=12, anchor="end")
         if bits is None:
-            svg.text(axes.x(0) + 5, y + 19, "not a number", size=11, fill=RED)
+            axes.label(0, number, "not a number", RED)
         else:
             colour = BLUE if sound else GREEN if bits < 1.9 else ORANGE if bits < 3 else RED
-            svg.rect(axes.x(0), y + 6, axes.x(bits) - axes.x(0), 18, fill=colour, tip=f"{bits:.4f}")
-            svg.text(axes.x(bits) + 5, y + 19, f"{bits:.2f}", size=11, css="soft")
+            tips = [f"{bits:.4f}"]
+            axes.bars([(number, bits)], colour, width=0.6, opacity=1, lying=True, tips=tips)
+            axes.label(bits, number, f"{bits:.2f}", SOFT)
         shown = rows[name]["text"].replace("\0", r"\0")[:34]
         shown = "".join(c if c.isprintable() else "·" for c in shown)
         svg.text(546, y + 19, shown, size=12, css="ink mono")

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
+from course.truth.plots import Axes
 
 PHASE = Path(__file__).resolve().parents[1]
 
@@ -143,12 +144,12 @@ def migration() -> str:
         box = (50 + 385 * (k % 2), 44 + 200 * (k // 2), 320, 120)
         axes = Axes(svg, box, (0, 256), (0, high))
         axes.frame("channel" if k > 1 else "", name, {17: "17", 101: "101", 255: "255"}, ticks)
-        for channel, value in enumerate(maxima):
-            color = RED if channel in (17, 101) else BLUE
-            svg.line(
-                axes.x(channel + 0.5), axes.y(0), axes.x(channel + 0.5), axes.y(float(value)),
-                stroke=color, width=2.5 if color == RED else 1,
-            )  # fmt: skip
+        loud = (17, 101)
+        for color, channels, width in (
+            (BLUE, [c for c in range(len(maxima)) if c not in loud], 0.8), (RED, loud, 2)
+        ):  # fmt: skip
+            points = [(channel + 0.5, float(maxima[channel])) for channel in channels]
+            axes.bars(points, color, width=width, opacity=1)
         svg.text(box[0] + 316, box[1] + 14, f"largest {tops[k]:.1f}", size=12, anchor="end",
                  css="soft")  # fmt: skip
     svg.text(12, 416, "The first panel has a scale of its own; the other three share one.", size=12,
@@ -314,10 +315,10 @@ def trap_rows() -> str:
         {2: "2", 4: "4", 6: "6", 8: "8"},
         {0: "0", 0.2: "20 %", 0.4: "40 %", 0.6: "60 %", 0.8: "80 %"},
     )
-    for token in range(len(W)):
-        color = RED if token in used else GREY
-        svg.circle(axes.x(float(sizes[token])), axes.y(float(errors[token])), 3, color,
-                   tip=f"byte {token}: {errors[token]:.2f}")  # fmt: skip
+    for color, rows in ((GREY, set(range(len(W))) - used), (RED, used)):
+        points = [(float(sizes[token]), float(errors[token])) for token in sorted(rows)]
+        tips = [f"byte {token}: {errors[token]:.2f}" for token in sorted(rows)]
+        axes.dots(points, color, radius=3, tips=tips)
     axes.curve([(2, whole), (9, whole)], BLUE, dash="5 4")
     for row, (color, words, value) in enumerate((
         (RED, "bytes in the two texts", mine_),
@@ -347,14 +348,12 @@ def code_grids() -> str:
         "evenly spaced, the floats crowd towards 0.",
     )
     axes = Axes(svg, (70, 40, 690, 120), (-1, 1), (0, max(histogram["shares"]) * 1.05))
-    svg.text(70, 28, "share of the weights, by size over their tensor's largest", size=12)
-    edges = histogram["edges"]
-    for left, right, share in zip(edges, edges[1:], histogram["shares"], strict=False):
-        if share:
-            top = axes.y(share)
-            svg.rect(axes.x(left), top, axes.x(right) - axes.x(left) - 0.5, axes.y(0) - top,
-                     fill=BLUE, opacity=0.55)  # fmt: skip
-    svg.line(70, axes.y(0), 760, axes.y(0))
+    axes.frame("", "share of the weights, by size over their tensor's largest", {})
+    edges, shares = histogram["edges"], histogram["shares"]
+    bars = [(edge, share) for edge, share in zip(edges, shares, strict=False) if share]
+    wide = edges[1] - edges[0]
+    axes.bars([(edge + wide / 2, share) for edge, share in bars], BLUE, width=0.95 * wide,
+              opacity=0.55)  # fmt: skip
     colors = (BLUE, BLUE, ORANGE, ORANGE, GREEN)
     for row, (name, color) in enumerate(zip(codes.FORMATS, colors, strict=True)):
         y = 200 + 42 * row
@@ -389,14 +388,13 @@ def code_errors() -> str:
         {0.003: "0.3 %", 0.01: "1 %", 0.03: "3 %", 0.1: "10 %", 0.3: "30 %", 1: "100 %"},
     )
     named = (("int8", BLUE), ("int4", PURPLE), ("E4M3", ORANGE), ("E5M2", RED), ("E2M1", GREEN))
-    for row, (name, color) in enumerate(named):
+    for name, color in named:
         points = [
             (float(np.log2(size)), error)
             for size, error in zip(found["size"], found[name], strict=True)
         ]
-        axes.curve(points, color)
-        svg.line(604, 76 + 26 * row, 624, 76 + 26 * row, stroke=color, width=3)
-        svg.text(632, 80 + 26 * row, name, size=13)
+        axes.curve(points, color, name=name)
+    axes.legend(604, 60)
     return svg.render()
 
 
@@ -443,23 +441,21 @@ def drift_texts() -> str:
     ]
     svg = Svg(780, 340, "W8A8 on five texts, scales calibrated on prose", " ".join(said))
     axes = Axes(svg, (66, 70, 690, 210), (0, len(saved)), (0, 0.12))
-    axes.frame("", "divergence from the exact model, bits per byte", {},
-               {0: "0", 0.04: "0.04", 0.08: "0.08", 0.12: "0.12"})  # fmt: skip
+    axes.frame("", "divergence from the exact model, bits per byte", {}, (0, 0.04, 0.08, 0.12))
+    for k, (mode, color) in enumerate(modes):
+        values = [row[mode]["divergence"] for row in saved.values()]
+        points = [(column + 0.2 + 0.19 * k, value) for column, value in enumerate(values)]
+        tips = [f"{mode}: {value:.4f}" for value in values]
+        axes.bars(points, color, width=0.16, opacity=0.85, tips=tips, name=mode)
+        for x, value in points:
+            svg.text(axes.x(x), axes.y(value) - 4, f"{value:.3f}", size=9, anchor="middle",
+                     css="soft")  # fmt: skip
     for column, (text, row) in enumerate(saved.items()):
-        for k, (mode, color) in enumerate(modes):
-            value = row[mode]["divergence"]
-            left, right = axes.x(column + 0.12 + 0.19 * k), axes.x(column + 0.28 + 0.19 * k)
-            svg.rect(left, axes.y(value), right - left, axes.y(0) - axes.y(value), fill=color,
-                     opacity=0.85, tip=f"{mode}: {value:.4f}")  # fmt: skip
-            svg.text((left + right) / 2, axes.y(value) - 4, f"{value:.3f}", size=9,
-                     anchor="middle", css="soft")  # fmt: skip
         words = "prose (calibration)" if text == "prose" else text
         svg.text(axes.x(column + 0.5), 298, words, size=12, anchor="middle", bold=True)
         svg.text(axes.x(column + 0.5), 315, f"exact: {row['exact']:.2f} bits per byte", size=10.5,
                  anchor="middle", css="soft")  # fmt: skip
-    for k, (mode, color) in enumerate(modes):
-        svg.rect(66 + 170 * k, 20, 12, 12, fill=color)
-        svg.text(84 + 170 * k, 31, mode, size=12)
+    axes.legend(66, 18, columns=4)
     return svg.render()
 
 

@@ -24,9 +24,9 @@ from course.truth.figures import (
     ORANGE,
     PURPLE,
     SERIES,
-    Axes,
     Svg,
 )
+from course.truth.plots import Axes
 from labkit import moe_model
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.observe.trace import StepRecord, traced_steps
@@ -108,7 +108,7 @@ def touched() -> str:
     ticks = {b: str(b) for b, _ in points}
     axes = Axes(svg, (60, 40, 540, 230), (1, 64), (0, config.num_experts), log_x=True)
     axes.frame("requests in the step", "experts touched in a layer, mean", ticks,
-               {n: str(n) for n in range(0, config.num_experts + 1, 4)})  # fmt: skip
+               range(0, config.num_experts + 1, 4))  # fmt: skip
     e, k = config.num_experts, config.num_experts_per_tok
     curve = [(b, e * (1 - (1 - k / e) ** b)) for b in np.geomspace(1, 64, 60)]
     axes.curve(curve, GREY, dash="6 4")
@@ -127,8 +127,8 @@ def step_time() -> str:
     fixed, speed = module.fit_step_time([size[1], size[64]], [measured[1], measured[64]])
     svg = Svg(660, 350, "A decode step of a mixture of experts against batch", "H100, measured.")
     axes = Axes(svg, (58, 40, 560, 250), (1, 64), (0, 16), log_x=True)
-    axes.frame("requests in the step", "ms a decode step", {b: str(b) for b in measured},
-               {n: str(n) for n in range(0, 17, 4)})  # fmt: skip
+    axes.frame("requests in the step", "ms a decode step", list(measured),
+               range(0, 17, 4))  # fmt: skip
     axes.curve([(b, size[b] / 3.35e9) for b in size], GREY, dash="6 4")
     axes.curve([(b, fixed + size[b] / speed * 1e3) for b in size], ORANGE)
     axes.curve([(1, fixed), (64, fixed)], PURPLE, dash="2 4")

@@ -1,4 +1,4 @@
-"""The figures of phase 08; `make.py` draws them.
+"""The figures of phase 08; `course figures` draws them.
 
 `timeline` and `counters` show traces of `mini_vllm` on the shipped model, run here in float64; the
 curves are the labs' reference solutions. No upstream counterpart.
@@ -23,9 +23,9 @@ from course.truth.figures import (
     ORANGE,
     PURPLE,
     RED,
-    Axes,
     Svg,
 )
+from course.truth.plots import Axes
 from mini_vllm import LLMEngine, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,30 +101,22 @@ def timeline() -> str:
     width = 748 / len(plain)
     svg.text(16, 24, f"without drafts: {len(plain)} runs", bold=True)
     for place, run in enumerate(plain):
-        cell(svg, 16 + place * width, 34, width - 3, shown(run.said[0]), BLUE)
+        svg.cell(16 + place * width, 34, width - 3, shown(run.said[0]), BLUE)
     svg.text(16, 92, f"with drafts: {len(drafted)} runs, the same text", bold=True)
     for place, run in enumerate(drafted):
         x = 16 + place * width
         accepted = len(run.said) - 1
         for row, token in enumerate(run.said):
             color = GREEN if row < accepted else BLUE
-            cell(svg, x, 104 + row * 28, width - 3, shown(token), color)
+            svg.cell(x, 104 + row * 28, width - 3, shown(token), color)
         for row, token in enumerate(run.drafts[accepted:], len(run.said)):
-            cell(svg, x, 104 + row * 28, width - 3, shown(token), RED, opacity=0.22)
+            svg.cell(x, 104 + row * 28, width - 3, shown(token), RED, opacity=0.22)
     legend = ((16, BLUE, "the model's own"), (250, GREEN, "draft, kept"), (430, RED, "draft, lost"))
     for x, color, words in legend:
         svg.rect(x, 262, 16, 16, fill=color, opacity=0.45, radius=3)
         svg.text(x + 24, 275, words, size=12)
     svg.text(764, 275, "one column: one run of the model", size=12, css="soft", anchor="end")
     return svg.render()
-
-
-def cell(
-    svg: Svg, x: float, y: float, width: float, words: str, color: str, opacity: float = 0.45
-) -> None:
-    """A token in a box."""
-    svg.rect(x, y, width, 25, fill=color, opacity=opacity, radius=4)
-    svg.text(x + width / 2, y + 17, words, anchor="middle", size=14, css="ink mono")
 
 
 def counters() -> str:
@@ -140,7 +132,7 @@ def counters() -> str:
     axes.frame(
         "step", "tokens",
         {i: str(i + 1) for i in range(0, len(runs), 2)},
-        {i: str(i) for i in range(low - low % 5 + 5, high, 5)},
+        range(low - low % 5 + 5, high, 5),
     )  # fmt: skip
     known: list[tuple[float, float]] = []
     for place, run in enumerate(runs):
@@ -189,7 +181,7 @@ def lookup() -> str:
     svg.text(16, 28, "context", size=12, css="soft")
     for place, token in enumerate(context):
         marked = place in (1, 2, 5, 6)
-        cell(svg, 110 + place * 42, 12, 36, str(token), ORANGE if marked else GREY)
+        svg.cell(110 + place * 42, 12, 36, str(token), ORANGE if marked else GREY)
     svg.line(191, 44, 191, 58)
     svg.line(359, 44, 359, 58)
     svg.line(191, 58, 359, 58)
@@ -197,19 +189,19 @@ def lookup() -> str:
     svg.text(16, 122, "drafts", size=12, css="soft")
     for place, token in enumerate(drafts):
         x = 404 + place * 62
-        cell(svg, x, 104, 36, str(token), PURPLE)
+        svg.cell(x, 104, 36, str(token), PURPLE)
     svg.text(110, 122, "what followed: places 3, 4, 5", size=12, fill=PURPLE, bold=True)
     svg.text(16, 182, "one run", size=12, css="soft")
     svg.text(110, 182, "what the target says at each place", size=12)
     answers = [4, 1, 9]
     for place, token in enumerate(answers):
         good = place < accepted
-        cell(svg, 404 + place * 62, 164, 36, str(token), GREEN if good else RED)
+        svg.cell(404 + place * 62, 164, 36, str(token), GREEN if good else RED)
         svg.line(422 + place * 62, 132, 422 + place * 62, 160, arrow=True)
     svg.text(600, 181, "a fourth row: worthless", size=12, css="soft")
     svg.text(16, 242, "said", size=12, css="soft")
     for place, token in enumerate(said):
-        cell(svg, 404 + place * 62, 224, 36, str(token), GREEN if place < accepted else BLUE)
+        svg.cell(404 + place * 62, 224, 36, str(token), GREEN if place < accepted else BLUE)
     svg.text(600, 241, f"{accepted} accepted, one of its own", size=12)
     return svg.render()
 
@@ -229,26 +221,21 @@ def overlap() -> str:
         "token", "probability",
         {i + 0.5: str(i) for i in range(4)}, {i / 10: f".{i}" for i in range(0, 7)},
     )  # fmt: skip
-    for token in range(4):
-        left, width = axes.x(token + 0.15), axes.x(0.7) - axes.x(0)
-        kept = min(p[token], q[token])
-        svg.rect(left, axes.y(kept), width, axes.y(0) - axes.y(kept), fill=GREEN, opacity=0.5)
-        if p[token] > q[token]:
-            svg.rect(
-                left, axes.y(p[token]), width, axes.y(kept) - axes.y(p[token]),
-                fill=BLUE, opacity=0.5,
-            )  # fmt: skip
-        svg.rect(left - 4, axes.y(q[token]), width + 8, axes.y(0) - axes.y(q[token]), stroke=ORANGE)
+    places, kept = np.arange(4) + 0.5, np.minimum(p, q)
+    for color, heights, base, words in (
+        (GREEN, kept, np.zeros(4), f"min(p, q): kept drafts, {alpha:.2f}"),
+        (BLUE, p - kept, kept, f"max(p - q, 0): owed, {1 - alpha:.2f}"),
+    ):
+        points = list(zip(places.tolist(), heights.tolist(), strict=True))
+        axes.bars(points, color, base=base.tolist(), width=0.7, opacity=0.5, name=words)
+    axes.bars(
+        [(place, 0.25) for place in places.tolist()], ORANGE, width=0.76, opacity=0, stroke=ORANGE,
+        name="q, what is drafted",
+    )  # fmt: skip
+    for token, place in enumerate(places.tolist()):
         keep = lab.accept_prob(p[token], q[token])
-        svg.text(left + width / 2, axes.y(0) - 8, f"kept {keep:g}", size=12, anchor="middle")
-    notes = (
-        (GREEN, f"min(p, q): kept drafts, {alpha:.2f}"),
-        (BLUE, f"max(p - q, 0): owed, {1 - alpha:.2f}"),
-        (ORANGE, "outline: q, what is drafted"),
-    )
-    for row, (color, words) in enumerate(notes):
-        svg.rect(510, 62 + row * 28, 16, 16, fill=color, opacity=0.5, radius=3)
-        svg.text(534, 75 + row * 28, words, size=13)
+        axes.label(place, 0, f"kept {keep:g}", dx=0, dy=-8, anchor="middle")
+    axes.legend(510, 56)
     svg.text(510, 180, "residual: " + ", ".join(f"{r:.3f}" for r in residual), size=13)
     svg.text(510, 204, "green + blue = p, whatever q is", size=13, bold=True)
     return svg.render()
@@ -265,9 +252,9 @@ def speedups() -> str:
     axes = Axes(svg, (60, 40, 600, 250), (0, 16), (0, 4.5))
     axes.frame(
         "drafts per run, k", "times as fast",
-        {i: str(i) for i in range(0, 17, 2)}, {i: str(i) for i in range(0, 5)},
+        range(0, 17, 2), range(0, 5),
     )  # fmt: skip
-    svg.line(60, axes.y(1), 660, axes.y(1), css="soft-line", dash="5 4")
+    axes.rule(y=1)
     alphas = {0.2: RED, 0.3: ORANGE, 0.5: PURPLE, 0.7: BLUE, 0.9: GREEN}
     for alpha, color in alphas.items():
         points = [(k, lab.speedup(alpha, k, 0.1)) for k in range(17)]
@@ -290,9 +277,9 @@ def gain_loss() -> str:
     axes = Axes(svg, (60, 40, 560, 250), (1, 1024), (0, 2.6), log_x=True)
     axes.frame(
         "requests in a batch", "times as fast",
-        {2**i: str(2**i) for i in range(0, 11)}, {i / 2: f"{i / 2:g}" for i in range(0, 6)},
+        [2**i for i in range(0, 11)], [i / 2 for i in range(0, 6)],
     )  # fmt: skip
-    svg.line(60, axes.y(1), 620, axes.y(1), css="soft-line", dash="5 4")
+    axes.rule(y=1)
     for color, k in ((GREEN, 1), (BLUE, 3), (ORANGE, 5), (RED, 10)):
         points = [
             (batch, speculation_step(0.7, k, 0.05, batch, ridge)["speedup"])
@@ -302,8 +289,8 @@ def gain_loss() -> str:
         turn = ridge / (k + 1)
         svg.line(axes.x(turn), axes.y(0), axes.x(turn), axes.y(0) - 8, stroke=color, width=2)
         axes.label(1024, points[-1][1], f"k = {k}: {points[-1][1]:.2f}", fill=color)
-    svg.text(axes.x(ridge), 34, f"ridge: {ridge:.0f} tokens", size=12, anchor="middle")
-    svg.line(axes.x(ridge), 40, axes.x(ridge), 290, css="grid-line")
+    axes.rule(x=ridge, dash=None, width=0.5)
+    axes.label(ridge, 2.6, f"ridge: {ridge:.0f} tokens", dx=0, dy=-6, anchor="middle")
     return svg.render()
 
 
@@ -322,7 +309,7 @@ def rows() -> str:
         for index in range(count + 1):
             token = start + length - count - 1 + index
             target = index < count
-            cell(svg, 260 + index * 66, y, 60, str(token), GREEN if target else BLUE)
+            svg.cell(260 + index * 66, y, 60, str(token), GREEN if target else BLUE)
             color = GREEN if target else BLUE
             svg.text(600 + index * 44, y + 17, str(row), size=12, fill=color, bold=True)
             row += 1

@@ -1,4 +1,4 @@
-"""The figures of the labs of phase 09; `make.py` draws them.
+"""The figures of the labs of phase 09; `course figures` draws them.
 
 All of them show what the reference solutions say; `lab-02-blocks` is a run of `mini_vllm`. No
 upstream counterpart.
@@ -144,26 +144,20 @@ def wider_loses() -> str:
     for letter, share in first.items():
         svg.line(48, 165, 146, rows[letter])
         keep = letter != "C"
-        cell(svg, 150, rows[letter] - 14, 116, f"{letter}  {share:.3g}", BLUE if keep else GREY)
+        svg.cell(150, rows[letter] - 14, 116, f"{letter}  {share:.3g}", BLUE if keep else GREY)
         for token, after in second[letter].items():
             word, together = letter + token, share * after
             svg.line(268, rows[letter], 356, y + 14)
             kept = word in ("BA", "BB")
-            cell(svg, 360, y, 116, f"{word}  {together:.4g}", RED if kept else GREY)
+            svg.cell(360, y, 116, f"{word}  {together:.4g}", RED if kept else GREY)
             final = together * third["B" if kept else "A"]
             svg.line(478, y + 14, 566, y + 14)
             leaf = f"{word}A  {final:.4g}"
-            cell(svg, 570, y, 128, leaf, GREEN if word == "AA" else RED if kept else GREY)
+            svg.cell(570, y, 128, leaf, GREEN if word == "AA" else RED if kept else GREY)
             y += 46
     svg.text(704, 62, "width 1", size=12, fill=GREEN, bold=True)
     svg.text(704, 204, "width 2", size=12, fill=RED, bold=True)
     return svg.render()
-
-
-def cell(svg: Svg, x: float, y: float, width: float, words: str, color: str) -> None:
-    """A hypothesis in a box."""
-    svg.rect(x, y, width, 28, fill=color, opacity=0.4, radius=4)
-    svg.text(x + width / 2, y + 19, words, anchor="middle", size=13, css="ink mono")
 
 
 def streams() -> str:
@@ -186,8 +180,8 @@ def streams() -> str:
                 shared.choice(1000, p=uniform)
                 own.sample(f"n{other}", flat, 1.0, other)
             token = int(shared.choice(1000, p=uniform))
-            cell(svg, 190 + step * 86, y, 76, str(token), RED if neighbours else BLUE)
-            cell(svg, 490 + step * 86, y, 76, str(own.sample("a", flat, 1.0, 7)), BLUE)
+            svg.cell(190 + step * 86, y, 76, str(token), RED if neighbours else BLUE)
+            svg.cell(490 + step * 86, y, 76, str(own.sample("a", flat, 1.0, 7)), BLUE)
     svg.text(16, 194, "uniform logits over 1,000 ids", size=12, css="soft")
     return svg.render()
 

@@ -1,4 +1,4 @@
-"""The figures of phase 09's chapters; `make.py` draws them.
+"""The figures of phase 09's chapters; `course figures` draws them.
 
 `survivors`, `beams` and `siblings` show traces of `mini_vllm` on the shipped model, run here in
 float64; `partings` a recording of the real engine. No upstream counterpart.
@@ -6,29 +6,15 @@ float64; `partings` a recording of the real engine. No upstream counterpart.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from conformance.invariance import kept  # noqa: E402
-from course.site import sampling_knobs  # noqa: E402
-from course.truth.figures import (  # noqa: E402
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    Svg,
-)
-from mini_vllm import BeamSearchParams, LLMEngine, SamplingParams  # noqa: E402
-from mini_vllm.sample.beam_search import beam_search  # noqa: E402
+from conformance.invariance import kept
+from course.site import sampling_knobs
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
+from mini_vllm import BeamSearchParams, LLMEngine, SamplingParams
+from mini_vllm.sample.beam_search import beam_search
 
 
 def shown(text: bytes) -> str:

@@ -12,7 +12,8 @@ from types import ModuleType
 import numpy as np
 
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Axes, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Svg
+from course.truth.plots import Axes
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 COLORS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -147,16 +148,16 @@ def crossover() -> str:
         ("one shot", ORANGE, [lab.direct_allreduce_time_s(s, ranks, *link, 1) for s in sizes]),
         ("two shots", GREEN, [lab.direct_allreduce_time_s(s, ranks, *link, 2) for s in sizes]),
     )
-    for row, (words, color, times) in enumerate(curves):
-        axes.curve([(x, 1e6 * y) for x, y in zip(sizes, times, strict=True)], color)
-        svg.line(644, 60 + row * 24, 668, 60 + row * 24, stroke=color, width=2)
-        svg.text(676, 64 + row * 24, words, size=12)
+    for words, color, times in curves:
+        points = [(x, 1e6 * y) for x, y in zip(sizes, times, strict=True)]
+        axes.curve(points, color, name=words)
+    axes.legend(644, 56)
     for size, words in (
         (decode, "one token"),
         (limit, "one shot = two"),
         (prefill, "2,048 tokens"),
     ):
-        svg.line(axes.x(size), 40, axes.x(size), 340, css="soft-line", dash="4 4")
+        axes.rule(x=size)
         axes.label(size, 1.4, words, dx=5)
     return svg.render()
 

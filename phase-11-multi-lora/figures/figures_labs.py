@@ -21,11 +21,6 @@ def solution(folder: str) -> ModuleType:
     return load_module(LABS / folder / "solution.py")
 
 
-def _cell(svg: Svg, x: float, y: float, width: float, words: str, color: str) -> None:
-    svg.rect(x, y, width, 30, fill=color, opacity=0.45, radius=4)
-    svg.text(x + width / 2, y + 20, words, size=12, anchor="middle")
-
-
 def groups() -> str:
     """Lab 01: six rows, one product for all, two for each adapter."""
     lab = solution("lab-01-batched-lora-matmul")
@@ -39,12 +34,12 @@ def groups() -> str:
     svg.text(16, 40, "the batch", bold=True)
     for row, adapter in enumerate(ids):
         name = "base" if adapter == -1 else f"adapter {adapter}"
-        _cell(svg, 130 + row * 104, 20, 98, f"{row}: {name}", COLORS[adapter])
+        svg.cell(130 + row * 104, 20, 98, f"{row}: {name}", COLORS[adapter])
     svg.line(439, 56, 439, 72, arrow=True)
     svg.box(130, 76, 618, 34, ["x Wᵀ: one product, all rows"], fill=GREY)
     svg.text(16, 148, "sorted", bold=True)
     for place, row in enumerate(rows):
-        _cell(svg, 130 + place * 104, 128, 98, f"row {row}", COLORS[ids[row]])
+        svg.cell(130 + place * 104, 128, 98, f"row {row}", COLORS[ids[row]])
     svg.text(16, 190, "groups", bold=True)
     for adapter, count, start in zip(found, counts, starts[:-1], strict=True):
         x, width = 130 + start * 104, count * 104 - 6
@@ -90,12 +85,12 @@ def slots() -> str:
             if adapter is not None:
                 cache.ensure(adapter)
             color = GREY if adapter is None else COLORS[adapter - 1]
-            _cell(svg, x, 44 + request * 38, 140, "runs", color)
+            svg.cell(x, 44 + request * 38, 140, "runs", color)
         for request in waiting:
             svg.text(x + 70, 64 + request * 38, "waits", size=12, anchor="middle", css="soft")
         for adapter in cache.resident():
             y = 248 + cache.slot_of(adapter) * 34
-            _cell(svg, x, y, 140, f"adapter {adapter}", COLORS[adapter - 1])
+            svg.cell(x, y, 140, f"adapter {adapter}", COLORS[adapter - 1])
         for request in running:
             left[request] -= 1
         running = [request for request in running if left[request]]

@@ -1,4 +1,4 @@
-"""The figures of phase 11; `make.py` draws them.
+"""The figures of phase 11; `course figures` draws them.
 
 `waits` and `blocks` show traces of `mini_vllm` on the shipped model and its adapters, run here in
 float64; `order` is what the engine's own sort says; the rest is arithmetic. No upstream
@@ -8,30 +8,18 @@ counterpart.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
+from course.truth.plots import Axes
+from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm.lora.layers import BASE, sort_by_slot
+from mini_vllm.lora.request import LoRARequest
+
 ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from course.truth.figures import (  # noqa: E402
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    Axes,
-    Svg,
-)
-from mini_vllm import LLMEngine, SamplingParams  # noqa: E402
-from mini_vllm.lora.layers import BASE, sort_by_slot  # noqa: E402
-from mini_vllm.lora.request import LoRARequest  # noqa: E402
-
 SHOUT, QUOTE, CODE = (
     LoRARequest(name, number, str(ROOT / "models" / "adapters" / name))
     for number, name in enumerate(("shout", "quote", "code"), start=1)
@@ -51,14 +39,6 @@ BASE_BYTES = 8_030_261_248 * 2
 def name_of(adapter: LoRARequest | None) -> str:
     """As the figures label it."""
     return adapter.lora_name if adapter else "base"
-
-
-def cell(
-    svg: Svg, x: float, y: float, width: float, words: str, color: str, opacity: float = 0.45
-) -> None:
-    """A labelled box."""
-    svg.rect(x, y, width, 26, fill=color, opacity=opacity, radius=4)
-    svg.text(x + width / 2, y + 18, words, anchor="middle", size=13)
 
 
 # ------------------------------------------------------------------ from traces
@@ -103,9 +83,9 @@ def waits() -> str:
         for step, (runs, passed, _) in enumerate(steps):
             x = 160 + step * width
             if name in runs:
-                cell(svg, x, y, width - 4, "runs", COLORS[kind])
+                svg.cell(x, y, width - 4, "runs", COLORS[kind])
             elif name in passed:
-                cell(svg, x, y, width - 4, "waits", RED, opacity=0.2)
+                svg.cell(x, y, width - 4, "waits", RED, opacity=0.2)
     svg.text(16, 266, "slots", size=12, css="soft")
     kinds = {name: name_of(adapter) for name, adapter, _ in asked}
     for step, (runs, _, slots) in enumerate(steps):
@@ -114,7 +94,7 @@ def waits() -> str:
         for number, slot in slots.items():
             kind = name_of((SHOUT, QUOTE, CODE)[number - 1])
             opacity = 0.45 if kind in used else 0.15
-            cell(svg, 160 + step * width, 250 + slot * 30, width - 4, kind, COLORS[kind], opacity)
+            svg.cell(160 + step * width, 250 + slot * 30, width - 4, kind, COLORS[kind], opacity)
     svg.text(16, 328, "Pale: resident, and used by nobody in this step.", size=12, css="soft")
     return svg.render()
 
@@ -152,7 +132,7 @@ def blocks() -> str:
         svg.text(16, y + 18, f"{row + 1}: {kind}", size=14, bold=True)
         for place, block in enumerate(ids):
             opacity = 0.2 if cached else 0.5
-            cell(svg, 160 + place * 46, y, 42, str(block), COLORS[kind], opacity=opacity)
+            svg.cell(160 + place * 46, y, 42, str(block), COLORS[kind], opacity=opacity)
         svg.text(680, y + 18, f"{cached} of {len(LONG)}", size=13)
     svg.text(16, 252, "full colour: computed; pale: adopted", size=12, css="soft")
     return svg.render()
@@ -171,7 +151,7 @@ def batch() -> str:
     rows = ["shout", "base", "quote", "shout", "quote", "base", "shout"]
     svg.text(16, 26, "rows of the step", size=12, css="soft")
     for place, kind in enumerate(rows):
-        cell(svg, 16, 36 + place * 36, 90, kind, COLORS[kind])
+        svg.cell(16, 36 + place * 36, 90, kind, COLORS[kind])
     svg.rect(210, 36, 150, 110, fill=BLUE, opacity=0.35, radius=6)
     svg.text(285, 84, "W, once", anchor="middle", size=15, bold=True)
     svg.text(285, 106, "all 7 rows", anchor="middle", size=13)
@@ -235,7 +215,7 @@ def traffic() -> str:
     axes = Axes(svg, (60, 30, 600, 250), (0, 32), (1, 1.8))
     axes.frame(
         "distinct adapters in the step, all linears adapted", "bytes / base bytes",
-        {i: str(i) for i in range(0, 33, 4)}, {1 + i / 5: f"{1 + i / 5:.1f}" for i in range(5)},
+        range(0, 33, 4), {1 + i / 5: f"{1 + i / 5:.1f}" for i in range(5)},
     )  # fmt: skip
     for rank, color in ((8, GREEN), (16, BLUE), (64, ORANGE)):
         size = 32 * sum(rank * (i + o) for i, o in LLAMA_3_8B) * 2
@@ -259,8 +239,8 @@ def order() -> str:
     svg.text(16, 172, "sorted", size=12, css="soft")
     place_of = {int(token): place for place, token in enumerate(sequence)}
     for token, slot in enumerate(slots.tolist()):
-        cell(svg, 140 + token * 100, 34, 84, f"{token}: slot {slot}", colors[slot])
-        cell(svg, 140 + place_of[token] * 100, 154, 84, str(token), colors[slot])
+        svg.cell(140 + token * 100, 34, 84, f"{token}: slot {slot}", colors[slot])
+        svg.cell(140 + place_of[token] * 100, 154, 84, str(token), colors[slot])
         svg.line(182 + token * 100, 64, 182 + place_of[token] * 100, 150, arrow=True)
     for kind, count, start in zip(
         kinds.tolist(), counts.tolist(), starts.tolist()[:-1], strict=True

@@ -5,21 +5,16 @@ No upstream counterpart; the recordings are of vLLM 0.33.0.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from conformance import recording  # noqa: E402
-from conformance.releases import builders, release_of  # noqa: E402
-from conformance.replay import replay  # noqa: E402
-from course.files import load_module  # noqa: E402
-from course.truth.figures import BLUE, GREEN, ORANGE, PURPLE, Svg  # noqa: E402
-from mini_vllm import EngineParts, Scheduler  # noqa: E402
+from conformance import recording
+from conformance.releases import builders, release_of
+from conformance.replay import replay
+from course.files import load_module
+from course.truth.figures import BLUE, GREEN, ORANGE, PURPLE, Svg
+from mini_vllm import EngineParts, Scheduler
 
 LAB = Path(__file__).resolve().parents[1] / "labs" / "lab-05-since-the-pin"
 COLOURS = {"agree": GREEN, "block_ids": BLUE, "num_scheduled_tokens": ORANGE, "new": PURPLE}

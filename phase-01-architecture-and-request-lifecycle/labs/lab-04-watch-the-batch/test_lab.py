@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from mini_vllm import EngineParts, LLMEngine, SamplingParams, Scheduler
@@ -119,7 +120,7 @@ def test_a_tail_of_one_token_is_not_a_decode(lab):
     assert got == [], f"all prompts in step 0, only outputs after: no step is mixed; came {got}"
 
 
-def test_ids_are_those_of_the_engine_in_prompt_order(lab):
+def test_ids_are_those_of_the_engine_in_prompt_order(lab, monkeypatch):
     LLMEngine(model="toy").add_request("takes an id")
     prompts = ["c" * 9, "a" * 2, "b" * 5]
     ids, rows = lab.trace_batches(prompts, 2, model="toy")
@@ -133,10 +134,7 @@ def test_ids_are_those_of_the_engine_in_prompt_order(lab):
         f"expected [9, 2, 5]\ncame     {got}"
     )
     many = ["x" * n for n in range(1, 12)]
-    spare = LLMEngine(model="toy")
-    number = int(spare.add_request("x").removeprefix("req-"))
-    for _ in range(number + 1, 10 ** len(str(number)) - 5):
-        spare.add_request("x")
+    monkeypatch.setattr("mini_vllm.input_processor._request_numbers", itertools.count(5))
     ids, rows = lab.trace_batches(many, 1, model="toy")
     got = [rows[0][request_id] for request_id in ids]
     assert got == list(range(1, 12)), (
