@@ -52,12 +52,13 @@ MUTANTS = (
     _gate(
         "asks again after a preemption",
         '        if request.waits_for is None:\n            return "admit"\n',
-        '        if constraint_of(request) and not request.waits_for and request.num_preemptions:\n'
+        '        if constraint_of(request) and not request.waits_for '
+        'and request.num_preemptions:\n'
         '            request.waits_for = "grammar"\n            return "skip"\n'
         '        if request.waits_for is None:\n            return "admit"\n',
         "preempted",
     ),
-    _gate("never says that it is ready", _PROMOTE, "        pass\n", "ready, no room"),
+    _gate("never says that it is ready", _PROMOTE, "        pass\n", "has a grammar"),
     _gate(
         "admits one step late",
         f'{_PROMOTE}        return "admit"\n',

@@ -187,6 +187,12 @@ PARTS: dict[str, Part] = {
         "rejection_sampler", "`vllm/v1/sample/rejection_sampler.py:392` `rejection_sample`",
         "`rejection_sample`, lab 08-03", needs="engine",
     ),
+    "grammar_masks": _part(
+        "grammar_masks",
+        "xgrammar's and llguidance's masks after every prefix of texts, regexes and choices, over "
+        "bytes and over words",
+        "`test_grammar.py`", needs="engine",
+    ),
     "adapter_slots": _part(
         "adapter_slots",
         "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager._apply_adapters`, 30 steps",
