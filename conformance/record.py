@@ -193,6 +193,11 @@ PARTS: dict[str, Part] = {
         "bytes and over words",
         "`test_grammar.py`", needs="engine",
     ),
+    "grammar_suite": Part(
+        "parts/grammar_suite.jsonl.gz", "grammar_suite:cases",
+        "the published suite of JSON Schema 2020-12 with xgrammar's and llguidance's verdicts",
+        "`grammar_suite`, `test_grammar.py`", needs="engine",
+    ),
     "adapter_slots": _part(
         "adapter_slots",
         "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager._apply_adapters`, 30 steps",
@@ -263,6 +268,11 @@ PARTS: dict[str, Part] = {
             ("", "a slot to spare", 4), ("-full", "every slot taken", 3),
         )
     },
+    "texts-structured": Part(
+        "engine/texts-structured.jsonl.gz", "structured_texts:recorded",
+        "greedy texts under 50 constraints: regex, choice, grammar, JSON Schema",
+        "`structured_texts`", "runs", "engine", "engine",
+    ),
     "public-api": Part(
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`", "runs", "engine", "engine",

@@ -72,7 +72,9 @@ class _Parser:
         for name, body in rules.items():
             for called in sorted(_called(body)):
                 if called not in rules:
-                    raise GrammarError(f"grammar: rule {name!r} uses {called!r}, which is undefined")
+                    raise GrammarError(
+                        f"grammar: rule {name!r} uses {called!r}, which is undefined"
+                    )
         return Grammar({name: _without_left(name, body) for name, body in rules.items()})
 
     def alternatives(self) -> Expression:

@@ -120,9 +120,7 @@ def _more(value: Decimal, strict: bool) -> Expression:
         equal.append(concat(text(after), nonzero if strict else _DIGITS))
         options.append(concat(text(before + "."), choice(equal)))
     else:
-        options.append(
-            concat(text(before), concat(text("."), nonzero) if strict else _FRACTION)
-        )
+        options.append(concat(text(before), concat(text("."), nonzero) if strict else _FRACTION))
     return choice(options)
 
 

@@ -222,9 +222,7 @@ class Shapes:
         fails = [shape.plain() for shape in self._of(node(negated(schema["if"]), base))]
         return holds + self._both(fails, self._of(node(schema.get("else", True), base)))
 
-    def _dependent(
-        self, found: list[Shape], schema: Mapping[str, Any], base: str
-    ) -> list[Shape]:
+    def _dependent(self, found: list[Shape], schema: Mapping[str, Any], base: str) -> list[Shape]:
         for key, names in _map(schema, "dependentRequired").items():
             there = Shape(types=frozenset({"object"}), required=(key, *names))
             found = self._both(found, [*_without_key(key), there])
@@ -234,9 +232,7 @@ class Shapes:
             found = self._both(found, [*_without_key(key), *held])
         return found
 
-    def _unevaluated(
-        self, found: list[Shape], schema: Mapping[str, Any], base: str
-    ) -> list[Shape]:
+    def _unevaluated(self, found: list[Shape], schema: Mapping[str, Any], base: str) -> list[Shape]:
         """What no neighbour has looked at, in each alternative."""
         result = []
         for shape in found:
