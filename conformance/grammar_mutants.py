@@ -24,8 +24,8 @@ _READY = "if constraint is None or not constraint.is_ready():"
 _PROMOTE = "        request.waits_for = None\n"
 _SAMPLES = " and request.request_id in plan.sampling_req_ids"
 _ROWS = "            for request in plan.scheduled_requests\n"
-_REFUSED = "        if not self.constraint.follow(self):\n"
-_ERROR = "            self.status = RequestStatus.FINISHED_ERROR\n"
+_REFUSED = "        if not self.constraint.follow(request):\n"
+_ERROR = "            request.status = RequestStatus.FINISHED_ERROR\n"
 _SUPER = "        ended = bool(super().maybe_finish(max_model_len))  # type: ignore[misc]\n"
 
 
@@ -152,17 +152,17 @@ MUTANTS = (
         "return self.waiting",
         "a waiting one aborted",
     ),
-    _request("takes a refused token for a good one", _REFUSED, "        if False:\n", "refused token"),
+    _request("takes a refused token for a good one", _REFUSED, "        if 0:\n", "refused token"),
     _request(
         "lets EOS outrank a refusal",
         _REFUSED,
-        _REFUSED.replace("if not", "if self.finish_reason != 'stop' and not"),
+        _REFUSED.replace("if not", "if request.finish_reason != 'stop' and not"),
         "refused EOS",
     ),
     _request(
         "lets the cap outrank a refusal",
         _REFUSED,
-        _REFUSED.replace("if not", "if self.finish_reason != 'length' and not"),
+        _REFUSED.replace("if not", "if request.finish_reason != 'length' and not"),
         "refused at the cap",
     ),
     _request(

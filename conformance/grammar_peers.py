@@ -1,7 +1,7 @@
-"""xgrammar and llguidance over a vocabulary of bytes or words: the two peers of the masks.
+"""xgrammar and llguidance over a vocabulary of bytes or words: the peers of the masks.
 
-Needs the real engine's environment (`course engine run -m ...`). Both libraries are handed the bytes
-of every token and asked, after every token, which may come next.
+Needs the real engine's environment (`course engine run -m ...`). Both libraries are handed the
+bytes of every token and asked, after every token, which may come next.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class XGrammar:
             from vllm.v1.structured_output.utils import choice_as_grammar
 
             kind, spec = "grammar", choice_as_grammar(spec)
-        compiled = {
+        ways: dict[str, Any] = {
             "regex": self.compiler.compile_regex,
             "grammar": self.compiler.compile_grammar,
             "json": self.compiler.compile_json_schema,
-        }[kind](json.dumps(spec) if kind == "json" else spec, **options)
+        }
+        compiled = ways[kind](json.dumps(spec) if kind == "json" else spec, **options)
         return self.xgr.GrammarMatcher(compiled)
 
     def mask(self, matcher: Any) -> int:
@@ -94,7 +95,7 @@ class LLGuidance:
         Raises:
             ValueError: the library refuses the constraint.
         """
-        of = self.ll.LLMatcher
+        of: Any = self.ll.LLMatcher
         if kind == "regex":
             grammar = of.grammar_from_regex(spec)
         elif kind == "choice":

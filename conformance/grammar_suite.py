@@ -33,9 +33,9 @@ from mini_vllm.structured_output.machine import Machine
 from mini_vllm.structured_output.network import compile_network
 
 ABOUT = (
-    "One line per schema: `{file, description, schema, tests: [{data, valid, id}], verdicts: {peer: "
-    "[accepted per test] or the reason of a refusal}}`. `id` is the first 12 digits of the SHA-256 of "
-    "file, descriptions and data."
+    "One line per schema: `{file, description, schema, tests: [{data, valid, id}], verdicts: "
+    "{peer: [accepted per test] or the reason of a refusal}}`. `id` is the first 12 digits of the "
+    "SHA-256 of file, descriptions and data."
 )
 README = Path(__file__).with_name("README.md")
 PEERS = ("xgrammar", "xgrammar, not strict", "llguidance")

@@ -69,6 +69,8 @@ def observed(scheduler: Any, plan: Any) -> dict[str, Any]:
     return {"skipped": waits, "grammar_rows": rows}
 
 
-def has_grammars(entry: Mapping[str, Any]) -> bool:
-    """Whether any request of a workload has a grammar."""
-    return any(add.get("grammar") for event in entry["events"] for add in event.get("add", ()))
+def config_of(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A workload's configuration, and `grammars` where any request has one."""
+    adds = (add for event in entry["events"] for add in event.get("add", ()))
+    found = any(add.get("grammar") for add in adds)
+    return {**entry["config"], "grammars": True} if found else entry["config"]

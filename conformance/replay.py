@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import recording
-from conformance.grammars import has_grammars, observed, scripted, tell_time
+from conformance.grammars import config_of, observed, scripted, tell_time
 from conformance.words import context, show
 from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
@@ -180,7 +180,7 @@ def replay(
     for index, expected in enumerate(entry["steps"]):
         event = events.get(index, {})
         try:
-            driven = driven or _Driven(entry, build(_config(entry)), make_request)
+            driven = driven or _Driven(entry, build(config_of(entry)), make_request)
             told = expected.get("sampled_token_ids"), expected.get("draft_token_ids")
             got = driven.step(event, *told)
         except Exception as error:  # whatever a learner's part raises is a difference, not a crash
@@ -257,7 +257,7 @@ def run(
     Raises:
         RuntimeError: it did not end within `max_steps`.
     """
-    driven = _Driven(workload, build(_config(workload)), make_request)
+    driven = _Driven(workload, build(config_of(workload)), make_request)
     events = _events_by_step(workload)
     steps: list[dict[str, Any]] = []
     while driven.is_busy() or len(steps) <= max(events):
@@ -268,11 +268,6 @@ def run(
 
 
 # ---------------------------------------------------------------------- one step
-
-
-def _config(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration, and `grammars` where any request has one."""
-    return {**entry["config"], "grammars": True} if has_grammars(entry) else entry["config"]
 
 
 def _events_by_step(entry: Mapping[str, Any]) -> dict[int, dict[str, list[Any]]]:

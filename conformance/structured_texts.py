@@ -156,7 +156,7 @@ def is_valid(constraint: tuple[str, Any], text: str) -> bool | None:
     if kind == "grammar":
         return None
     try:
-        import jsonschema
+        import jsonschema  # type: ignore[import-untyped]
     except ImportError:
         json.loads(text)
         return None

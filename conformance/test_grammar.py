@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from conformance import grammar_mutants, grammar_situations, parts, recording, replay
+from conformance import (
+    grammar_mutants,
+    grammar_situations,
+    grammar_suite,
+    parts,
+    recording,
+    replay,
+    structured_texts,
+)
 from conformance.mutants import Mutant, build
 from mini_vllm.structured_output.compiler import grammar_of
 from mini_vllm.structured_output.machine import Machine
@@ -122,3 +130,39 @@ def test_the_bytes_of_a_byte_level_vocabulary_are_those_that_xgrammar_decodes() 
             assert [token.hex() for token in found[1:] if token] == case["tokens"][1:]
             return
     raise AssertionError("no vocabulary of words")
+
+
+# ------------------------------------------------------------------ JSON Schema, and whole texts
+
+
+def test_the_published_suite_has_no_wrong_verdict_here_and_many_there() -> None:
+    sums = Counter[str]()
+    theirs: dict[str, Counter[str]] = {}
+    for case in parts.load("grammar_suite"):
+        sums.update(grammar_suite.tally(case, grammar_suite.judge(False, case)))
+        for name, verdicts in case["verdicts"].items():
+            theirs.setdefault(name, Counter()).update(grammar_suite.tally(case, verdicts))
+    assert (sums["right"], sums["too strict"], sums["too loose"]) == (1052, 0, 0)
+    assert sums["refused"] == 205
+    for name, peer in theirs.items():
+        assert peer["too strict"] + peer["too loose"] > 0 and peer["right"] < 1052, name
+
+
+def test_constrained_texts_of_the_shipped_model_are_the_real_engines() -> None:
+    found = structured_texts.kept()
+    kinds = [tuple(each) for each in found["constraints"]]
+    assert len(kinds) == 50 and {kind for kind, _ in kinds} == {
+        "regex",
+        "choice",
+        "grammar",
+        "json",
+    }
+    answers = structured_texts.mini()
+    assert structured_texts.differing(found, answers) == []
+    asked = [constraint for _, constraint in structured_texts.rows()]
+    judged = Counter[Any]()
+    for constraint, tokens, reason in zip(asked, *answers, strict=True):
+        if constraint is not None and reason == "stop":
+            text = bytes(token for token in tokens if token < 256).decode()
+            judged[structured_texts.is_valid(constraint, text)] += 1
+    assert judged[False] == 0 and judged.total() >= 75

@@ -29,10 +29,11 @@ from mini_vllm.structured_output.expressions import (
     text,
 )
 from mini_vllm.structured_output.formats import FORMATS
+from mini_vllm.structured_output.json_conditions import Shape
 from mini_vllm.structured_output.json_numbers import fits, number_dfa
 from mini_vllm.structured_output.json_objects import Objects
 from mini_vllm.structured_output.json_references import Node, References
-from mini_vllm.structured_output.json_shapes import Shape, Shapes
+from mini_vllm.structured_output.json_shapes import Shapes
 from mini_vllm.structured_output.json_strings import Strings
 from mini_vllm.structured_output.json_text import (
     ARRAY,

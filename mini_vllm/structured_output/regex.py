@@ -140,7 +140,8 @@ class _Parser:
                 return bounds
         if not self.take("{"):
             return None
-        least = most = self.count()
+        least = self.count()
+        most: int | None = least
         if self.take(","):
             most = None if self.peek() == "}" else self.count()
         if not self.take("}"):

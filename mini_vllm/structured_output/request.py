@@ -95,9 +95,10 @@ class _Constrained:
     def maybe_finish(self, max_model_len: int | None = None) -> bool:
         """As `Request.maybe_finish`, and with an error where the last token was refused."""
         ended = bool(super().maybe_finish(max_model_len))  # type: ignore[misc]
-        if not self.constraint.follow(self):
-            self.status = RequestStatus.FINISHED_ERROR
-            self.stop_reason = "the grammar refused a token"
+        request: Any = self
+        if not self.constraint.follow(request):
+            request.status = RequestStatus.FINISHED_ERROR
+            request.stop_reason = "the grammar refused a token"
             return True
         return ended
 
