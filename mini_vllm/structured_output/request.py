@@ -1,8 +1,8 @@
 """A request whose output a grammar constrains.
 
-Promises: it waits aside from birth until its grammar is there; every token that it is given
+Promises: it waits aside from birth until its grammar is there (C6); every token that it is given
 advances the grammar, and one that the grammar refuses ends it with an error, whatever else would
-have ended it. Mirrors `vllm/v1/structured_output/request.py:20` `StructuredOutputRequest`,
+have ended it. Mirrors `vllm/v1/structured_output/request.py:21` `StructuredOutputRequest`,
 `vllm/v1/request.py:112` `Request.__init__` (the status at birth) and
 `vllm/v1/core/sched/scheduler.py:1416` `Scheduler.update_from_output`.
 """
