@@ -129,7 +129,8 @@ def shares(repeats: int) -> list[list[str]]:
     """The masks' share of a step, by batch size."""
     rows = []
     for batch in (1, 8, 64):
-        cold, warm = [], []
+        cold: list[float] = []
+        warm: list[float] = []
         for _ in range(repeats):
             llm = LLM(num_blocks=1200, max_num_seqs=64, structured_outputs_config={
                 "backend": "xgrammar", "disable_any_whitespace": True})  # fmt: skip
@@ -161,7 +162,7 @@ def _share(llm: LLM, params: list[SamplingParams]) -> float:
             spent += time.thread_time() - began
             return found
 
-    engine.rows.masks = [Timed()]  # type: ignore[list-item]
+    engine.rows.masks = [Timed()]
     prompts = [f"Person {i}: " for i in range(len(params))]
     total = seconds(lambda: llm.generate(prompts, params))
     return spent / total

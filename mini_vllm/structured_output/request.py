@@ -52,14 +52,12 @@ class Constraint:
     def is_ready(self) -> bool:
         """Whether the grammar is compiled; a failure is noted in `error`."""
         if self.matcher is None and not self.error and self.compilation is not None:
+            future = self.compilation.future
             try:
-                compiled = self.compilation.future.result(timeout=POLL_SECONDS)
-            except NotYet:
-                return False
-            except (Exception, KeyboardInterrupt) as error:
-                if not self.compilation.future.done():  # not the compilation's: ours
-                    raise
-                self.error = f"the grammar cannot be compiled: {error}"
+                compiled = future.result(timeout=POLL_SECONDS)
+            except Exception as error:
+                if not isinstance(error, NotYet) or future.done():
+                    self.error = f"the grammar cannot be compiled: {error}"
                 return False
             self.matcher = compiled.matcher()
         return self.matcher is not None
