@@ -125,6 +125,8 @@ class StructuredOutputManager:
         matcher, before = constraint.matcher, constraint.matcher.num_accepted
         taken = matcher.accept_tokens(request.request_id, beyond)
         valid = matcher.validate_tokens(drafts) if taken else []
+        if self.config.jump_ahead and taken:
+            valid = matcher.forced_tokens(self.num_drafts) or valid
         matcher.rollback(matcher.num_accepted - before)
         return valid
 
