@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
+from mini_vllm.features import open_features
 from mini_vllm.input_processor import InputProcessor, one_each
 from mini_vllm.interrupts import held_back
 from mini_vllm.model_runner import ModelRunner
-from mini_vllm.models.registry import load_model
 from mini_vllm.outputs import RequestOutput
 from mini_vllm.parallel_sampling import Parents
 from mini_vllm.parts import EngineParts
@@ -31,9 +31,7 @@ from mini_vllm.sampler import Sampler
 from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from mini_vllm.lora.adapters import Adapters
     from mini_vllm.lora.request import LoRARequest
-    from mini_vllm.spec_decode.speculator import Speculator
 
 __all__ = ["EngineParts", "LLMEngine"]
 
@@ -75,38 +73,22 @@ class LLMEngine:
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
-        named = ("max_loras", "max_lora_rank", "max_cpu_loras") if enable_lora else ()
-        of_adapters = {name: knobs.pop(name) for name in named if name in knobs}
-        if config is not None and knobs:
-            raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
-        config = EngineConfig.of(knobs) if config is None else config
         self.parts = parts or EngineParts()
-        loaded = load_model(
-            model, tokenizer, config.dtype, config.seed, self.parts.attention,
-            self.parts.named_linear, self.parts.experts,
-        )  # fmt: skip
-        self.config = config.with_max_model_len(loaded.max_model_len)
-        self.speculator: Speculator | None = None
-        if drafts := self.config.scheduler.num_speculative_tokens:
-            raise ValueError(f"num_speculative_tokens={drafts}: need it in speculative_config")
-        if speculative_config is not None:
-            from mini_vllm.spec_decode.speculator import open_speculator
-
-            self.speculator, self.config = open_speculator(
-                speculative_config, self.config, loaded, self.parts.drafter, self.parts.verifier
-            )
-        self.adapters: Adapters | None = None
-        if enable_lora:
-            from mini_vllm.lora.adapters import Adapters
-
-            self.adapters, loaded = Adapters.open(of_adapters, self.config, loaded, self.parts)
-            gates = (*gates, self.adapters.gate)
+        opened = open_features(
+            model, config, knobs, tokenizer, self.parts, speculative_config, enable_lora
+        )
+        self.config, loaded = opened.config, opened.loaded
+        self.speculator, self.adapters, self.ranks = (
+            opened.speculator,
+            opened.adapters,
+            opened.ranks,
+        )
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
         self.inputs = InputProcessor(self.config, loaded, self.parts.request, self.adapters)
         self.chat_template = loaded.chat_template
-        self.gates = tuple(gates)
+        self.gates = (*gates, *opened.gates)
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
         processors = in_order(self.eos_token_ids, logits_processors)
         self.rows = RowSampler(self.parts.sampler(), processors, self.config.seed, self.speculator)
@@ -142,6 +124,11 @@ class LLMEngine:
     def logits_processors(self) -> list[LogitsProcessor]:
         """What changes each row before a token is chosen, in this order."""
         return self.rows.logits_processors
+
+    def close(self) -> None:
+        """End the processes that were started for this engine, if any."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -360,12 +347,12 @@ class LLMEngine:
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._known.discard(request_id)
         self._parents.forget(request_id)
         self._stops.forget(request_id)
         self.rows.forget(request_id)
         if self.speculator is not None:
             self.speculator.forget(request_id)
+        self._known.discard(request_id)  # last: until then a restart forgets it once more
 
     # ------------------------------------------------------------------ all at once
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
@@ -41,7 +41,9 @@ class LLM:
     ) -> None:
         """As `LLMEngine`; the names of `knobs` are those of vLLM's `EngineArgs`.
 
-        vLLM sizes its cache from free GPU memory; here `num_blocks` says it. With `release`, such
+        vLLM sizes its cache from free GPU memory; here `num_blocks` says it. A script that asks
+        for ranks, as by `tensor_parallel_size=2`, is imported by each of them, so what it does
+        must stand below `if __name__ == "__main__":`. With `release`, such
         as "0.33.0", the engine decides as that release does; without, as the pin.
 
         Raises:
@@ -54,6 +56,19 @@ class LLM:
                 raise ValueError(f"parts and release={release!r}: give one or the other")
             parts = parts_of(release)
         self.llm_engine = LLMEngine(model, config, tokenizer=tokenizer, parts=parts, **knobs)
+
+    def close(self) -> None:
+        """End the processes that the engine has started, if any; it then serves no more.
+
+        They also end with the `with` block, with the last reference, and with the program.
+        """
+        self.llm_engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def generate(
         self,

@@ -1,0 +1,1 @@
+"""Several processes as one engine: tensor, pipeline, expert and context parallelism."""
