@@ -73,11 +73,11 @@ class LLMEngine:
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
-        self.parts = parts or EngineParts()
         opened = open_features(
-            model, config, knobs, tokenizer, self.parts, speculative_config, enable_lora
+            model, config, knobs, tokenizer, parts or EngineParts(), speculative_config, enable_lora
         )
-        self.config, loaded = opened.config, opened.loaded
+        self.config, self.parts, loaded = opened.config, opened.parts, opened.loaded
+        self.batches = opened.batches
         self.speculator, self.adapters, self.ranks = (
             opened.speculator,
             opened.adapters,
@@ -248,13 +248,21 @@ class LLMEngine:
         for observer in self.observers:
             observer(plan)
         stuck = not plan.scheduled_requests and not plan.preempted_req_ids
-        if stuck and not (previous and previous[0].scheduled_requests):
+        if stuck and not (previous and previous[0].scheduled_requests) and not self._is_waiting:
             if self.scheduler.has_unfinished_requests():
                 raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
             return []
         sampled: Sampled = {}
         failed: dict[str, Failure] = {}
-        if plan.scheduled_requests:
+        if self.batches is not None:
+            self.rows.ask(plan)
+            due = self.batches.swap(self.runner, plan)
+            if due is None:
+                return []
+            plan, logits = due
+            if logits is not None:
+                sampled, failed = self.rows.sample(plan, logits, {})
+        elif plan.scheduled_requests:
             self.rows.ask(plan)
             if self.adapters is not None:
                 self.adapters.prepare(plan)
@@ -276,6 +284,11 @@ class LLMEngine:
         if self.speculator is not None and self._in_flight is None and not failed:
             self.scheduler.update_draft_token_ids(self.speculator.propose(plan, sampled))
         return finished
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether a result of an earlier plan is still to come."""
+        return self.batches is not None and self.batches.is_busy
 
     def _end(self, failed: dict[str, Failure]) -> list[Request]:
         """End the requests that got no token. If what they left in the cache may be as wrong as
@@ -333,6 +346,8 @@ class LLMEngine:
         with held_back():
             self.scheduler = self.parts.build_scheduler(self.config, self.gates)
             self._in_flight = None
+            if self.batches is not None:
+                self.batches.reset()
             if self.adapters is not None:
                 self.adapters.reset()
             for request, num_tokens in live:

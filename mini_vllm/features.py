@@ -21,6 +21,7 @@ from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from mini_vllm.distributed.executor import Ranks
+    from mini_vllm.distributed.pipeline import BatchQueue
     from mini_vllm.lora.adapters import Adapters
     from mini_vllm.spec_decode.speculator import Speculator
 
@@ -37,10 +38,13 @@ class Features:
 
     config: EngineConfig
     loaded: LoadedModel
+    parts: EngineParts
     gates: tuple[Gate, ...] = ()
     speculator: Speculator | None = None
     adapters: Adapters | None = None
     ranks: Ranks | None = None
+    batches: BatchQueue | None = None
+    """Plans in flight, where there may be several."""
 
 
 def open_features(
@@ -77,7 +81,7 @@ def open_features(
         model, tokenizer, config.dtype, config.seed, parts.attention, parts.named_linear,
         parts.experts,
     )  # fmt: skip
-    made = Features(config.with_max_model_len(loaded.max_model_len), loaded)
+    made = Features(config.with_max_model_len(loaded.max_model_len), loaded, parts)
     if speculative_config is not None:
         from mini_vllm.spec_decode.speculator import open_speculator
 

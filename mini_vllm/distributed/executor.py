@@ -20,6 +20,7 @@ from mini_vllm.config import EngineConfig
 from mini_vllm.distributed.collectives import CommStats
 from mini_vllm.distributed.config import ParallelConfig
 from mini_vllm.distributed.model import RankSpec
+from mini_vllm.distributed.pipeline import BatchQueue, PipelineScheduler
 from mini_vllm.distributed.pool import RankPool
 from mini_vllm.distributed.shards import FolderSource, WeightSource
 from mini_vllm.distributed.worker import BATCH_FIELDS
@@ -70,7 +71,11 @@ class Ranks:
         Raises:
             RankError: a rank is gone, or late.
         """
-        return self.pool.result(number)[self.parallel.output_rank]
+        try:
+            return self.pool.result(number)[self.parallel.output_rank]
+        except BaseException:
+            self.pool.forget()
+            raise
 
     def forward(self, batch: ForwardBatch) -> np.ndarray:
         """Logits [num_rows, vocab_size], as of any model."""
@@ -133,7 +138,12 @@ def open_ranks(
             pool.close()
         raise
     config = replace(config, cache=replace(cache, block_size=cache.block_size * dcp))
-    return Features(config, loaded(ranks), ranks=ranks)
+    if ranks.depth == 1:
+        return Features(config, loaded(ranks), parts, ranks=ranks)
+    parts = replace(parts, scheduler=PipelineScheduler)
+    return Features(
+        config, loaded(ranks), parts, ranks=ranks, batches=BatchQueue(ranks, ranks.depth)
+    )
 
 
 def _check_others(

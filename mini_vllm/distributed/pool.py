@@ -107,6 +107,10 @@ class RankPool:
         """
         return self._ranks.result(number, timeout_s or self.timeout_s + 2 * _GRACE_S)
 
+    def forget(self) -> None:
+        """Give up all calls under way: the ranks make them, the answers are dropped."""
+        self._ranks.forget()
+
     def rpc(self, method: str, *args: Any) -> list[Any]:
         """Call a method in every rank; all answers, by rank."""
         answers = self.result(self.call(method, *args))
@@ -230,7 +234,7 @@ class _Ranks:
         return answers
 
     def forget(self) -> None:
-        """Give up all calls under way: their answers will be dropped."""
+        """See `RankPool.forget`."""
         self._wanted.clear()
         self._answers.clear()
 
