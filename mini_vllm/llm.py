@@ -41,9 +41,7 @@ class LLM:
     ) -> None:
         """As `LLMEngine`; the names of `knobs` are those of vLLM's `EngineArgs`.
 
-        vLLM sizes its cache from free GPU memory; here `num_blocks` says it. A script that asks
-        for ranks, as by `tensor_parallel_size=2`, is imported by each of them, so what it does
-        must stand below `if __name__ == "__main__":`. With `release`, such
+        vLLM sizes its cache from free GPU memory; here `num_blocks` says it. With `release`, such
         as "0.33.0", the engine decides as that release does; without, as the pin.
 
         Raises:

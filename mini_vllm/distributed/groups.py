@@ -123,6 +123,10 @@ class Place:
         """Whether it has the final norm and the head."""
         return self.pp_rank == self.pp_size - 1
 
+    def layers(self, num_hidden_layers: int) -> range:
+        """The layers of its stage."""
+        return get_pp_indices(num_hidden_layers, self.pp_rank, self.pp_size)
+
     @property
     def dcp_rank(self) -> int:
         """Its place among the ranks that share a sequence's K and V."""

@@ -74,7 +74,7 @@ class VocabParallelHead:
 
     def __init__(self, weight: np.ndarray, vocab_size: int, group: Communicator) -> None:
         """Args: as `VocabParallelEmbedding`. Padding rows are zeros, and cut off at the end."""
-        size = padded_vocab(vocab_size) // group.size
+        size = padded_vocab(vocab_size) // group.size if group.size > 1 else vocab_size
         padded = np.zeros((size, weight.shape[1]), weight.dtype)
         padded[: len(weight)] = weight
         self.linear = Linear(padded, None, "lm_head")

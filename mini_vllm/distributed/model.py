@@ -19,7 +19,6 @@ from mini_vllm.distributed.collectives import CommStats, Communicator
 from mini_vllm.distributed.config import ParallelConfig, local_config
 from mini_vllm.distributed.context import ContextParallelAttention, local_batch
 from mini_vllm.distributed.experts import ExpertParallel
-from mini_vllm.distributed.groups import get_pp_indices
 from mini_vllm.distributed.layers import (
     TensorParallelExperts,
     VocabParallelEmbedding,
@@ -68,9 +67,7 @@ class RankModel:
         self.dcp = Communicator(transport, place.group("dcp"), stats)
         self.weights = RankWeights(spec.source, place)
         mine = local_config(config, place)
-        self.indices = indices = get_pp_indices(
-            config.num_hidden_layers, place.pp_rank, place.pp_size
-        )
+        self.indices = indices = place.layers(config.num_hidden_layers)
         self.layers = build_layers(
             mine, self.weights, self._cast, linear_factory(self.tp),
             indices=indices, token_tile=sys.maxsize,

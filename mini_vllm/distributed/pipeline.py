@@ -82,6 +82,9 @@ class BatchQueue:
         self.ranks, self.depth = ranks, depth
         self._plans: deque[tuple[SchedulerOutput, int | None]] = deque()
 
+    def __len__(self) -> int:
+        return len(self._plans)
+
     @property
     def is_busy(self) -> bool:
         """Whether a result is to come."""

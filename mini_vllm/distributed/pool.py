@@ -13,11 +13,14 @@ import pickle
 import queue
 import secrets
 import signal
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from types import ModuleType
 from typing import Any
 
 from mini_vllm.checks import whole
@@ -74,6 +77,11 @@ class RankPool:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the ranks still take calls."""
+        return self._finalizer.alive and self._ranks.failure is None
 
     @property
     def pids(self) -> list[int]:
@@ -163,7 +171,8 @@ class _Ranks:
                 )
                 self.pipes.append(ours)
                 self.processes.append(process)
-                process.start()
+                with _without_main():
+                    process.start()
                 theirs.close()
         finally:
             if before is None:
@@ -315,10 +324,7 @@ class _Ranks:
         code = process.exitcode
         if code is not None and code < 0:
             return f"(pid {process.pid}) was killed by {signal.Signals(-code).name}"
-        hint = (
-            "; a script that starts ranks needs `if __name__ == '__main__':`" if code == 1 else ""
-        )
-        return f"(pid {process.pid}) ended with exit code {code}{hint}"
+        return f"(pid {process.pid}) ended with exit code {code}"
 
     def _fail(self, failure: RankError) -> None:
         self.failure = self.failure or failure
@@ -355,6 +361,20 @@ class _Ranks:
         os.close(self._wake_w)
         self._inbox.put(None)
         self._ended.set()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start a process that does not import the program's main module, as spawned ones do.
+
+    Ranks need nothing of it, so a script may start them without `if __name__ == "__main__":`.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _message(pipe: Connection) -> Message:
