@@ -116,7 +116,8 @@ def _config(rng: random.Random) -> ModelConfig:
     heads = rng.choice([4, 4, 8])
     layers = rng.choice([2, 3, 4, 5])
     config = ModelConfig(
-        rng.choice([50, 64, 70, 130]), rng.choice([16, 32]), rng.choice([16, 24, 48]), layers, heads,
+        rng.choice([50, 64, 70, 130]), rng.choice([16, 32]), rng.choice([16, 24, 48]),
+        layers, heads,
         rng.choice([n for n in (1, 2, 4, 8) if heads % n == 0]), rng.choice([4, 8]), 256,
         tie_word_embeddings=rng.random() < 0.5, qkv_bias=rng.random() < 0.5,
         o_bias=rng.random() < 0.5, mlp_bias=rng.random() < 0.5, qk_norm=rng.random() < 0.5,
@@ -221,7 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             pools[run.transport] = RankPool(MOST_RANKS, run.transport, arguments.limit)
         try:
             knobs = {**run.knobs, "block_size": run.knobs["block_size"] // dcp}
-            engine = LLMEngine(run.source, rank_pool=pools[run.transport], **run.split, **knobs)
+            source: Any = run.source  # what ranks read, and no model
+            engine = LLMEngine(source, rank_pool=pools[run.transport], **run.split, **knobs)
             got = serve(run, engine)
         except RankError as error:
             hangs += 1

@@ -8,17 +8,51 @@ oldest batch is asked for when the queue is full or nothing more can be planned.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from mini_vllm.batch import ForwardBatch
+from mini_vllm.config import SchedulerConfig
+from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.model_runner import ModelRunner
-from mini_vllm.plan import SchedulerOutput
+from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
 from mini_vllm.scheduler import Scheduler
+
+
+class OnceGate:
+    """Keeps a position from being sampled while a token for it is on its way.
+
+    A request preempted with a token in flight starts over at 0 and may be admitted again before
+    that token has come. The real scheduler then computes all that is known and samples the same
+    position twice; here its last known token is not computed before.
+    """
+
+    def __init__(self) -> None:
+        self.tokens_to_come: Counter[str] = Counter()
+
+    def admission(
+        self, request: Request, plan: SchedulerOutput
+    ) -> Literal["admit", "skip", "stop"]:
+        """Anybody may come in."""
+        return "admit"
+
+    def limit(self, request: Request, start: int, num_new: int) -> int:
+        """Nothing, where the tokens would reach the last known one too early."""
+        is_last = start + num_new >= request.num_tokens
+        return 0 if is_last and self.tokens_to_come[request.request_id] else num_new
+
+    def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
+        """Nothing to note: only the counters, which move later, say whether it samples."""
+
+    def leaves(self, request: Request) -> bool:
+        """A request that ends is waited for no more."""
+        if request.is_finished:
+            self.tokens_to_come.pop(request.request_id, None)
+        return False
 
 
 class PipelineScheduler(Scheduler):
@@ -27,6 +61,12 @@ class PipelineScheduler(Scheduler):
     Counters move in `schedule`, so the next chunk of a prompt can follow at once, and a request
     that waits for its token lacks nothing to compute.
     """
+
+    def __init__(
+        self, kv: KVCacheManager, config: SchedulerConfig | None = None, gates: Sequence[Gate] = ()
+    ) -> None:
+        self._once = OnceGate()
+        super().__init__(kv, config, (*gates, self._once))
 
     def schedule(self) -> SchedulerOutput:
         """As `Scheduler.schedule`; then counters advance."""
@@ -37,6 +77,7 @@ class PipelineScheduler(Scheduler):
             plan.num_computed_tokens[request_id] = start
             if request.num_computed_tokens >= request.num_tokens:
                 plan.sampling_req_ids.add(request_id)
+                self._once.tokens_to_come[request_id] += 1
         return plan
 
     def update_from_output(
@@ -50,6 +91,8 @@ class PipelineScheduler(Scheduler):
         for request in plan.scheduled_requests:
             if request.is_finished:
                 continue  # aborted meanwhile
+            if request.request_id in plan.sampling_req_ids:
+                self._once.tokens_to_come[request.request_id] -= 1
             for token in sampled.get(request.request_id, ()):
                 request.append_output_token(token)
                 if request.maybe_finish(self.max_model_len):

@@ -142,7 +142,7 @@ def answer(engine: LLMEngine, max_tokens: int = 9, **params: Any) -> Answers:
     return got
 
 
-def ranked(source: RandomSource, transport: str = "shared_memory", **knobs: Any) -> LLMEngine:
+def ranked(source: Any, transport: str = "shared_memory", **knobs: Any) -> LLMEngine:
     """An engine on the tests' ranks; its cache holds `NUM_TOKENS` tokens however it is split."""
     dcp = knobs.get("decode_context_parallel_size", 1)
     sizes = {"block_size": 4 // dcp, "num_blocks": 1 + NUM_TOKENS // 4}
