@@ -190,7 +190,7 @@ MUTANTS = (
     ),
     _equal(
         "combines results without their weights", "experts.py",
-        "results *= topk_weights[mine]", "results *= 0 * topk_weights[mine] + 1", "moe-tp4-ep1",
+        "results *= topk_weights[mine]", "results *= 1 + 0 * topk_weights[mine]", "moe-tp4-ep1",
     ),
     Mutant(
         "gives experts that are left over to the last ranks", "groups.py",

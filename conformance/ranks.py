@@ -19,10 +19,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from labkit.tables import write_section
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.distributed.config import ParallelConfig
 from mini_vllm.distributed.pool import RankError, RankPool
@@ -36,6 +38,7 @@ TOLERANCE = 1e-10
 """On float64 logits of size 1 to 10; `ranks_support.TOLERANCE` says why so small, and these models
 may be wider."""
 MOST_RANKS = 4
+README = Path(__file__).with_name("README.md")
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,6 @@ def serve(run: Run, engine: LLMEngine) -> Outcome:
         out.steps += 1
     aborted = set(run.aborts.values())
     out.tokens = {n: list(r.output_token_ids) for n, r in requests.items() if n not in aborted}
-    out.seen["aborted"] = len(aborted)
     return out
 
 
@@ -208,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds that a rank may wait")
+    parser.add_argument("--write", action="store_true", help="update conformance/README.md")
     arguments = parser.parse_args(argv)
     began, pools = time.monotonic(), dict[str, RankPool]()
     hangs = differ = steps = 0
@@ -238,14 +241,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"seed {seed}, {run.label}, {run.transport}: {why}", flush=True)
     for held in pools.values():
         held.close()
-    print(", ".join(f"{n} {what}" for what, n in sorted(seen.items())))
-    print(
-        f"{len(splits)} ways to split over a transport, the rarest {min(splits.values())} time(s)"
-    )
-    print(
+    said = (
         f"{arguments.runs} runs, {steps} steps: {hangs} hang, {differ} differ; largest difference "
-        f"of a logit {largest:.1e} ({time.monotonic() - began:.0f} s)"
+        f"of a logit {largest:.1e}"
     )
+    shown = ", ".join(f"{n} {what}" for what, n in sorted(seen.items()))
+    ways = f"{len(splits)} ways to split over a transport, the rarest {min(splits.values())} times"
+    print(shown, ways, f"{said} ({time.monotonic() - began:.0f} s)", sep="\n")
+    if arguments.write:
+        write_section("rank-runs", f"{said}. There were {shown}; {ways}.", README)
     return 1 if hangs or differ else 0
 
 

@@ -1,7 +1,8 @@
 """Collectives over a group of ranks, written once for every transport.
 
-Promises: sums are taken in the order of the ranks, ((x0 + x1) + x2) + ..., so that every rank gets
-the same bits; a group of one moves nothing; every byte that leaves a rank is counted. Mirrors
+Promises R1 and R3: sums are taken in the order of the ranks, ((x0 + x1) + x2) + ..., so that every
+rank gets the same bits; a group of one moves nothing; every byte that leaves a rank is counted.
+Mirrors
 `vllm/distributed/parallel_state.py:290` `GroupCoordinator`.
 """
 

@@ -1,6 +1,6 @@
 """The engine's side of the ranks: a model whose forward pass happens in other processes.
 
-Promises: the engine plans, samples and decides alone; each step's batch is told to every rank once,
+Promises R4: the engine plans, samples and decides alone; each step's batch is told to every rank once,
 and one rank answers with the logits. Mirrors `vllm/v1/executor/multiproc_executor.py:306`
 `MultiprocExecutor.execute_model` and `vllm/v1/executor/multiproc_executor.py:480`
 `MultiprocExecutor._get_output_rank`.

@@ -1,6 +1,6 @@
 """Several batches in flight: while the last stage computes one, the first begins another.
 
-Promises: a request whose token is still to come is passed over, other requests fill the batch; the
+Promises R5: a request whose token is still to come is passed over, other requests fill the batch; the
 oldest batch is asked for when the queue is full or nothing more can be planned. Mirrors
 `vllm/v1/engine/core.py:469` `EngineCore.step_with_batch_queue` and
 `vllm/v1/core/sched/scheduler.py:951` `Scheduler._update_after_schedule`.

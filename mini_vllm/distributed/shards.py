@@ -1,7 +1,7 @@
 """Which part of each tensor a rank holds, and reading no more of the checkpoint than that.
 
-Promises: the parts of all ranks together are the whole tensor, in order; what is small is held by
-all. Mirrors the loaders of `vllm/model_executor/layers/linear.py:410` `ColumnParallelLinear`,
+Promises R2: the parts of all ranks together are the whole tensor, in order; what is small is held
+by all. Mirrors the loaders of `vllm/model_executor/layers/linear.py:410` `ColumnParallelLinear`,
 `vllm/model_executor/layers/linear.py:1392` `RowParallelLinear` and
 `vllm/model_executor/layers/vocab_parallel_embedding.py:192` `VocabParallelEmbedding`.
 """
