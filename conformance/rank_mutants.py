@@ -232,7 +232,7 @@ MUTANTS = (
         "leaves the others running when one has died", "pool.py",
         "        self.failure = self.failure or failure\n        self.end()\n",
         "        self.failure = self.failure or failure\n        self._inbox.put(None)\n",
-        "test_ranks_faults.py::test_a_rank_killed_in_the_middle_of_a_step",
+        "test_ranks_faults.py::test_a_rank_killed_between_two_steps",
     ),
     Mutant(
         "keeps the name of the shared memory", "pool.py",

@@ -76,7 +76,8 @@ def open_features(
         others = {"speculative_config": speculative_config is not None, "enable_lora": enable_lora}
         taken = [name for name, is_given in others.items() if is_given]
         if opened := open_ranks(of_ranks, model, tokenizer, config, parts, taken):
-            return opened
+            config, loaded, parts, ranks, batches = opened
+            return Features(config, loaded, parts, ranks=ranks, batches=batches)
     loaded = load_model(
         model, tokenizer, config.dtype, config.seed, parts.attention, parts.named_linear,
         parts.experts,

@@ -1,7 +1,7 @@
 """How a model is split, and which sizes it can be split by.
 
 Promises: vLLM's names and rules; sizes that do not divide are refused with the sizes that would,
-before any process is started. Mirrors `vllm/config/parallel.py:111` `ParallelConfig` and
+before any process is started. Mirrors `vllm/config/parallel.py:108` `ParallelConfig` and
 `vllm/config/model.py:1191` `ModelConfig.verify_with_parallel_config`.
 """
 

@@ -3,7 +3,7 @@
 Promises: position p is held by rank p % size and by nobody else, a block of the scheduler is `size`
 times as long as one of a rank, and the merged output is that of attention over the whole sequence,
 to rounding. Mirrors `vllm/v1/attention/backends/utils.py:857` `get_dcp_local_seq_lens` and
-`vllm/v1/attention/ops/dcp_alltoall.py:38` `_lse_weighted_combine`.
+`vllm/v1/attention/ops/dcp_alltoall.py:39` `_lse_weighted_combine`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine's side of the ranks: a model whose forward pass happens in other processes.
 
-Promises R4: the engine plans, samples and decides alone; each step's batch is told to every rank once,
-and one rank answers with the logits. Mirrors `vllm/v1/executor/multiproc_executor.py:306`
+Promises R4: the engine plans, samples and decides alone; each step's batch is told to every rank
+once, and one rank answers with the logits. Mirrors `vllm/v1/executor/multiproc_executor.py:306`
 `MultiprocExecutor.execute_model` and `vllm/v1/executor/multiproc_executor.py:480`
 `MultiprocExecutor._get_output_rank`.
 """
@@ -24,7 +24,6 @@ from mini_vllm.distributed.pipeline import BatchQueue, PipelineScheduler
 from mini_vllm.distributed.pool import RankPool
 from mini_vllm.distributed.shards import FolderSource, WeightSource
 from mini_vllm.distributed.worker import BATCH_FIELDS
-from mini_vllm.features import Features
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.registry import LoadedModel, eos_of
 from mini_vllm.parts import EngineParts
@@ -74,8 +73,12 @@ class Ranks:
         try:
             return self.pool.result(number)[self.parallel.output_rank]
         except BaseException:
-            self.pool.forget()
+            self.forget()
             raise
+
+    def forget(self) -> None:
+        """Give up what is under way: the ranks finish it, nobody is told."""
+        self.pool.forget()
 
     def forward(self, batch: ForwardBatch) -> np.ndarray:
         """Logits [num_rows, vocab_size], as of any model."""
@@ -91,6 +94,11 @@ class Ranks:
             self.pool.close()
 
 
+Opened = tuple[EngineConfig, LoadedModel, EngineParts, Ranks, BatchQueue | None]
+"""An engine's, as they are with ranks: the config of its scheduler, the model, the parts, the ranks
+themselves, and the queue of batches in flight where there are stages."""
+
+
 def open_ranks(
     knobs: Mapping[str, Any],
     model: Any,
@@ -98,7 +106,7 @@ def open_ranks(
     config: EngineConfig,
     parts: EngineParts,
     taken: Sequence[str],
-) -> Features | None:
+) -> Opened | None:
     """Start ranks and load the model into them; None when one process is asked for.
 
     Args:
@@ -139,11 +147,9 @@ def open_ranks(
         raise
     config = replace(config, cache=replace(cache, block_size=cache.block_size * dcp))
     if ranks.depth == 1:
-        return Features(config, loaded(ranks), parts, ranks=ranks)
+        return config, loaded(ranks), parts, ranks, None
     parts = replace(parts, scheduler=PipelineScheduler)
-    return Features(
-        config, loaded(ranks), parts, ranks=ranks, batches=BatchQueue(ranks, ranks.depth)
-    )
+    return config, loaded(ranks), parts, ranks, BatchQueue(ranks, ranks.depth)
 
 
 def _check_others(

@@ -1,7 +1,7 @@
 """Several batches in flight: while the last stage computes one, the first begins another.
 
-Promises R5: a request whose token is still to come is passed over, other requests fill the batch; the
-oldest batch is asked for when the queue is full or nothing more can be planned. Mirrors
+Promises R5: a request whose token is still to come is passed over, other requests fill the batch;
+the oldest batch is asked for when the queue is full or nothing more can be planned. Mirrors
 `vllm/v1/engine/core.py:469` `EngineCore.step_with_batch_queue` and
 `vllm/v1/core/sched/scheduler.py:951` `Scheduler._update_after_schedule`.
 """
@@ -116,6 +116,8 @@ class _Ranks(Protocol):
 
     def collect(self, number: int) -> np.ndarray: ...
 
+    def forget(self) -> None: ...
+
 
 class BatchQueue:
     """The plans in flight, the oldest first; at most as many as there are stages."""
@@ -157,3 +159,4 @@ class BatchQueue:
     def reset(self) -> None:
         """Forget what is in flight: it runs, before whatever comes next, and is not looked at."""
         self._plans.clear()
+        self.ranks.forget()

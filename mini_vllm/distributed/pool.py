@@ -1,7 +1,7 @@
 """The ranks as processes: started, called, watched, ended.
 
-Promises R7: the first rank that dies, fails or does not answer is named, and all others end within two
-seconds; when the pool is closed, collected or its process ends, no rank and no shared memory is
+Promises R7: the first rank that dies, fails or does not answer is named, and all others end within
+two seconds; when the pool is closed, collected or its process ends, no rank and no shared memory is
 left. Mirrors `vllm/v1/executor/multiproc_executor.py:102` `MultiprocExecutor`.
 """
 

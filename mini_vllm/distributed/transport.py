@@ -3,7 +3,7 @@
 Promises: one primitive, `Transport.exchange`, moves everything it is given in both directions at
 once, so that ranks which all send first do not wait for each other; it sleeps while nothing moves,
 it ends at its deadline, and it notices at once that a peer is gone. Stands where
-`vllm/distributed/device_communicators/pynccl.py:70` `PyNcclCommunicator` stands.
+`vllm/distributed/device_communicators/pynccl.py:60` `PyNcclCommunicator` stands.
 """
 
 from __future__ import annotations

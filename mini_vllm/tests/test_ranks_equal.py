@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm.distributed.groups import Place
+from mini_vllm.distributed.shards import FolderSource, part_of
+from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Linear
 from mini_vllm.tests.ranks_support import (
     ALL_BIASES,
@@ -179,6 +182,35 @@ def test_each_rank_reads_its_part_and_no_more():
     rows = [min(16, c.vocab_size - 16 * rank) * 32 for rank in range(4)]
     expected = [4 * (layer // 4 + kv // 2 + norms) + 2 * rows[rank] + 32 for rank in range(4)]
     assert [entry["weights"] for entry in held] == expected
+
+
+def test_a_part_read_from_a_file_is_that_part_of_the_whole():
+    """fp16 on disk; the rows of a vocabulary that ends within a rank's slice, columns, biases."""
+    held = load_checkpoint("byte-llama")
+    source = FolderSource(held.folder, held.config)
+    for name, tensor in held.weights.items():
+        for rank in (0, 3):
+            part = part_of(name, held.config, Place.of(rank, 4, 1))
+            assert np.array_equal(source.read(name, part), tensor[part])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("byte-llama", TP2), ("byte-llama", TP4), ("byte-llama", PP4), ("byte-llama", TP2 | PP2),
+        ("byte-llama", TP4 | DCP2), ("byte-moe", TP2 | EP), ("byte-moe", TP2 | PP2 | EP),
+        ("byte-moe", TP4 | DCP4),
+    ],
+    ids=label,
+)  # fmt: skip
+def test_the_shipped_models_say_the_same_on_ranks(model, sizes, dtype):
+    prompts = ["The scheduler ", "def allocate_slots(self", "A block table maps ", "import numpy"]
+    params = SamplingParams(max_tokens=48)
+    expected = LLMEngine(model, dtype=dtype).generate(prompts, params)
+    got = LLMEngine(model, dtype=dtype, rank_pool=pool(), **sizes).generate(prompts, params)
+    assert [o.outputs[0].text for o in got] == [o.outputs[0].text for o in expected]
 
 
 def test_each_rank_holds_the_kv_of_its_heads_and_layers():

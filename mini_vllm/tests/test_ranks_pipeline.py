@@ -35,6 +35,9 @@ class Stages:
     def collect(self, number: int) -> np.ndarray:
         return self.logits[number]
 
+    def forget(self) -> None:
+        """Nothing is under way."""
+
 
 def piped(scenario: Scenario, depth: int, model=None) -> LLMEngine:
     engine = scenario.engine(model, parts=PARTS)
@@ -122,6 +125,9 @@ def test_the_queue_waits_for_the_oldest_when_it_is_full_or_nothing_can_be_planne
             asked.append("collect")
             return np.zeros((1, 2))
 
+        def forget(self) -> None:
+            asked.append("forget")
+
     class Runner:
         def prepare_batch(self, plan: SchedulerOutput) -> None:
             return None
@@ -138,7 +144,7 @@ def test_the_queue_waits_for_the_oldest_when_it_is_full_or_nothing_can_be_planne
     assert queue.swap(Runner(), SchedulerOutput())[0] is plans[1], "nothing to plan"
     assert len(queue) == 2 and queue.is_busy
     queue.reset()
-    assert not queue.is_busy
+    assert not queue.is_busy and asked[-1] == "forget"
 
 
 def test_a_model_that_reads_its_cache_answers_the_same_with_batches_in_flight():
