@@ -77,12 +77,8 @@ class LLMEngine:
             model, config, knobs, tokenizer, parts or EngineParts(), speculative_config, enable_lora
         )
         self.config, self.parts, loaded = opened.config, opened.parts, opened.loaded
-        self.batches = opened.batches
-        self.speculator, self.adapters, self.ranks = (
-            opened.speculator,
-            opened.adapters,
-            opened.ranks,
-        )
+        self.speculator, self.adapters = opened.speculator, opened.adapters
+        self.ranks, self.batches = opened.ranks, opened.batches
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
@@ -248,7 +244,8 @@ class LLMEngine:
         for observer in self.observers:
             observer(plan)
         stuck = not plan.scheduled_requests and not plan.preempted_req_ids
-        if stuck and not (previous and previous[0].scheduled_requests) and not self._is_waiting:
+        stuck &= self.batches is None or not self.batches.is_busy
+        if stuck and not (previous and previous[0].scheduled_requests):
             if self.scheduler.has_unfinished_requests():
                 raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
             return []
@@ -256,8 +253,7 @@ class LLMEngine:
         failed: dict[str, Failure] = {}
         if self.batches is not None:
             self.rows.ask(plan)
-            due = self.batches.swap(self.runner, plan)
-            if due is None:
+            if (due := self.batches.swap(self.runner, plan)) is None:
                 return []
             plan, logits = due
             if logits is not None:
@@ -284,11 +280,6 @@ class LLMEngine:
         if self.speculator is not None and self._in_flight is None and not failed:
             self.scheduler.update_draft_token_ids(self.speculator.propose(plan, sampled))
         return finished
-
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether a result of an earlier plan is still to come."""
-        return self.batches is not None and self.batches.is_busy
 
     def _end(self, failed: dict[str, Failure]) -> list[Request]:
         """End the requests that got no token. If what they left in the cache may be as wrong as
