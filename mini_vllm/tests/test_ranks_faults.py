@@ -250,6 +250,7 @@ def test_aborted_requests_leave_batches_in_flight_that_harm_nobody():
     assert answer(engine).tokens == alone(RandomSource(DENSE)).tokens
 
 
+@pytest.mark.slow
 def test_a_pool_serves_one_engine_after_the_other():
     for _ in range(2):
         for size in (1, 2, 4):
