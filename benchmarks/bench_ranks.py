@@ -5,13 +5,15 @@
 First the transport alone: a is half the round trip of 64 bytes, B the slope between round trips of
 1 and 4 MiB, both medians. Then all-reduces, beside 2(N - 1) a + 2(N - 1)/N S/B of a ring. Then
 whole steps, one process and two ranks in turn, beside half of the one process's time and what the
-model says of two all-reduces a layer, the embedding's, and the logits. Bytes are those counted in
-the ranks, and compared with the formulas of `mini_vllm/distributed/bytes_moved.py`.
+model says of two all-reduces a layer, the embedding's, and the logits; and one process whose
+products use two threads. Bytes are those counted in the ranks, and compared with the formulas of
+`mini_vllm/distributed/bytes_moved.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 from typing import Any
 
@@ -69,19 +71,24 @@ def reduces(
 
 
 def steps(
-    pools: dict[str, RankPool], measured: dict[str, tuple[float, float]], repeats: int
+    pools: dict[str, RankPool],
+    threads: RankPool,
+    measured: dict[str, tuple[float, float]],
+    repeats: int,
 ) -> list[list[str]]:
-    """Rows of the table of steps."""
+    """Rows of the table of steps; `threads` is one process with two of them."""
     config = load_checkpoint(SHIPPED_MODEL, read=lambda folder, config: {}).config
     rows = []
     for name, pool in pools.items():
         for what, sizes in STEPS.items():
-            timing = Paired([], [])
+            timing, threaded = Paired([], []), []
             for _ in range(repeats):  # in turn: a slow moment of the machine hits both
                 alone = LLMEngine("byte-llama", rank_pool=pool, **KNOBS)
                 timing.theirs.append(_median(pool, sizes, alone))
                 two = LLMEngine("byte-llama", rank_pool=pool, tensor_parallel_size=2, **KNOBS)
                 timing.ours.append(_median(pool, sizes, two))
+                both = LLMEngine("byte-llama", rank_pool=threads, **KNOBS)
+                threaded.append(_median(threads, sizes, both))
             two.model.forward(decode_batch(*sizes))
             ranks = two.ranks
             assert ranks is not None
@@ -91,7 +98,7 @@ def steps(
             rows.append(
                 [what, name.replace("_", " "), f"{sent['layer']:,}", f"{sent['step']:,}",
                  f"{theirs * 1e3:.2f}", f"{ours * 1e3:.2f}", f"{said * 1e3:.2f}",
-                 timing.ratio_text()]
+                 timing.ratio_text(), f"{statistics.median(threaded) * 1e3:.2f}"]
             )  # fmt: skip
             print(" | ".join(rows[-1]), flush=True)
     return rows
@@ -132,13 +139,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--write", action="store_true", help="update benchmarks/README.md")
     args = parser.parse_args()
+    os.environ["OPENBLAS_NUM_THREADS"] = "2"
+    threads = RankPool(1)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     pools = {name: RankPool(4, name) for name in TRANSPORTS}
     measured = wires(pools, 40)
     for name, (latency, speed) in measured.items():
         print(f"{name}: a = {latency * 1e6:.0f} µs, B = {speed / 1e9:.2f} GB/s", flush=True)
     of_reduces = reduces(pools, measured, 40)
-    of_steps = steps(pools, measured, args.repeats)
-    for pool in pools.values():
+    of_steps = steps(pools, threads, measured, args.repeats)
+    for pool in (*pools.values(), threads):
         pool.close()
     said = "; ".join(
         f"{name.replace('_', ' ')}: a = {latency * 1e6:.0f} µs, B = {speed / 1e9:.2f} GB/s"
@@ -148,7 +158,7 @@ def main() -> None:
     text = f"Measured on the transports alone: {said}.\n\n" + markdown_table(header, of_reduces)
     header = [
         "step", "transport", "bytes a layer", "bytes a step", "one process, ms", "two ranks, ms",
-        "half + model, ms", "speed-up, median (min-max)",
+        "half + model, ms", "speed-up, median (min-max)", "one process, two threads, ms",
     ]  # fmt: skip
     text += "\n\n" + markdown_table(header, of_steps)
     text += (

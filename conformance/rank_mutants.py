@@ -224,7 +224,7 @@ MUTANTS = (
         "dense-tp4-dcp2",
     ),
     Mutant(
-        "names the rank that complains, not the one that hangs", "pool.py",
+        "names the rank that complains, not the one that hangs", "autopsy.py",
         'return RankError(peer, f"does not respond', 'return RankError(rank, f"does not respond',
         "test_ranks_faults.py::test_a_rank_that_hangs_past_the_deadline_is_named[shared_memory]",
     ),

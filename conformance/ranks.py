@@ -26,8 +26,9 @@ import numpy as np
 
 from labkit.tables import write_section
 from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm.distributed.autopsy import RankError
 from mini_vllm.distributed.config import ParallelConfig
-from mini_vllm.distributed.pool import RankError, RankPool
+from mini_vllm.distributed.pool import RankPool
 from mini_vllm.models.moe import MoeConfig
 from mini_vllm.models.transformer import ModelConfig
 from mini_vllm.plan import SchedulerOutput
@@ -246,7 +247,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"of a logit {largest:.1e}"
     )
     shown = ", ".join(f"{n} {what}" for what, n in sorted(seen.items()))
-    ways = f"{len(splits)} ways to split over a transport, the rarest in {min(splits.values())} run(s)"
+    ways = (
+        f"{len(splits)} ways to split over a transport, the rarest in {min(splits.values())} run(s)"
+    )
     print(shown, ways, f"{said} ({time.monotonic() - began:.0f} s)", sep="\n")
     if arguments.write:
         write_section("rank-runs", f"{said}. There were {shown}; {ways}.", README)

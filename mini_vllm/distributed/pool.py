@@ -25,6 +25,13 @@ from typing import Any
 
 from mini_vllm.checks import whole
 from mini_vllm.distributed import worker
+from mini_vllm.distributed.autopsy import (
+    LAST_WORDS,
+    Message,
+    RankError,
+    first_cause,
+    next_message,
+)
 from mini_vllm.distributed.config import MOST_RANKS, TRANSPORTS
 from mini_vllm.distributed.transport import shared_memory_ends
 from mini_vllm.interrupts import held_back
@@ -34,17 +41,8 @@ _GRACE_S = 0.5
 """How long the others may still say what they waited for, once a rank is gone."""
 
 
-_LAST_WORDS = ("gone", "lost", "late", "failed")
-"""Kinds of messages after which a rank ends."""
-Message = tuple[str, int, Any]
-
-
-class RankError(RuntimeError):
-    """A rank died, failed, or did not answer; the others have been ended."""
-
-    def __init__(self, rank: int, why: str) -> None:
-        super().__init__(f"rank {rank} {why}")
-        self.rank = rank
+_PIPE_BYTES = 1 << 12
+"""What a pipe surely holds."""
 
 
 class RankPool:
@@ -139,7 +137,7 @@ class _Ranks:
         self.bytes_told = 0
         self.failure: RankError | None = None
         self._segment: Any = None
-        self._number = 0
+        self._number = self._telling = 0
         self._wanted: dict[int, list[int]] = {}
         self._answers: dict[int, dict[int, Any]] = {}
         self._inbox: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
@@ -218,13 +216,22 @@ class _Ranks:
             message = pickle.dumps((number, method, args, answers), protocol=5)
             self._wanted[number] = list(range(self.world_size)) if answers is None else answers
             self._answers[number] = {}
-            for pipe in self.pipes:
+            watch = threading.Timer(self.timeout_s, self._not_taken)
+            if len(message) > _PIPE_BYTES:  # then a rank that does not read keeps us here
+                watch.start()
+            for rank, pipe in enumerate(self.pipes):
+                self._telling = rank
                 try:
                     pipe.send_bytes(message)
-                except OSError:
+                except (OSError, TypeError):  # the latter where it was closed meanwhile
                     break  # the listener has seen it, or will
                 self.bytes_told += len(message)
+            watch.cancel()
         return number
+
+    def _not_taken(self) -> None:
+        """A rank has not read what it was told."""
+        self._fail(RankError(self._telling, "does not take what it is told"))
 
     def result(self, number: int, timeout_s: float) -> dict[int, Any]:
         """See `RankPool.result`."""
@@ -275,8 +282,8 @@ class _Ranks:
             for ready in wait([*open_pipes, self._wake_r]):
                 if not isinstance(ready, Connection) or self._ending:
                     return
-                rank, message = open_pipes[ready], _message(ready)
-                if message[0] in _LAST_WORDS:
+                rank, message = open_pipes[ready], next_message(ready)
+                if message[0] in LAST_WORDS:
                     self._autopsy(rank, message, open_pipes)
                     return
                 self._inbox.put((rank, message))
@@ -292,31 +299,13 @@ class _Ranks:
             for ready in wait([*waiting, self._wake_r], timeout=left):
                 if not isinstance(ready, Connection):
                     return
-                message = _message(ready)
-                if message[0] in _LAST_WORDS:
+                message = next_message(ready)
+                if message[0] in LAST_WORDS:
                     said.setdefault(waiting.pop(ready), message)
                 if message[0] in ("gone", "failed"):
                     waiting.clear()
                     break
-        self._fail(self._first_cause(said))
-
-    def _first_cause(self, said: dict[int, Any]) -> RankError:
-        """A rank that failed by itself; else one that ended without a word; else one that others
-        waited for and that does not say that it waits itself."""
-        for rank, (kind, _, content) in said.items():
-            if kind == "failed":
-                why, trace = content
-                error = RankError(rank, f"failed: {why}")
-                error.add_note(trace)
-                return error
-        for rank, (kind, _, _) in said.items():
-            if kind == "gone":
-                return RankError(rank, self._how_it_ended(rank))
-        blamed = [
-            (peer, r, content[1]) for r, (_, _, content) in said.items() for peer in content[0]
-        ]
-        peer, rank, why = next((b for b in blamed if b[0] not in said), blamed[0])
-        return RankError(peer, f"does not respond (rank {rank}: {why})")
+        self._fail(first_cause(said, self._how_it_ended))
 
     def _how_it_ended(self, rank: int) -> str:
         process = self.processes[rank]
@@ -375,11 +364,3 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _message(pipe: Connection) -> Message:
-    """The next message of a rank, or that there will be none."""
-    try:
-        return pipe.recv()
-    except (EOFError, OSError):
-        return "gone", -1, None

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from mini_vllm import LLM, LLMEngine, SamplingParams
-from mini_vllm.distributed.pool import RankError, RankPool
+from mini_vllm.distributed.autopsy import RankError
+from mini_vllm.distributed.pool import RankPool
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.tests.ranks_support import (
     DENSE,
@@ -102,6 +103,14 @@ def test_a_rank_killed_in_the_middle_of_a_step_is_named(transport):
         engine.generate(PROMPTS, SamplingParams(max_tokens=30, ignore_eos=True))
     assert all_end(pids)
     assert not engine.has_unfinished_requests()
+
+
+def test_a_rank_that_does_not_read_is_named_though_nobody_waits_for_it():
+    with running(lambda: RankPool(1, timeout_s=0.3)) as ranks:
+        os.kill(ranks.pids[0], signal.SIGSTOP)
+        with pytest.raises(RankError, match="rank 0 does not take what it is told"):
+            ranks.rpc("run", len, bytes(1 << 22))
+        assert all_end(ranks.pids, 0.1)
 
 
 @pytest.mark.slow
