@@ -60,7 +60,9 @@ class LLMEngine:
             model: "byte-llama" (shipped), a Hugging Face folder, a hub id, "toy", or an object
                 with `forward(batch)` (a `Transformer` brings its own shapes and dtype).
             config: everything else, or pass the fields of `EngineConfig`, `CacheConfig` and
-                `SchedulerConfig` by name: `LLMEngine(num_blocks=64, block_size=4)`.
+                `SchedulerConfig` by name: `LLMEngine(num_blocks=64, block_size=4)`. With those of
+                `distributed.config.ParallelConfig`, such as `tensor_parallel_size=2`, the model
+                runs in processes of its own, which `close` ends.
             tokenizer: replaces the checkpoint's; objects as `model` default to bytes.
             parts: replacements for pool, scheduler, sampler and so on.
             gates: what features ask of the scheduler.

@@ -1,7 +1,9 @@
 """One rank's part of a model: some layers of it, and of those a share of every matrix.
 
 Promises R6: it is the same decoder as in one process, built from smaller weights and a few layers
-that talk; between stages goes one array, the residual stream. Mirrors
+that talk; between stages goes one array, the residual stream, whole from each tensor-parallel rank
+to its like (the real engine sends a share each and gathers:
+`vllm/distributed/parallel_state.py:819` `GroupCoordinator._should_use_all_gather`). Mirrors
 `vllm/model_executor/models/llama.py:350` `LlamaModel` and
 `vllm/v1/worker/gpu_worker.py:781` `Worker.execute_model`.
 """
