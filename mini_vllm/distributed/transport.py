@@ -8,6 +8,8 @@ it ends at its deadline, and it notices at once that a peer is gone. Stands wher
 
 from __future__ import annotations
 
+import os
+import secrets
 import select
 import socket
 import struct
@@ -254,6 +256,8 @@ class Transport:
 # ------------------------------------------------------------------ connecting
 
 RING_BYTES = 1 << 18
+SEGMENT_PREFIX = "mini-vllm"
+"""Of the names of segments; the number of the process that made one follows."""
 
 
 class SharedMemoryEnd:
@@ -289,7 +293,8 @@ def shared_memory_ends(
     The caller unlinks the segment as soon as all have connected: then nothing is left of it,
     however they end.
     """
-    segment = SharedMemory(create=True, size=max(1, world_size**2 * ring_bytes))
+    name = f"{SEGMENT_PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
+    segment = SharedMemory(name, create=True, size=max(1, world_size**2 * ring_bytes))
     socks: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
     for low in range(world_size):
         for high in range(low + 1, world_size):
