@@ -100,7 +100,8 @@ MUTANTS = (
         "_nth(rank % config.num_key_value_heads,", _KV,
     ),
     _equal(
-        "gives every rank the first KV heads", "shards.py", "replicas = max(1, tp // config.num_key_value_",
+        "gives every rank the first KV heads", "shards.py",
+        "replicas = max(1, tp // config.num_key_value_",
         "replicas = max(tp, tp // config.num_key_value_", "biases-tp4",
     ),
     _equal(

@@ -23,7 +23,7 @@ from mini_vllm.distributed.model import RankSpec
 from mini_vllm.distributed.pipeline import BatchQueue, PipelineScheduler
 from mini_vllm.distributed.pool import RankPool
 from mini_vllm.distributed.shards import FolderSource, WeightSource
-from mini_vllm.distributed.worker import BATCH_FIELDS
+from mini_vllm.distributed.worker import BATCH_FIELDS, Worker
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.registry import LoadedModel, eos_of
 from mini_vllm.parts import EngineParts
@@ -87,6 +87,25 @@ class Ranks:
     def comm_stats(self) -> list[CommStats]:
         """By rank, what it sent to other ranks in the last step."""
         return self.pool.rpc("comm_stats")[: self.parallel.world_size]
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Call something in every rank; the answers by rank.
+
+        Args:
+            method: a method of `worker.Worker` by name, or a function that is called with the
+                rank's worker; the ranks import it from its module.
+            args: its further arguments.
+
+        Raises:
+            ValueError: no such method.
+            RankError: it raised, or a rank is gone; all have been ended.
+        """
+        if not callable(method) and (str(method)[:1] == "_" or not hasattr(Worker, str(method))):
+            raise ValueError(f"method={method!r}: need a function, or a method of Worker")
+        call = ("run", method, *args) if callable(method) else (method, *args)
+        return self.pool.rpc(*call)[: self.parallel.world_size]
 
     def close(self) -> None:
         """End the ranks, if they are the engine's own."""

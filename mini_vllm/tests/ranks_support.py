@@ -194,6 +194,12 @@ def row_parallel(
     return RowParallelLinear(weight[:, mine], bias, "o_proj", group)(x[:, mine])
 
 
+def place_of(worker: Worker) -> tuple[int, int]:
+    """The rank's number, and how many it shares its layers with."""
+    assert worker.model is not None
+    return worker.transport.rank, worker.model.tp.size
+
+
 def numbers(rank: int, shape: tuple[int, ...], dtype: str = "float64") -> np.ndarray:
     """What a rank brings: other numbers on each."""
     return np.random.default_rng(rank).normal(size=shape).astype(dtype)

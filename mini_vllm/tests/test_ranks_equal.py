@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm import LLM, LLMEngine, SamplingParams
 from mini_vllm.distributed.groups import Place
 from mini_vllm.distributed.shards import FolderSource, part_of
 from mini_vllm.models.loader import load_checkpoint
@@ -21,6 +21,7 @@ from mini_vllm.tests.ranks_support import (
     alone,
     answer,
     batch_of,
+    place_of,
     pool,
     ranked,
     row_parallel,
@@ -229,6 +230,18 @@ def test_with_context_parallelism_the_same_memory_holds_as_many_times_the_tokens
     engine = ranked(SOURCES["moe"], num_blocks=9, block_size=4, **TP4, **DCP4)
     assert engine.ranks.held[0]["kv_shape"] == (4, 2, 9, 4, 1, 8)
     assert engine.scheduler.kv.block_size == 16
+
+
+def test_a_function_runs_in_every_rank_and_only_where_there_are_ranks():
+    llm = LLM(SOURCES["dense"], rank_pool=pool(), dtype="float64", **TP4)
+    assert llm.collective_rpc(place_of) == [(rank, 4) for rank in range(4)]
+    llm.generate(PROMPTS[:1])
+    assert all(stats.total_bytes() > 0 for stats in llm.collective_rpc("comm_stats"))
+    with pytest.raises(ValueError, match="method='no_such': need a function, or a method of Worke"):
+        llm.collective_rpc("no_such")
+    with pytest.raises(ValueError, match="need ranks, as by tensor_parallel_size=2"):
+        LLM("toy").collective_rpc("comm_stats")
+    assert pool().is_alive
 
 
 def test_asynchronous_scheduling_works_over_tensor_parallel_ranks():
