@@ -110,6 +110,11 @@ PARTS: dict[str, Part] = {
         "the same `Scheduler` with grammars that are late, or refuse a token", "`replay`",
         "workloads", "scheduler",
     ),
+    "pipeline": Part(
+        "pipeline.jsonl.gz", "recorders.pipeline:record",
+        "the same `Scheduler` with two, three and four batches in flight", "`replay`", "workloads",
+        "scheduler",
+    ),
     "hazard": Part(
         "hazard/priority.jsonl.gz", "hazard:recorded",
         "the smallest stale read under the priority policy", "lab 03-07", "workloads", "scheduler",
@@ -371,6 +376,7 @@ def lines_of(name: str, seeds: Sequence[int] | None = None) -> Iterator[dict[str
             "recorders.spec",
             "recorders.lora",
             "recorders.grammar",
+            "recorders.pipeline",
             "releases.record",
         ):
             raise ValueError(f"seeds={list(seeds)}: {name} is not made from seeds")

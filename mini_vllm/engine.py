@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
+from mini_vllm.features import constraints_of, open_features
 from mini_vllm.input_processor import InputProcessor, one_each
 from mini_vllm.interrupts import held_back
 from mini_vllm.model_runner import ModelRunner
-from mini_vllm.models.registry import load_model
 from mini_vllm.outputs import RequestOutput
 from mini_vllm.parallel_sampling import Parents
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.rooms import adapter_knobs, constraints_of, open_adapters, open_drafts
 from mini_vllm.row_sampler import Failure, RowSampler, Sampled, end
 from mini_vllm.sample.processors import LogitsProcessor, in_order
 from mini_vllm.sample.stop_strings import StopStrings
@@ -62,45 +61,33 @@ class LLMEngine:
             model: "byte-llama" (shipped), a Hugging Face folder, a hub id, "toy", or an object
                 with `forward(batch)` (a `Transformer` brings its own shapes and dtype).
             config: everything else, or pass the fields of `EngineConfig`, `CacheConfig` and
-                `SchedulerConfig` by name: `LLMEngine(num_blocks=64, block_size=4)`.
+                `SchedulerConfig` by name: `LLMEngine(num_blocks=64, block_size=4)`. With those of
+                `distributed.config.ParallelConfig`, such as `tensor_parallel_size=2`, the model
+                runs in processes of its own, which `close` ends.
             tokenizer: replaces the checkpoint's; objects as `model` default to bytes.
             parts: replacements for pool, scheduler, sampler and so on.
             gates: what features ask of the scheduler.
             logits_processors: change each row before a token is chosen, in this order, between
                 the built-in ones (see `sample/processors.py`).
-            speculative_config: who drafts and how many tokens, in vLLM's keys:
-                `{"method": "ngram", "num_speculative_tokens": 4}`.
+            speculative_config: who drafts, `{"method": "ngram", "num_speculative_tokens": 4}`.
             enable_lora: serve adapters; it adds the knobs of `lora.config.LoRAConfig`.
-            structured_outputs_config: how constraints are read, in vLLM's keys:
-                `{"backend": "xgrammar", "disable_any_whitespace": True}`.
+            structured_outputs_config: how constraints are read, `{"backend": "xgrammar"}`.
 
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
-        of_adapters = adapter_knobs(knobs) if enable_lora else None
-        if config is not None and knobs:
-            raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
-        config = EngineConfig.of(knobs) if config is None else config
-        self.parts = parts or EngineParts()
-        loaded = load_model(
-            model, tokenizer, config.dtype, config.seed, self.parts.attention,
-            self.parts.named_linear, self.parts.experts,
-        )  # fmt: skip
-        self.config = config.with_max_model_len(loaded.max_model_len)
-        self.speculator, self.config = open_drafts(
-            speculative_config, self.config, loaded, self.parts
-        )
-        self.adapters, loaded = open_adapters(of_adapters, self.config, loaded, self.parts)
-        gates = gates if self.adapters is None else (*gates, self.adapters.gate)
+        asked = model, config, knobs, tokenizer, parts or EngineParts()
+        opened = open_features(*asked, speculative_config, enable_lora)
+        self.config, self.parts, loaded = opened.config, opened.parts, opened.loaded
+        self.speculator, self.adapters = opened.speculator, opened.adapters
+        self.ranks, self.batches = opened.ranks, opened.batches
         self.max_model_len = self.config.scheduler.max_model_len
-        self.tokenizer = loaded.tokenizer
+        self.tokenizer, self.chat_template = loaded.tokenizer, loaded.chat_template
         self.eos_token_ids = loaded.eos_token_ids
         self.constraints = constraints_of(self, structured_outputs_config, loaded)
-        self.inputs = InputProcessor(
-            self.config, loaded, self.parts.request, self.adapters, self.constraints
-        )
-        self.chat_template = loaded.chat_template
-        self.gates = tuple(gates)
+        makers = self.parts.request, self.adapters, self.constraints
+        self.inputs = InputProcessor(self.config, loaded, *makers)
+        self.gates = (*gates, *opened.gates)
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
         processors = in_order(self.eos_token_ids, logits_processors)
         self.rows = RowSampler(self.parts.sampler(), processors, self.config.seed, self.speculator)
@@ -138,6 +125,11 @@ class LLMEngine:
     def logits_processors(self) -> list[LogitsProcessor]:
         """What changes each row before a token is chosen, in this order."""
         return self.rows.logits_processors
+
+    def close(self) -> None:
+        """End the processes that were started for this engine, if any."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -257,6 +249,7 @@ class LLMEngine:
         for observer in self.observers:
             observer(plan)
         stuck = not plan.scheduled_requests and not plan.preempted_req_ids
+        stuck &= self.batches is None or not self.batches.is_busy
         failed = self.rows.failed()
         if stuck and not (previous and previous[0].scheduled_requests):
             awaited = any(getattr(r, "waits_for", None) for r in self.requests.values())
@@ -264,7 +257,15 @@ class LLMEngine:
                 raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
             return self._end(failed)
         sampled: Sampled = {}
-        if plan.scheduled_requests:
+        if self.batches is not None:
+            self.rows.ask(plan)
+            if (due := self.batches.swap(self.runner, plan)) is None:
+                return self._end(failed)
+            plan, logits = due
+            if logits is not None:
+                sampled, found = self.rows.sample(plan, logits, {})
+                failed |= found
+        elif plan.scheduled_requests:
             self.rows.ask(plan)
             if self.adapters is not None:
                 self.adapters.prepare(plan)
@@ -344,6 +345,8 @@ class LLMEngine:
         with held_back():
             self.scheduler = self.parts.build_scheduler(self.config, self.gates)
             self._in_flight = None
+            if self.batches is not None:
+                self.batches.reset()
             if self.adapters is not None:
                 self.adapters.reset()
             for request, num_tokens in live:
@@ -358,12 +361,12 @@ class LLMEngine:
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._known.discard(request_id)
         self._parents.forget(request_id)
         self._stops.forget(request_id)
         self.rows.forget(request_id)
         if self.speculator is not None:
             self.speculator.forget(request_id)
+        self._known.discard(request_id)  # last: until then a restart forgets it once more
 
     # ------------------------------------------------------------------ all at once
 

@@ -6,9 +6,9 @@ Promises: a script written against it runs on the real engine after changing one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
@@ -54,6 +54,31 @@ class LLM:
                 raise ValueError(f"parts and release={release!r}: give one or the other")
             parts = parts_of(release)
         self.llm_engine = LLMEngine(model, config, tokenizer=tokenizer, parts=parts, **knobs)
+
+    def close(self) -> None:
+        """End the processes that the engine has started, if any; it then serves no more.
+
+        They also end with the `with` block, with the last reference, and with the program.
+        """
+        self.llm_engine.close()
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Call `method` in every rank, such as a function of the rank's worker; see `Ranks`.
+
+        Raises:
+            ValueError: the engine has no ranks, or there is no such method.
+        """
+        if self.llm_engine.ranks is None:
+            raise ValueError(f"method={method!r}: need ranks, as by tensor_parallel_size=2")
+        return self.llm_engine.ranks.collective_rpc(method, args)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def generate(
         self,
