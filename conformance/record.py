@@ -252,6 +252,11 @@ PARTS: dict[str, Part] = {
             ("", "a slot to spare", 4), ("-full", "every slot taken", 3),
         )
     },
+    "serving": Part(
+        "engine/serving.jsonl.gz", "serving.recorded:recorded",
+        "`vllm serve`: every request of `serving/battery.py`, answers and chunks",
+        "`serving`", "requests", "engine", "engine",
+    ),
     "public-api": Part(
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`", "runs", "engine", "engine",

@@ -44,6 +44,19 @@ def serve(port: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*command, *flags.split()])
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def end(server: subprocess.Popen[bytes]) -> None:
+    """Ask the server to end, and wait for it."""
+    server.terminate()
+    server.wait(60)
+
+
 def wait_for(server: subprocess.Popen[bytes], url: str) -> None:
     """Until the server answers.
 
@@ -103,9 +116,7 @@ def counters(url: str) -> dict[str, float]:
 def main() -> int:
     """Serve, ask each prompt, count, end the server."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     server = serve(port)
     try:
@@ -114,8 +125,7 @@ def main() -> int:
         answers = {prompt: stream(url, prompt) for prompt in PROMPTS}
         after = counters(url)
     finally:
-        server.terminate()
-        server.wait(60)
+        end(server)
     spent = {name: after[name] - before[name] for name in COUNTERS}
     processes.answer({"answers": answers, "counters": spent})
     return 0
