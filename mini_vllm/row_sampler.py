@@ -225,9 +225,7 @@ class RowSampler:
                 del states[min(states)]
         return generator
 
-    def _processed(
-        self, request: Request, row: np.ndarray, masked: list[np.ndarray]
-    ) -> np.ndarray:
+    def _processed(self, request: Request, row: np.ndarray, masked: list[np.ndarray]) -> np.ndarray:
         """The row [vocab_size] after masks and processors, in their order; `masked` gets it as it
         was in between."""
         raw = row

@@ -48,7 +48,9 @@ CLOCK: dict[str, Any] = {
     },
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-OTHER = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC", "exact": true}}\n</tool_call>'
+OTHER = (
+    '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC", "exact": true}}\n</tool_call>'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +144,12 @@ def completions() -> Iterator[Ask]:
     yield _completion("unknown fields", nothing=1, guided_json={"type": "object"})
     yield _completion("a salt", cache_salt="salt")
     yield _completion("priority nought", priority=0)
-    yield _completion("the last tokens of a long prompt", prompt="word " * 200, truncate_prompt_tokens=20)
-    yield _completion("the whole prompt, cut at the context", prompt="w" * 700, truncate_prompt_tokens=-1)
+    yield _completion(
+        "the last tokens of a long prompt", prompt="word " * 200, truncate_prompt_tokens=20
+    )
+    yield _completion(
+        "the whole prompt, cut at the context", prompt="w" * 700, truncate_prompt_tokens=-1
+    )
     yield _completion("special tokens in the prompt", add_special_tokens=True)
     yield _without(_completion("no model named"), "model")
     yield _completion("the adapter shout", model="shout", max_tokens=24)
@@ -154,7 +160,9 @@ def completions() -> Iterator[Ask]:
         stream_options={"include_usage": True, "continuous_usage_stats": True},
     )  # fmt: skip
     yield _completion("streamed without usage", stream=True)
-    yield _completion("streamed, usage refused", stream=True, stream_options={"include_usage": False})
+    yield _completion(
+        "streamed, usage refused", stream=True, stream_options={"include_usage": False}
+    )
     yield from _both("a regex", structured_outputs={"regex": "[0-9]{3}-[a-f]+z"}, max_tokens=32)
     yield from _both("a choice", structured_outputs={"choice": ["block", "token"]})
     yield _completion(
@@ -169,7 +177,9 @@ def completions() -> Iterator[Ask]:
         },
     )  # fmt: skip
     yield _completion("text as response_format", response_format={"type": "text"})
-    yield _completion("an adapter and a choice", model="quote", structured_outputs={"choice": ["a b", "a c"]})
+    yield _completion(
+        "an adapter and a choice", model="quote", structured_outputs={"choice": ["a b", "a c"]}
+    )
 
 
 def chats() -> Iterator[Ask]:
@@ -184,13 +194,24 @@ def chats() -> Iterator[Ask]:
     yield from _both("chat, two completions", **warm)
     yield from _both("chat, logprobs", logprobs=True, top_logprobs=2)
     yield _chat("chat, logprobs of the token alone", logprobs=True)
-    yield _chat("chat, logprobs as ids", logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True)
+    yield _chat(
+        "chat, logprobs as ids", logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True
+    )
     yield _chat("chat, prompt logprobs", prompt_logprobs=1, max_tokens=2)
     system = [{"role": "system", "content": "Answer briefly."}, *MESSAGES]
     yield _chat("chat, a system message", messages=system)
-    turns = [*system, {"role": "assistant", "content": "A page."}, {"role": "user", "content": "Why?"}]
+    turns = [
+        *system,
+        {"role": "assistant", "content": "A page."},
+        {"role": "user", "content": "Why?"},
+    ]
     yield from _both("chat, several turns", messages=turns)
-    parts = [{"role": "user", "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]}]
+    parts = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}],
+        }
+    ]
     yield _chat("chat, content in parts", messages=parts)
     yield from _both("chat, a stop text", stop=["e"], max_tokens=32)
     yield _chat("chat, bad words", bad_words=["the", "a"], max_tokens=24)
@@ -202,12 +223,29 @@ def chats() -> Iterator[Ask]:
         "chat, the last message continued", messages=open_end, add_generation_prompt=False,
         continue_final_message=True,
     )  # fmt: skip
-    yield from _both("chat, echo", messages=open_end, echo=True, add_generation_prompt=False, continue_final_message=True)
+    yield from _both(
+        "chat, echo",
+        messages=open_end,
+        echo=True,
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
     yield _chat("chat, the adapter quote", model="quote", max_tokens=24)
     yield _chat("chat, a name and nothing to do", messages=[{**MESSAGES[0], "name": "me"}])
     yield from _both("chat, a choice", structured_outputs={"choice": ["yes", "no"]})
-    yield from _both("chat, a JSON object", response_format={"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER["function"]["parameters"]}}, max_tokens=60)
-    yield _chat("chat, usage in every chunk", stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    yield from _both(
+        "chat, a JSON object",
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "w", "schema": WEATHER["function"]["parameters"]},
+        },
+        max_tokens=60,
+    )
+    yield _chat(
+        "chat, usage in every chunk",
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )
     yield _chat("chat, streamed without usage", stream=True)
     yield _chat("chat, beams", use_beam_search=True, n=2)
     yield _chat("chat, deprecated fields", functions=[], function_call="none")
@@ -223,20 +261,44 @@ def tools() -> Iterator[Ask]:
     yield from _both("chat, two calls", **offered, **_forced(f"{CALL}\n{OTHER}"))
     yield from _both("chat, a call and text behind", **offered, **_forced(f"{CALL} Done."))
     yield from _both("chat, something like a tag", **offered, **_forced("a <tool> and <tool_calls"))
-    yield from _both("chat, a call that is no JSON", **offered, **_forced("<tool_call>\n{name: oops}\n</tool_call>"))
+    yield from _both(
+        "chat, a call that is no JSON",
+        **offered,
+        **_forced("<tool_call>\n{name: oops}\n</tool_call>"),
+    )
     yield from _both("chat, a call cut off", **offered, **{**_forced(CALL), "max_tokens": 40})
-    yield from _both("chat, a call without an end", **offered, **_forced(CALL.removesuffix("\n</tool_call>")))
-    yield from _both("chat, a call with other letters", **offered, **_forced(CALL.replace("Oslo", "Tromsø")))
-    yield from _both("chat, a call without arguments", **offered, **_forced('<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'))
-    yield from _both("chat, a named tool", tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "get_weather"}}, max_tokens=60)
-    yield from _both("chat, a tool required", tools=[WEATHER], tool_choice="required", max_tokens=120)
+    yield from _both(
+        "chat, a call without an end", **offered, **_forced(CALL.removesuffix("\n</tool_call>"))
+    )
+    yield from _both(
+        "chat, a call with other letters", **offered, **_forced(CALL.replace("Oslo", "Tromsø"))
+    )
+    yield from _both(
+        "chat, a call without arguments",
+        **offered,
+        **_forced('<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'),
+    )
+    yield from _both(
+        "chat, a named tool",
+        tools=[WEATHER],
+        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        max_tokens=60,
+    )
+    yield from _both(
+        "chat, a tool required", tools=[WEATHER], tool_choice="required", max_tokens=120
+    )
     told = [
         *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [{"id": "call-1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}]},
         {"role": "tool", "tool_call_id": "call-1", "content": "rain"},
     ]  # fmt: skip
     yield _chat("chat, a tool's answer", messages=told, **offered)
-    yield _chat("chat, a call not in parallel", **offered, **_forced(f"{CALL}\n{OTHER}"), parallel_tool_calls=False)
+    yield _chat(
+        "chat, a call not in parallel",
+        **offered,
+        **_forced(f"{CALL}\n{OTHER}"),
+        parallel_tool_calls=False,
+    )
 
 
 def refused() -> Iterator[Ask]:
@@ -289,19 +351,43 @@ def refused() -> Iterator[Ask]:
     yield _chat("chat, a message without a role", messages=[{"content": "a"}])
     yield _chat("chat, a message without content", messages=[{"role": "user"}])
     yield _chat("chat, a role of one's own", messages=[{"role": "robot", "content": "a"}])
-    yield _chat("chat, a picture", messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}])
+    yield _chat(
+        "chat, a picture",
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+                ],
+            }
+        ],
+    )
     yield _chat("chat, more logprobs than allowed", logprobs=True, top_logprobs=21)
     yield _chat("chat, top_logprobs alone", top_logprobs=2)
     yield _chat("chat, a prompt too long", messages=[{"role": "user", "content": "w" * 600}])
-    yield _chat("chat, continued and begun", continue_final_message=True, add_generation_prompt=True)
+    yield _chat(
+        "chat, continued and begun", continue_final_message=True, add_generation_prompt=True
+    )
     yield _chat("chat, a template of the client's", chat_template="{{ messages }}")
     yield _chat("chat, an empty list of tools", tools=[])
     yield _chat("chat, a choice without tools", tool_choice="auto")
     yield _chat("chat, an unknown choice", tools=[WEATHER], tool_choice="perhaps")
-    yield _chat("chat, a tool that is not offered", tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "other"}})
-    yield _chat("chat, a choice without a function", tools=[WEATHER], tool_choice={"type": "function"})
-    yield _chat("chat, a tool without a name", tools=[{"type": "function", "function": {"description": "a"}}])
-    yield _chat("chat, a tool without a description", tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    yield _chat(
+        "chat, a tool that is not offered",
+        tools=[WEATHER],
+        tool_choice={"type": "function", "function": {"name": "other"}},
+    )
+    yield _chat(
+        "chat, a choice without a function", tools=[WEATHER], tool_choice={"type": "function"}
+    )
+    yield _chat(
+        "chat, a tool without a name",
+        tools=[{"type": "function", "function": {"description": "a"}}],
+    )
+    yield _chat(
+        "chat, a tool without a description",
+        tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    )
 
 
 def transport() -> Iterator[Ask]:
@@ -321,7 +407,12 @@ def transport() -> Iterator[Ask]:
     yield Ask("nowhere without a key", "/v1/nowhere", {}, key=None)
     yield Ask("root", "/", method="GET")
     yield Ask("embeddings", "/v1/embeddings", {"model": MODEL, "input": "a"})
-    yield Ask("a request id in a header", "/v1/completions", {**BASE, "prompt": "The", "max_tokens": 2}, headers={"X-Request-Id": "from-a-header"})
+    yield Ask(
+        "a request id in a header",
+        "/v1/completions",
+        {**BASE, "prompt": "The", "max_tokens": 2},
+        headers={"X-Request-Id": "from-a-header"},
+    )
 
 
 def others() -> Iterator[Ask]:
@@ -336,7 +427,11 @@ def others() -> Iterator[Ask]:
     yield Ask("tokenize", "/tokenize", text)
     yield Ask("tokenize to pieces", "/tokenize", {**text, "return_token_strs": True})
     yield Ask("tokenize a chat", "/tokenize", {"model": MODEL, "messages": MESSAGES})
-    yield Ask("tokenize a chat with tools", "/tokenize", {"model": MODEL, "messages": MESSAGES, "tools": [WEATHER]})
+    yield Ask(
+        "tokenize a chat with tools",
+        "/tokenize",
+        {"model": MODEL, "messages": MESSAGES, "tools": [WEATHER]},
+    )
     yield Ask("tokenize nothing", "/tokenize", {"model": MODEL})
     yield Ask("tokenize for another model", "/tokenize", {"model": "nope", "prompt": "a"})
     yield Ask("detokenize", "/detokenize", {"model": MODEL, "tokens": [84, 104, 101]})
@@ -344,8 +439,14 @@ def others() -> Iterator[Ask]:
     yield Ask("detokenize the end", "/detokenize", {"model": MODEL, "tokens": [84, 256]})
     yield Ask("detokenize what is none", "/detokenize", {"model": MODEL, "tokens": [9999]})
     yield Ask("detokenize text", "/detokenize", {"model": MODEL, "tokens": "a"})
-    yield Ask("render a completion", "/v1/completions/render", {**BASE, "prompt": PROMPT, "max_tokens": 4})
-    yield Ask("render a chat", "/v1/chat/completions/render", {**BASE, "messages": MESSAGES, "max_tokens": 4})
+    yield Ask(
+        "render a completion", "/v1/completions/render", {**BASE, "prompt": PROMPT, "max_tokens": 4}
+    )
+    yield Ask(
+        "render a chat",
+        "/v1/chat/completions/render",
+        {**BASE, "messages": MESSAGES, "max_tokens": 4},
+    )
 
 
 def asks() -> list[Ask]:

@@ -38,7 +38,7 @@ _IDS = (
     (r"\bmodelperm-[0-9a-f]{8,}", "modelperm-ID"),
     (r"\n\n  File \".*", ""),  # the place in the server's own code, on its own disk
     (r"\[\d\d:\d\d:\d\d\] /project/.*", "WHAT THE LIBRARY SAYS"),
-    (r"\bvllm-[0-9][0-9A-Za-z.+]*-[0-9a-f]{8}", "FINGERPRINT"),
+    (r"\b(?:mini-)?vllm-[0-9][0-9A-Za-z.+]*-[0-9a-f]{8}", "FINGERPRINT"),
 )
 
 

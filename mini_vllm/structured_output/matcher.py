@@ -75,9 +75,7 @@ class Matcher:
     def fill_bitmask(self, bitmask: np.ndarray, index: int) -> None:
         """Write row `index` of [rows, words] int32; all ones after EOS."""
         state = self.state
-        bitmask[index] = (
-            FULL if state is None else row_of(self.machine, state, self.vocabulary)
-        )
+        bitmask[index] = FULL if state is None else row_of(self.machine, state, self.vocabulary)
 
     def is_terminated(self) -> bool:
         """Whether EOS was accepted; accepting alone is not the end, as after the 1 of `[0-9]+`."""

@@ -1,0 +1,108 @@
+"""From a model to a server that listens, and its end.
+
+Promises: it listens on this machine alone unless it has a key; it ends on SIGINT and SIGTERM after
+the answers under way, or after `GRACE_S`. Mirrors `vllm/entrypoints/openai/api_server.py:681`
+`run_server_worker`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import uvicorn
+
+from mini_vllm.engine import LLMEngine
+from mini_vllm.entrypoints.async_llm import AsyncLLM
+from mini_vllm.entrypoints.openai.server import MAX_CONCURRENT, build_app
+from mini_vllm.entrypoints.openai.serving import (
+    Served,
+    generation_defaults,
+    names_of_tokens,
+    version,
+)
+from mini_vllm.models.loader import resolve
+
+GRACE_S = 5
+"""Seconds that answers under way have when the server is asked to end."""
+
+
+def serve_engine(
+    engine: LLMEngine, *, model: str, served_model_name: str | None = None,
+    chat_template: str | None = None, trust_request_chat_template: bool = False,
+    tool_call_parser: str | None = None, lora_modules: Mapping[str, str] | None = None,
+) -> Served:  # fmt: skip
+    """What a server of this engine serves; its thread runs from now on.
+
+    Args:
+        engine: nobody else may step it.
+        model: where it came from: a name, a folder or a hub id.
+        served_model_name: what clients call it; default `model`.
+        chat_template: Jinja text; default the checkpoint's.
+        trust_request_chat_template: take templates from requests.
+        tool_call_parser: "hermes", or None for no calls in free text.
+        lora_modules: folders of adapters by the name that clients call them.
+
+    Raises:
+        ValueError: an unknown parser, an adapter that cannot be loaded, a name taken twice, or a
+            model without `max_model_len`.
+    """
+    if tool_call_parser not in (None, "hermes"):
+        raise ValueError(f"tool_call_parser={tool_call_parser!r}: need 'hermes', or none")
+    if engine.max_model_len is None:
+        raise ValueError("max_model_len: need one, this model has no context length of its own")
+    name = served_model_name or model
+    adapters: dict[str, Any] = {}
+    if lora_modules:
+        from mini_vllm.lora.request import LoRARequest
+
+        if engine.adapters is None:
+            raise ValueError("lora_modules: need enable_lora=True")
+        if name in lora_modules:
+            raise ValueError(f"lora_modules holds {name!r}: the model has that name")
+        for number, (given, folder) in enumerate(lora_modules.items(), 1):
+            adapters[given] = LoRARequest(given, number, folder)
+            engine.adapters.add_adapter(adapters[given])
+    folder = resolve(model)
+    defaults = generation_defaults(folder)
+    pieces, specials = names_of_tokens(folder)
+    mark = hashlib.sha256(repr((model, engine.config)).encode()).hexdigest()[:8]
+    return Served(
+        AsyncLLM(engine), name, engine.max_model_len, model, adapters, defaults,
+        engine.chat_template if chat_template is None else chat_template,
+        trust_request_chat_template, tool_call_parser, f"mini-vllm-{version()}-{mark}",
+        pieces, specials,
+    )  # fmt: skip
+
+
+def check_open(host: str, api_keys: Sequence[str]) -> None:
+    """Refuse to listen to other machines without a key.
+
+    Raises:
+        ValueError: `host` is not this machine and there is no key.
+    """
+    try:
+        alone = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        alone = host == "localhost"
+    if not alone and not api_keys:
+        raise ValueError(f"host={host!r}: need an api_key, or 127.0.0.1")
+
+
+def run(
+    served: Served, host: str = "127.0.0.1", port: int = 8000, api_keys: Sequence[str] = (),
+    max_concurrent: int = MAX_CONCURRENT, chat_page: bool = False,
+) -> None:  # fmt: skip
+    """Listen until a signal ends the process.
+
+    Raises:
+        ValueError: `host` is not this machine and there is no key.
+    """
+    check_open(host, api_keys)
+    app = build_app(served, tuple(api_keys), max_concurrent, chat_page)
+    uvicorn.run(
+        app, host=host, port=port, log_level="info", timeout_graceful_shutdown=GRACE_S,
+        access_log=False, timeout_keep_alive=5, h11_max_incomplete_event_size=64 * 1024,
+    )  # fmt: skip
