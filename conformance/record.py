@@ -105,6 +105,11 @@ PARTS: dict[str, Part] = {
         "lora.jsonl.gz", "recorders.lora:record", "the same `Scheduler` with adapters, few slots",
         "`replay`", "workloads", "scheduler",
     ),
+    "grammar": Part(
+        "grammar.jsonl.gz", "recorders.grammar:record",
+        "the same `Scheduler` with grammars that are late, or refuse a token", "`replay`",
+        "workloads", "scheduler",
+    ),
     "hazard": Part(
         "hazard/priority.jsonl.gz", "hazard:recorded",
         "the smallest stale read under the priority policy", "lab 03-07", "workloads", "scheduler",
@@ -181,6 +186,12 @@ PARTS: dict[str, Part] = {
     "rejection_sampler": _part(
         "rejection_sampler", "`vllm/v1/sample/rejection_sampler.py:392` `rejection_sample`",
         "`rejection_sample`, lab 08-03", needs="engine",
+    ),
+    "grammar_masks": _part(
+        "grammar_masks",
+        "xgrammar's and llguidance's masks after every prefix of texts, regexes and choices, over "
+        "bytes and over words",
+        "`test_grammar.py`", needs="engine",
     ),
     "adapter_slots": _part(
         "adapter_slots",
@@ -307,6 +318,7 @@ def lines_of(name: str, seeds: Sequence[int] | None = None) -> Iterator[dict[str
             "recorders.scheduler",
             "recorders.spec",
             "recorders.lora",
+            "recorders.grammar",
             "releases.record",
         ):
             raise ValueError(f"seeds={list(seeds)}: {name} is not made from seeds")

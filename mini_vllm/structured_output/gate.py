@@ -34,23 +34,22 @@ class GrammarGate:
         return num_new
 
     def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
-        """Nothing to note: the rows are read off the finished plan, see `grammar_rows`."""
+        """Nothing to note: the rows are read off the finished plan, see `rows`."""
 
     def leaves(self, request: Request) -> bool:
         """Its blocks are freed like any other's; its place in the grammar is kept."""
         return False
 
+    def rows(self, plan: SchedulerOutput) -> list[str]:
+        """Whose rows of logits get a mask, in scheduling order: chunks of a prompt sample nothing.
 
-def grammar_rows(plan: SchedulerOutput) -> list[str]:
-    """Whose rows of logits get a mask, in scheduling order: chunks of a prompt sample nothing.
+        As `vllm/v1/core/sched/scheduler.py:1259` `Scheduler.get_grammar_bitmask`.
 
-    As `vllm/v1/core/sched/scheduler.py:1259` `Scheduler.get_grammar_bitmask`.
-
-    Args:
-        plan: bound, so that it knows who samples.
-    """
-    return [
-        request.request_id
-        for request in plan.scheduled_requests
-        if constraint_of(request) is not None and request.request_id in plan.sampling_req_ids
-    ]
+        Args:
+            plan: bound, so that it knows who samples.
+        """
+        return [
+            request.request_id
+            for request in plan.scheduled_requests
+            if constraint_of(request) is not None and request.request_id in plan.sampling_req_ids
+        ]

@@ -18,7 +18,7 @@ from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 from mini_vllm.structured_output.compiler import Compilation, GrammarCompiler, grammar_of
-from mini_vllm.structured_output.gate import GrammarGate, grammar_rows
+from mini_vllm.structured_output.gate import GrammarGate
 from mini_vllm.structured_output.masks import allocate_bitmask
 from mini_vllm.structured_output.params import StructuredOutputsConfig, StructuredOutputsParams
 from mini_vllm.structured_output.request import Constraint, constrained, constraint_of
@@ -140,7 +140,7 @@ class StructuredOutputManager:
         Returns:
             The request ids in scheduling order, and [rows, words] int32.
         """
-        request_ids = grammar_rows(plan)
+        request_ids = self.gate.rows(plan)
         requests = {request.request_id: request for request in plan.scheduled_requests}
         num_rows = sum(1 + len(plan.spec_token_ids.get(r, ())) for r in request_ids)
         bitmask, index = allocate_bitmask(num_rows, self.vocab_size), 0
