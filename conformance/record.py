@@ -198,6 +198,12 @@ PARTS: dict[str, Part] = {
         "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager._apply_adapters`, 30 steps",
         "`AdapterSlotCache`, `Adapters`",
     ),
+    "tool_parsers": _part(
+        "tool_parsers",
+        "`vllm/tool_parsers/hermes_tool_parser.py:34` `Hermes2ProToolParser` and forced calls, "
+        "texts cut at every place",
+        "`test_tool_parsers.py`, lab 16-01",
+    ),
     "block_sizes": _part(
         "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
         "the rule in `test_parts.py`",

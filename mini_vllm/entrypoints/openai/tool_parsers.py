@@ -2,7 +2,7 @@
 
 Promises: however the text is cut, the pieces joined are what the real parser's are; text that may
 still become a tag is held back. Mirrors `vllm/tool_parsers/hermes_tool_parser.py:34`
-`Hermes2ProToolParser` and `vllm/tool_parsers/streaming.py` for forced calls.
+`Hermes2ProToolParser` and `vllm/tool_parsers/streaming.py:62` `extract_named_tool_call_streaming`.
 """
 
 from __future__ import annotations
@@ -168,56 +168,78 @@ class NamedStream:
 
 @dataclass(slots=True)
 class RequiredStream:
-    """Pieces of a JSON array of `{"name", "parameters"}`, as `tool_choice="required"` forces it."""
+    """Pieces of a JSON array of `{"name", "parameters"}`, as `tool_choice="required"` forces it.
+
+    Mirrors `vllm/tool_parsers/streaming.py:103` `extract_required_tool_call_streaming`, with what
+    it does when a piece holds the end of one call and more: the first delta of a call filters its
+    arguments with the braces that were open before the piece, so a piece of a whole array loses a
+    brace at the end and keeps the bracket.
+    """
 
     text: str = ""
-    depth: int = 0
-    """Braces open before the next piece."""
-    index: int = -1
     told: bool = False
     """Whether the call that is being written has been named."""
 
     def feed(self, piece: str) -> dict[str, Any] | None:
         """What a piece adds to the message, None while nothing can be said."""
-        before = self.depth
-        kept, closed = self._filter(piece, before)
-        self.text += piece
-        self.depth = before + piece.count("{") - piece.count("}")
-        if not self.told or (closed and "{" in piece):
-            return self._begin()
-        if not kept:
-            if self.depth == 0:
-                self.told = False
+        before, self.text = self.text, self.text + piece
+        calls = _objects(self.text)
+        kept, closes = _inside(piece, before)
+        if not calls or not (closes or _PARAMETERS.search(calls[-1])):
+            self.told = False
             return None
-        return {
-            "tool_calls": [{"index": self.index, "function": {"name": None, "arguments": kept}}]
-        }
+        call: dict[str, Any] = {"index": len(calls) - 1}
+        if self.told:
+            call["function"] = {"name": None, "arguments": kept}
+            return {"tool_calls": [call]} if kept else None
+        if closes and not _PARAMETERS.search(calls[-1]):
+            calls.pop()
+        self.told = True
+        begun = self.text.rpartition('"parameters":')[2].lstrip()
+        arguments, _ = _inside(begun, before)
+        function = {"name": _name_of(calls[-1]), "arguments": arguments}
+        return {"tool_calls": [call | {"id": call_id(), "type": "function", "function": function}]}
 
-    @staticmethod
-    def _filter(piece: str, depth: int) -> tuple[str, bool]:
-        """The characters inside of braces, up to a comma between two calls."""
-        kept, closed = "", False
-        for character in piece:
-            depth += (character == "{") - (character == "}")
-            closed = closed or (character in "{}" and depth == 0)
-            if depth:
-                kept += character
-            elif character == ",":
-                break
-        return kept, closed
 
-    def _begin(self) -> dict[str, Any] | None:
-        """Name the newest call once its parameters have begun."""
-        newest = self.text.rfind('{"name"')
-        found = re.match(
-            r'\{"name"\s*:\s*"([^"]+)"\s*,\s*"parameters"\s*:\s*(.+)', self.text[newest:], re.DOTALL
-        )
-        if newest < 0 or found is None:
-            return None
-        self.index, self.told = self.index + 1, True
-        function = {"name": found[1], "arguments": found[2]}
-        call = {"id": call_id(), "type": "function", "index": self.index, "function": function}
-        return {"tool_calls": [call]}
+_PARAMETERS = re.compile(r'"parameters"\s*:\s*\S')
+
+
+def _inside(piece: str, before: str) -> tuple[str, bool]:
+    """The characters of a piece inside of braces, up to a comma between two calls, and whether its
+    last brace closes a call. As `vllm/tool_parsers/streaming.py:38` `filter_delta_text`."""
+    depth = before.count("{") - before.count("}")
+    kept, closes = "", False
+    for character in piece:
+        if character in "{}":
+            depth += 1 if character == "{" else -1
+            closes = depth == 0
+        if depth:
+            kept += character
+        elif character == ",":
+            break
+    return kept, closes
+
+
+def _objects(text: str) -> list[str]:
+    """The objects of an array that is being written; the last one may lack its end."""
+    found: list[str] = []
+    depth, begin, at = 0, 0, 0
+    for match in re.finditer(r'"(?:[^"\\]|\\.)*"?|[{}]', text):
+        at = match.end()
+        if match[0] == "{":
+            depth += 1
+            if depth == 1:
+                begin = match.start()
+        elif match[0] == "}":
+            depth -= 1
+            if depth == 0:
+                found.append(text[begin:at])
+    return [*found, text[begin:]] if depth else found
+
+
+def _name_of(call: str) -> str:
+    found = re.search(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")', call)
+    return json.loads(found[1]) if found else ""
 
 
 def required_calls(text: str) -> list[ToolCall]:
