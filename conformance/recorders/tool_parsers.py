@@ -15,9 +15,9 @@ from typing import Any
 Case = dict[str, Any]
 
 ABOUT = (
-    '`{"kind": "hermes" | "required" | "named", "text", "whole": [content, calls], "cuts": [[lengths '
-    "of the pieces, deltas]]}`. A delta is what the client is sent for a piece, None for nothing; "
-    'ids are left out but for `"id": true`. `whole` is what the text is parsed to at once.'
+    '`{"kind": "hermes" | "required" | "named", "text", "whole": [content, calls], "cuts": '
+    "[[lengths of the pieces, deltas]]}`. A delta is what the client is sent for a piece, None for "
+    'nothing; ids are left out but for `"id": true`. `whole` is what the text is parsed to at once.'
 )
 
 _CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -59,7 +59,8 @@ REQUIRED = (
     "[{",
     '[{"name": "f", "parameters": {}}]',
     '[{"name": "f", "parameters": {"x": 1}}]',
-    '[{"name": "f", "parameters": {"x": {"y": [1, 2]}}}, {"name": "g", "parameters": {"z": "a, b"}}]',
+    '[{"name": "f", "parameters": {"x": {"y": [1, 2]}}}, '
+    '{"name": "g", "parameters": {"z": "a, b"}}]',
     '[{"name": "f", "parameters": {"x": 1}},{"name": "f", "parameters": {"x": 2}}]',
     '[{"name": "long_name", "parameters": {"city": "Par',
     '[{"name": "f"',

@@ -287,11 +287,13 @@ def tools() -> Iterator[Ask]:
     yield from _both(
         "chat, a tool required", tools=[WEATHER], tool_choice="required", max_tokens=120
     )
+    made = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+    call = {"id": "call-1", "type": "function", "function": made}
     told = [
         *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "call-1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call-1", "content": "rain"},
-    ]  # fmt: skip
+    ]
     yield _chat("chat, a tool's answer", messages=told, **offered)
     yield _chat(
         "chat, a call not in parallel",

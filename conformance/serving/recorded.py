@@ -92,14 +92,16 @@ def flags(port: int) -> list[str]:
     """How vLLM's server is started, in the folder of the repository."""
     modules = [f"{name}=models/adapters/{name}" for name in ADAPTERS]
     grammars = {"backend": "xgrammar", "disable_any_whitespace": True}
+    plain = (
+        f"--host 127.0.0.1 --port {port} --max-model-len {MAX_MODEL_LEN} --dtype float32 "
+        f"--enforce-eager --gpu-memory-utilization 0.1 --served-model-name {MODEL} "
+        "--enable-auto-tool-choice --tool-call-parser hermes --enable-lora --max-loras 4 "
+        "--max-cpu-loras 4 --max-lora-rank 8 --worker-extension-cls "
+        f"conformance.lora_worker.NoPinning --api-key {KEY}"
+    )
     return [
-        *f"--host 127.0.0.1 --port {port} --max-model-len {MAX_MODEL_LEN} --dtype float32".split(),
-        *f"--enforce-eager --gpu-memory-utilization 0.1 --served-model-name {MODEL}".split(),
-        *"--enable-auto-tool-choice --tool-call-parser hermes --enable-lora --max-loras 4".split(),
-        *"--max-cpu-loras 4 --max-lora-rank 8".split(),
-        *f"--worker-extension-cls conformance.lora_worker.NoPinning --api-key {KEY}".split(),
-        "--chat-template", str(TEMPLATE.relative_to(ROOT)), "--lora-modules", *modules,
-        "--structured-outputs-config", json.dumps(grammars),
+        *plain.split(), "--chat-template", str(TEMPLATE.relative_to(ROOT)), "--lora-modules",
+        *modules, "--structured-outputs-config", json.dumps(grammars),
     ]  # fmt: skip
 
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
+from conformance.serving.battery import CALL, CLOCK, MESSAGES, WEATHER
+from conformance.serving.recorded import TEMPLATE
+from mini_vllm.engine import LLMEngine
+from mini_vllm.tests.server_support import serving
+
 openai = pytest.importorskip("openai", reason="needs the openai package")
-
-from mini_vllm.tests.server_support import serving  # noqa: E402
-
-from conformance.serving.battery import CALL, CLOCK, MESSAGES, WEATHER  # noqa: E402
-from conformance.serving.recorded import TEMPLATE  # noqa: E402
-from mini_vllm.engine import LLMEngine  # noqa: E402
 
 MODEL = "byte-llama"
 

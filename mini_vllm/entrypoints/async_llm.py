@@ -1,7 +1,7 @@
-"""The engine on a thread of its own, and requests that are awaited piece by piece.
+"""An engine that is awaited: requests go out through a pipe, their text comes back piece by piece.
 
-Promises: the engine is touched by its own thread only; a reader that is slow gets several steps'
-text at once and holds nobody up; who stops reading is aborted. Mirrors
+Promises: a reader that is slow gets several steps' text at once and holds nobody up; who stops
+reading is aborted; an engine that ends is said to everybody who waits. Mirrors
 `vllm/v1/engine/async_llm.py:70` `AsyncLLM` and `vllm/v1/engine/output_processor.py:45`
 `RequestOutputCollector`.
 """
@@ -9,89 +9,31 @@ text at once and holds nobody up; who stops reading is aborted. Mirrors
 from __future__ import annotations
 
 import asyncio
+import itertools
+import multiprocessing
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
-from mini_vllm.detokenizer import IncrementalDetokenizer
 from mini_vllm.engine import LLMEngine
-from mini_vllm.outputs import text_of
-from mini_vllm.request import Request
-from mini_vllm.sample.logprobs import Logprob, as_dicts
+from mini_vllm.entrypoints.engine_core import About, Delta, News, Stats, serve, serve_in_thread
+from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import SamplingParams
-from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from mini_vllm.lora.request import LoRARequest
 
-
-HANDOVER_S = 0.05
-"""Seconds that the engine waits for the loop to take what a step said. Both share one interpreter:
-without the wait the engine runs on, and readers get several steps at once."""
+GRACE_S = 5.0
+"""Seconds that an engine's process has to end by itself."""
 
 
 class EngineDead(RuntimeError):
-    """The engine's thread has ended, by `close` or by an exception; nothing can be asked of it."""
-
-
-@dataclass(slots=True)
-class Delta:
-    """What is new of one completion since the last time it was asked for."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]]
-    """Per token, as `CompletionOutput.logprobs`; empty unless they were asked for."""
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-    def merge(self, later: Delta) -> None:
-        """Take in what came after it."""
-        self.text += later.text
-        self.token_ids += later.token_ids
-        self.logprobs += later.logprobs
-        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
-
-
-@dataclass(slots=True)
-class _Watched:
-    """One completion of a stream, seen by the engine's thread."""
-
-    request: Request
-    index: int
-    detokenizer: IncrementalDetokenizer
-    hold: int
-    """Characters that may begin a stop text and are kept back until the end."""
-    num_tokens: int = 0
-    num_chars: int = 0
-    done: bool = False
-
-    def delta(self, tokenizer: Tokenizer) -> Delta | None:
-        """What the last step added, None if nothing."""
-        request, tokens = self.request, self.request.output_token_ids
-        if self.done or (len(tokens) == self.num_tokens and not request.is_finished):
-            return None
-        if request.is_finished:
-            shown = text_of(request, tokenizer)
-        else:
-            self.detokenizer.update(request.text_token_ids)
-            text = self.detokenizer.text
-            shown = text[: max(self.num_chars, len(text) - self.hold)]
-        noted: list[dict[int, Logprob]] = []
-        if request.sampling_params.logprobs is not None:
-            entries = request.logprobs.sample[self.num_tokens : len(tokens)]
-            noted = as_dicts(entries, tokens[: self.num_tokens], tokenizer)
-        found = Delta(
-            self.index, shown[self.num_chars :], tokens[self.num_tokens :], noted,
-            request.finish_reason, request.stop_reason,
-        )  # fmt: skip
-        self.num_tokens, self.num_chars = len(tokens), len(shown)
-        self.done = request.is_finished
-        return found
+    """The engine has ended, by `close` or by an exception; nothing can be asked of it."""
 
 
 @dataclass(slots=True)
@@ -99,24 +41,24 @@ class Stream:
     """One prompt on its way; `deltas` yields what its completions say."""
 
     request_id: str
-    prompt_token_ids: list[int]
-    requests: list[Request]
-    watched: list[_Watched]
+    num_open: int
+    """Completions that have not ended."""
     loop: asyncio.AbstractEventLoop
-    error: BaseException | None = None
+    prompt_token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     arrived: float = field(default_factory=time.monotonic)
     """Seconds on the monotonic clock."""
+    error: BaseException | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _pending: dict[int, Delta] = field(default_factory=dict)
 
-    @property
-    def num_cached_tokens(self) -> int | None:
-        """Prompt tokens that its first completion found in the prefix cache."""
-        return self.requests[0].num_cached_tokens
-
-    def put(self, deltas: list[Delta]) -> None:
+    def put(self, news: News) -> None:
         """On the loop's thread: what a step added; merged with what nobody has read yet."""
-        for delta in deltas:
+        self.num_cached_tokens = news.num_cached_tokens
+        self.prompt_logprobs = news.prompt_logprobs or self.prompt_logprobs
+        for delta in news.deltas:
+            self.num_open -= delta.finish_reason is not None
             if (waiting := self._pending.get(delta.index)) is None:
                 self._pending[delta.index] = delta
             else:
@@ -134,80 +76,83 @@ class Stream:
         Raises:
             EngineDead: the engine ended first.
         """
-        num_open = len(self.watched)
-        while num_open:
+        while True:
             await self._ready.wait()
             self._ready.clear()
             pending, self._pending = self._pending, {}
             for delta in pending.values():
                 yield delta
-                num_open -= delta.finish_reason is not None
-            if self.error is not None and num_open:
+            if self._pending:
+                continue
+            if self.num_open <= 0:
+                return
+            if self.error is not None:
                 raise self.error
 
 
-def _deliver(
-    loop: asyncio.AbstractEventLoop, pairs: list[tuple[Stream, list[Delta]]], taken: threading.Event
-) -> None:
-    """On the loop's thread: wake every reader, let each have its turn, then say so."""
-    for stream, deltas in pairs:
-        stream.put(deltas)
-    loop.call_soon(loop.call_soon, loop.call_soon, taken.set)
-
-
 class AsyncLLM:
-    """An engine that others await. Close it, or its thread keeps the process alive."""
+    """The front end's side of one engine. Close it, or its process waits for the pipe to break."""
 
-    def __init__(self, engine: LLMEngine) -> None:
-        """Start the thread; nobody else may step `engine` from now on."""
-        self.engine = engine
-        self.observers: list[Callable[[Stream, list[Delta]], None]] = []
-        """Each is called on the engine's thread with what a step said; for metrics."""
-        self._changed = threading.Condition()
-        self._calls: list[Callable[[], None]] = []
+    def __init__(self, make: Callable[..., LLMEngine] | LLMEngine, **arguments: Any) -> None:
+        """Start an engine and wait until it is there.
+
+        Args:
+            make: makes the engine in a process of its own; importable, as are its `arguments`. Or
+                an engine, which then runs on a thread of this process, and nobody else may step.
+
+        Raises:
+            Exception: what `make` raises.
+        """
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._end: Callable[[], None]
+        if isinstance(make, LLMEngine):
+            thread = serve_in_thread(make, theirs)
+            self._end = thread.join
+        else:
+            context = multiprocessing.get_context("spawn")
+            process = context.Process(target=serve, args=(theirs, make, arguments), name="engine")
+            process.start()
+            theirs.close()
+            self._end = Finalize(self, _end, (process, self._pipe), exitpriority=10)
+        self.stats = Stats()
+        """As of the last step that said anything."""
+        self.observers: list[Callable[[Stream, News], None]] = []
+        """Each is called on the loop's thread with what a step said; for metrics."""
+        self._numbers = itertools.count(1)
+        self._sending = threading.Lock()
+        self._asked: dict[int, Future[Any]] = {}
         self._streams: dict[str, Stream] = {}
-        self._stopping = False
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        self._error: EngineDead | None = None
+        try:
+            kind, _, found = self._pipe.recv()
+        except EOFError:
+            raise EngineDead("the engine's process ended before it was ready") from None
+        if kind == "refused":
+            raise found
+        self.about: About = found
+        self._reader = threading.Thread(target=self._read, name="engine news", daemon=True)
+        self._reader.start()
 
     @property
     def errored(self) -> bool:
         """Whether the engine has ended."""
-        return self._stopping or self._error is not None
+        return self._error is not None
 
     def close(self) -> None:
-        """End the thread after the step that it is in; open streams raise `EngineDead`."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        self._thread.join()
+        """End the engine after the step that it is in; open streams raise `EngineDead`."""
+        self._send("close")
+        self._fail("it was closed")
+        self._reader.join(GRACE_S)
+        self._end()
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a function that the engine's thread runs between two steps.
+        """The result of `function(engine, *arguments)` where the engine is, between two steps.
 
         Raises:
             EngineDead: the engine has ended.
             Exception: what the function raises.
         """
-        answer: Future[Any] = Future()
-
-        def run() -> None:
-            if not answer.set_running_or_notify_cancel():
-                return
-            try:
-                if self.errored:
-                    raise EngineDead("the engine has ended")
-                answer.set_result(function(*arguments))
-            except BaseException as error:
-                answer.set_exception(error)
-
-        with self._changed:
-            if self.errored:
-                raise EngineDead("the engine has ended")
-            self._calls.append(run)
-            self._changed.notify()
-        return await asyncio.wrap_future(answer)
+        return await asyncio.wrap_future(self._ask("call", function, arguments))
 
     async def open(
         self,
@@ -222,99 +167,102 @@ class AsyncLLM:
         """Queue a prompt and return its stream; end it with `abort` if it is not read to the end.
 
         Raises:
-            ValueError: as `LLMEngine.add_request`.
+            ValueError: as `LLMEngine.add_request`, or a request with this id is open.
             EngineDead: the engine has ended.
         """
-        loop = asyncio.get_running_loop()
-
-        def begin() -> Stream:
-            name, requests = self.engine.inputs.process(
-                prompt, params, request_id, priority, None, cache_salt, lora_request
-            )
-            hold = max(map(len, params.stop), default=1) - 1
-            hold *= not params.include_stop_str_in_output
-            watched = [
-                _Watched(r, i, IncrementalDetokenizer(self.engine.tokenizer), hold)
-                for i, r in enumerate(requests)
-            ]
-            stream = Stream(name, requests[0].prompt_token_ids, requests, watched, loop)
-            self.engine.queue_requests(name, requests)
-            self._streams[name] = stream
-            return stream
-
-        opening = asyncio.ensure_future(self.call(begin))
+        if request_id in self._streams:
+            raise ValueError(f"request_id={request_id!r}: a live request has this id")
+        stream = Stream(request_id, params.n, asyncio.get_running_loop())
+        self._streams[request_id] = stream
+        asked = (prompt, params, priority, None, cache_salt, lora_request)
         try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:  # the client left before it had its stream
-            opening.add_done_callback(self._abort_when_open)
+            stream.prompt_token_ids = await asyncio.wrap_future(
+                self._ask("open", request_id, asked)
+            )
+        except BaseException as error:
+            del self._streams[request_id]
+            if isinstance(error, asyncio.CancelledError):  # the client left before it was told
+                self.abort(request_id)
             raise
-
-    def _abort_when_open(self, opening: asyncio.Future[Stream]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
-            self.abort(opening.result().request_id)
+        return stream
 
     def abort(self, request_id: str) -> None:
-        """End a request between two steps, from any thread; an unknown id is a no-op."""
+        """End a request between two steps; an unknown id, or an engine that ended, is a no-op."""
+        self._streams.pop(request_id, None)
+        self._send("abort", request_id)
 
-        def end() -> None:
-            self._streams.pop(request_id, None)
-            self.engine.abort_request(request_id)
+    # ------------------------------------------------------------------ the pipe
 
-        with self._changed:
-            self._calls.append(end)
-            self._changed.notify()
+    def _send(self, *message: Any) -> None:
+        if self._error is None:
+            try:
+                with self._sending:
+                    self._pipe.send(message)
+            except OSError:
+                self._fail("its process is gone")
 
-    # ------------------------------------------------------------------ the engine's thread
+    def _ask(self, kind: str, what: Any, arguments: tuple[Any, ...]) -> Future[Any]:
+        number, answer = next(self._numbers), Future[Any]()
+        self._asked[number] = answer
+        self._send(kind, number, what, arguments)
+        if self._error is not None and self._asked.pop(number, None) is not None:
+            raise self._error
+        return answer
 
-    def _run(self) -> None:
+    def _read(self) -> None:
+        """On a thread: hand over what comes, until nothing comes any more."""
         try:
             while True:
-                with self._changed:
-                    while not (self._calls or self._stopping or self._busy()):
-                        self._changed.wait()
-                    if self._stopping:
-                        return
-                    calls, self._calls = self._calls, []
-                for call in calls:
-                    call()
-                if self._busy():
-                    self.engine.step()
-                    self._publish()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._end()
+                kind, *rest = self._pipe.recv()
+                if kind == "news":
+                    self._news(*rest)
+                elif kind == "dead":
+                    self._fail(rest[0])
+                else:
+                    answer = self._asked.pop(rest[0], None)
+                    if answer is None or not answer.set_running_or_notify_cancel():
+                        continue
+                    (answer.set_result if kind == "answer" else answer.set_exception)(rest[1])
+        except (EOFError, OSError):
+            self._fail("its process is gone")
 
-    def _busy(self) -> bool:
-        return self.engine.has_unfinished_requests()
+    def _news(self, told: list[News], stats: Stats) -> None:
+        self.stats = stats
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, News]]] = {}
+        for news in told:
+            if (stream := self._streams.get(news.name)) is not None:
+                by_loop.setdefault(stream.loop, []).append((stream, news))
+        for loop, pairs in by_loop.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._deliver, pairs)
 
-    def _publish(self) -> None:
-        """Hand what the step said to whoever waits for it."""
-        tokenizer = self.engine.tokenizer
-        said: dict[asyncio.AbstractEventLoop, list[tuple[Stream, list[Delta]]]] = {}
-        for name, stream in list(self._streams.items()):
-            found = [d for w in stream.watched if (d := w.delta(tokenizer)) is not None]
-            if not found:
-                continue
+    def _deliver(self, pairs: list[tuple[Stream, News]]) -> None:
+        for stream, news in pairs:
+            stream.put(news)
+            if stream.num_open <= 0:
+                self._streams.pop(stream.request_id, None)
             for observer in self.observers:
-                observer(stream, found)
-            if all(watched.done for watched in stream.watched):
-                del self._streams[name]
-            said.setdefault(stream.loop, []).append((stream, found))
-        for loop, pairs in said.items():
-            taken = threading.Event()
-            loop.call_soon_threadsafe(_deliver, loop, pairs, taken)
-            taken.wait(HANDOVER_S)
+                observer(stream, news)
 
-    def _end(self) -> None:
-        reason = "it was closed" if self._error is None else repr(self._error)
-        error = EngineDead(f"the engine has ended: {reason}")
-        error.__cause__ = self._error
-        with self._changed:
-            self._stopping = True
-            calls, self._calls = self._calls, []
-        for stream in self._streams.values():
+    def _fail(self, reason: str) -> None:
+        """Tell everybody who waits; the first reason stays."""
+        if self._error is None:
+            self._error = EngineDead(f"the engine has ended: {reason}")
+        for number in list(self._asked):
+            if (answer := self._asked.pop(number, None)) and answer.set_running_or_notify_cancel():
+                answer.set_exception(self._error)
+        for stream in list(self._streams.values()):
             if not stream.loop.is_closed():
-                stream.loop.call_soon_threadsafe(stream.fail, error)
-        for call in calls:  # each is told that the engine has ended
-            call()
+                stream.loop.call_soon_threadsafe(stream.fail, self._error)
+
+
+def _end(process: Any, pipe: Connection) -> None:
+    """Where the engine was not asked to end, the closed pipe asks; after `GRACE_S` it is ended."""
+    pipe.close()
+    process.join(GRACE_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+__all__ = ["AsyncLLM", "Delta", "EngineDead", "Stream"]

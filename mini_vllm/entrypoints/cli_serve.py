@@ -48,8 +48,6 @@ def serve(
         from mini_vllm.entrypoints.openai import launch
     except ImportError as error:
         raise ValueError(f"serve: needs the extra 'serve' ({error.name} is not here)") from None
-    from mini_vllm.engine import LLMEngine
-
     keys = api_key or (
         [os.environ["MINI_VLLM_API_KEY"]] if "MINI_VLLM_API_KEY" in os.environ else []
     )
@@ -58,18 +56,18 @@ def serve(
     knobs: dict[str, Any] = {"enable_lora": True, "max_loras": max_loras} if adapters else {}
     if disable_any_whitespace:
         knobs["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
-    engine = LLMEngine(
-        model, num_blocks=num_blocks, max_num_seqs=max_num_seqs, max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens, async_scheduling=async_scheduling, **knobs,
-    )  # fmt: skip
+    knobs |= {
+        "num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len,
+        "max_num_batched_tokens": max_num_batched_tokens, "async_scheduling": async_scheduling,
+    }  # fmt: skip
     template = None
     if chat_template is not None:
         if not chat_template.is_file():
             raise ValueError(f"--chat-template {str(chat_template)!r}: no such file")
         template = chat_template.read_text(encoding="utf-8")
     served = launch.serve_engine(
-        engine, model=model, served_model_name=served_model_name, chat_template=template,
-        trust_request_chat_template=trust_request_chat_template,
+        launch.make_engine, model=model, knobs=knobs, served_model_name=served_model_name,
+        chat_template=template, trust_request_chat_template=trust_request_chat_template,
         tool_call_parser=tool_call_parser, lora_modules=adapters,
     )  # fmt: skip
     launch.run(served, host, port, keys, max_concurrent, chat_page)

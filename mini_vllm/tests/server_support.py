@@ -28,7 +28,8 @@ DEADLINE_S = 30.0
 
 @contextmanager
 def serving(
-    engine: LLMEngine, *, keys: tuple[str, ...] = (), max_concurrent: int = 1024,
+    engine: LLMEngine | Callable[..., LLMEngine], *, keys: tuple[str, ...] = (),
+    max_concurrent: int = 1024,
     chat_page: bool = False, **options: Any,
 ) -> Iterator[tuple[int, Served]]:  # fmt: skip
     """Its port and what it serves; it has ended when the block is left."""

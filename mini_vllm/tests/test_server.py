@@ -33,8 +33,8 @@ def port() -> Iterator[int]:
         yield found
 
 
-def used(served: Any) -> float:
-    return served.engine.engine.scheduler.kv.block_pool.get_usage()
+def used(engine: LLMEngine) -> float:
+    return engine.scheduler.kv.block_pool.get_usage()
 
 
 def begin_stream(port: int, max_tokens: int = 400) -> http.client.HTTPResponse:
@@ -68,26 +68,28 @@ def test_many_clients_get_what_each_gets_alone(port: int) -> None:
 
 
 def test_a_client_that_leaves_a_stream_frees_its_blocks() -> None:
-    with serving(make_engine()) as (port, served):
+    engine = make_engine()
+    with serving(engine) as (port, _):
         answer = begin_stream(port)
-        wait_until(lambda: used(served) > 0)
+        wait_until(lambda: used(engine) > 0)
         answer.connection.sock.close()  # type: ignore[attr-defined]
         answer.close()
-        wait_until(lambda: not served.engine.engine.requests)
-        assert used(served) == 0
+        wait_until(lambda: not engine.requests)
+        assert used(engine) == 0
 
 
 def test_a_client_that_leaves_before_the_answer_frees_its_blocks() -> None:
-    with serving(make_engine()) as (port, served):
+    engine = make_engine()
+    with serving(engine) as (port, _):
         connection = http.client.HTTPConnection("127.0.0.1", port)
         body = {"prompt": "The", "max_tokens": 400, "ignore_eos": True}
         connection.request(
             "POST", COMPLETIONS, json.dumps(body), {"Content-Type": "application/json"}
         )
-        wait_until(lambda: used(served) > 0)
+        wait_until(lambda: used(engine) > 0)
         connection.close()
-        wait_until(lambda: not served.engine.engine.requests)
-        assert used(served) == 0
+        wait_until(lambda: not engine.requests)
+        assert used(engine) == 0
 
 
 def test_more_requests_than_allowed_are_told_so_and_the_others_go_on() -> None:
@@ -152,10 +154,11 @@ def test_what_is_refused_names_its_field(port: int, path: str, body: Any, param:
 
 
 def test_nothing_refused_reaches_the_engine() -> None:
-    with serving(make_engine()) as (port, served):
+    engine = make_engine()
+    with serving(engine) as (port, _):
         asked = {"prompt": ["fine", "w" * 600], "max_tokens": 4}
         assert ask(port, COMPLETIONS, asked)[0] == 400
-        assert not served.engine.engine.requests
+        assert not engine.requests
 
 
 def test_a_request_without_a_token_left_is_the_clients_error(port: int) -> None:
@@ -202,7 +205,8 @@ def test_an_engine_that_dies_is_said_and_health_tells() -> None:
 
 def test_a_server_that_ends_lets_the_answers_under_way_end() -> None:
     answers: list[bytes] = []
-    with serving(make_engine()) as (port, served):
+    engine = make_engine()
+    with serving(engine) as (port, served):
         held = begin_stream(port, max_tokens=60)
         reader = threading.Thread(target=lambda: answers.append(held.read()))
         reader.start()
@@ -225,13 +229,14 @@ def test_what_cannot_be_served_is_refused_at_the_start(options: Any, named: str)
 
 def test_a_slow_reader_gets_several_steps_at_once_and_misses_nothing() -> None:
     async def read() -> tuple[int, str, str]:
-        asking = AsyncLLM(make_engine())
+        engine = make_engine()
+        asking = AsyncLLM(engine)
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         stream = await asking.open("The scheduler", params, "slow")
         count, text = 0, ""
         async for delta in stream.deltas():
             count, text = count + 1, text + delta.text
-            while len(asking.engine.requests) and count == 1:
+            while len(engine.requests) and count == 1:
                 await asyncio.sleep(0.01)
         asking.close()
         whole = make_engine().generate(["The scheduler"], params)[0].outputs[0].text

@@ -35,6 +35,8 @@ from mini_vllm.sample.beam_search import beam_search
 from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import SamplingParams
 
+_Parser = HermesStream | NamedStream | RequiredStream
+
 
 def flat(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as a template sees them: content as one text, arguments of calls as objects.
@@ -257,7 +259,7 @@ class _Chat:
                 async for _, delta in merged(streams):
                     raise_if_failed(delta)
                     grown[delta.index].take(delta)
-                noted = prompt_logprobs(streams[0], self.served.tokenizer)
+                noted = prompt_logprobs(streams[0])
         total = sum(len(choice.token_ids) for choice in grown)
         back = self.asked.return_token_ids
         return {
@@ -274,12 +276,11 @@ class _Chat:
         served, asked = self.served, self.asked
         most = served.most_tokens(asked, len(self.ids))
         params = asked.beam_search_params(most, served.defaults)
-        engine = served.engine.engine
-        (found,) = await served.engine.call(beam_search, engine, [self.ids], params)
+        (found,) = await served.engine.call(beam_search, [self.ids], params)
         grown = []
         for beam in found.sequences:
             new = beam.tokens[len(self.ids) :]
-            stopped = bool(new) and new[-1] in engine.eos_token_ids
+            stopped = bool(new) and new[-1] in served.engine.about.eos_token_ids
             text = served.tokenizer.decode(new[:-1] if stopped else new)
             reason = "stop" if stopped else "length"
             grown.append(_Grown(text, new, finish_reason=reason))
@@ -340,7 +341,7 @@ class _Chat:
 
     # ------------------------------------------------------------------ streamed
 
-    def _parser(self) -> HermesStream | NamedStream | RequiredStream | None:
+    def _parser(self) -> _Parser | None:
         if self.asked.named_tool is not None:
             return NamedStream(self.asked.named_tool)
         if self.asked.tool_choice == "required":
@@ -421,7 +422,7 @@ class _Chat:
         return chunk
 
     def _chunk(
-        self, delta: Delta, choice: _Grown, parser: HermesStream | NamedStream | RequiredStream | None
+        self, delta: Delta, choice: _Grown, parser: _Parser | None
     ) -> dict[str, Any] | None:  # fmt: skip
         """What one delta becomes; None where a parser holds it back."""
         asked, back = self.asked, bool(self.asked.return_token_ids)

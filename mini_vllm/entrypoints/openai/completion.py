@@ -133,8 +133,9 @@ class _Completion:
     def _choice(self, index: int, choice: _Choice, stream: Stream) -> dict[str, Any]:
         asked, prompt = self.asked, stream.prompt_token_ids
         back = bool(asked.return_token_ids)
-        text, ids, noted = choice.text, choice.token_ids, list(choice.logprobs)
-        about_prompt = self._about_prompt(stream) if asked.echo else []
+        text, ids = choice.text, choice.token_ids
+        noted: list[Any] = list(choice.logprobs)
+        about_prompt = (stream.prompt_logprobs or []) if asked.echo else []
         if asked.echo:
             shown = "" if back else self.served.tokenizer.decode(prompt)
             if asked.max_tokens == 0:
@@ -146,17 +147,9 @@ class _Completion:
             "index": index, "text": text, "logprobs": logprobs,
             "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids if back else None,
-            "prompt_logprobs": prompt_logprobs(stream, self.served.tokenizer),
+            "prompt_logprobs": prompt_logprobs(stream),
             "prompt_token_ids": prompt if back else None, "routed_experts": None,
         }  # fmt: skip
-
-    def _about_prompt(self, stream: Stream) -> list[Any]:
-        """What was noted of each prompt token, None for the first."""
-        from mini_vllm.outputs import RequestOutput
-
-        tokenizer = self.served.tokenizer
-        output = RequestOutput.of(stream.request_id, stream.requests, "", tokenizer)
-        return output.prompt_logprobs or []
 
     async def _beams(self) -> tuple[list[dict[str, Any]], int]:
         served, asked = self.served, self.asked
@@ -164,11 +157,10 @@ class _Completion:
         num_tokens = 0
         for ids in self.prompts:
             params = asked.beam_search_params(served.most_tokens(asked, len(ids)), served.defaults)
-            engine = served.engine.engine
-            (found,) = await served.engine.call(beam_search, engine, [ids], params)
+            (found,) = await served.engine.call(beam_search, [ids], params)
             for beam in found.sequences:
                 new = beam.tokens[len(ids) :]
-                stopped = bool(new) and new[-1] in engine.eos_token_ids
+                stopped = bool(new) and new[-1] in served.engine.about.eos_token_ids
                 num_tokens += len(new)
                 text = served.tokenizer.decode(new[:-1] if stopped else new)
                 reason = "stop" if stopped else "length"
@@ -237,12 +229,13 @@ class _Completion:
 
     def _chunk(self, index: int, choice: _Choice, delta: Delta, stream: Stream) -> dict[str, Any]:
         asked, back = self.asked, bool(self.asked.return_token_ids)
-        text, ids, noted = delta.text, delta.token_ids, list(delta.logprobs)
+        text, ids = delta.text, delta.token_ids
+        noted: list[Any] = list(delta.logprobs)
         first, choice.begun = not choice.begun, True
         prompt = stream.prompt_token_ids
         if first and asked.echo:
             shown = "" if back else self.served.tokenizer.decode(prompt)
-            about = self._about_prompt(stream)
+            about = stream.prompt_logprobs or []
             if asked.max_tokens == 0:
                 text, ids, noted = shown, prompt, about
             else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -29,16 +29,53 @@ GRACE_S = 5
 """Seconds that answers under way have when the server is asked to end."""
 
 
+def make_engine(model: str, lora_modules: Mapping[str, str], knobs: Mapping[str, Any]) -> LLMEngine:
+    """The engine of a server, its adapters loaded; runs where the engine is.
+
+    Raises:
+        ValueError: what `LLMEngine` refuses, or an adapter that cannot be loaded.
+    """
+    return with_adapters(LLMEngine(model, **knobs), lora_modules)
+
+
+def with_adapters(engine: LLMEngine, lora_modules: Mapping[str, str]) -> LLMEngine:
+    """The engine, these adapters in its memory.
+
+    Raises:
+        ValueError: it takes none, or one cannot be loaded.
+    """
+    for adapter in requests_of(lora_modules).values():
+        if engine.adapters is None:
+            raise ValueError("lora_modules: need enable_lora=True")
+        engine.adapters.add_adapter(adapter)
+    return engine
+
+
+def requests_of(lora_modules: Mapping[str, str]) -> dict[str, Any]:
+    """`LoRARequest` by name."""
+    if not lora_modules:
+        return {}
+    from mini_vllm.lora.request import LoRARequest
+
+    return {
+        name: LoRARequest(name, number, folder)
+        for number, (name, folder) in enumerate(lora_modules.items(), 1)
+    }
+
+
 def serve_engine(
-    engine: LLMEngine, *, model: str, served_model_name: str | None = None,
+    engine: LLMEngine | Callable[..., LLMEngine], *, model: str,
+    knobs: Mapping[str, Any] | None = None, served_model_name: str | None = None,
     chat_template: str | None = None, trust_request_chat_template: bool = False,
     tool_call_parser: str | None = None, lora_modules: Mapping[str, str] | None = None,
 ) -> Served:  # fmt: skip
-    """What a server of this engine serves; its thread runs from now on.
+    """What a server serves; its engine runs from now on.
 
     Args:
-        engine: nobody else may step it.
-        model: where it came from: a name, a folder or a hub id.
+        engine: made like `make_engine`, in a process of its own; or an engine, which runs on a
+            thread of this process, and nobody else may step it.
+        model: where it comes from: a name, a folder or a hub id.
+        knobs: of the engine that is made.
         served_model_name: what clients call it; default `model`.
         chat_template: Jinja text; default the checkpoint's.
         trust_request_chat_template: take templates from requests.
@@ -46,32 +83,29 @@ def serve_engine(
         lora_modules: folders of adapters by the name that clients call them.
 
     Raises:
-        ValueError: an unknown parser, an adapter that cannot be loaded, a name taken twice, or a
-            model without `max_model_len`.
+        ValueError: an unknown parser, an adapter that cannot be loaded, a name taken twice, a model
+            without `max_model_len`, or what the engine refuses.
     """
     if tool_call_parser not in (None, "hermes"):
         raise ValueError(f"tool_call_parser={tool_call_parser!r}: need 'hermes', or none")
-    if engine.max_model_len is None:
-        raise ValueError("max_model_len: need one, this model has no context length of its own")
-    name = served_model_name or model
-    adapters: dict[str, Any] = {}
-    if lora_modules:
-        from mini_vllm.lora.request import LoRARequest
-
-        if engine.adapters is None:
-            raise ValueError("lora_modules: need enable_lora=True")
-        if name in lora_modules:
-            raise ValueError(f"lora_modules holds {name!r}: the model has that name")
-        for number, (given, folder) in enumerate(lora_modules.items(), 1):
-            adapters[given] = LoRARequest(given, number, folder)
-            engine.adapters.add_adapter(adapters[given])
+    name, modules = served_model_name or model, lora_modules or {}
+    if name in modules:
+        raise ValueError(f"lora_modules holds {name!r}: the model has that name")
     folder = resolve(model)
     defaults = generation_defaults(folder)
     pieces, specials = names_of_tokens(folder)
-    mark = hashlib.sha256(repr((model, engine.config)).encode()).hexdigest()[:8]
+    if isinstance(engine, LLMEngine):
+        asking = AsyncLLM(with_adapters(engine, modules))
+    else:
+        asking = AsyncLLM(engine, model=model, lora_modules=modules, knobs=knobs or {})
+    about = asking.about
+    if about.max_model_len is None:
+        asking.close()
+        raise ValueError("max_model_len: need one, this model has no context length of its own")
+    mark = hashlib.sha256(f"{model} {about.config}".encode()).hexdigest()[:8]
     return Served(
-        AsyncLLM(engine), name, engine.max_model_len, model, adapters, defaults,
-        engine.chat_template if chat_template is None else chat_template,
+        asking, name, about.max_model_len, model, requests_of(modules), defaults,
+        about.chat_template if chat_template is None else chat_template,
         trust_request_chat_template, tool_call_parser, f"mini-vllm-{version()}-{mark}",
         pieces, specials,
     )  # fmt: skip

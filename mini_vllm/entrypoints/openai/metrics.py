@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from mini_vllm.plan import SchedulerOutput
+from mini_vllm.entrypoints.engine_core import News, Stats
 
 if TYPE_CHECKING:
-    from mini_vllm.entrypoints.async_llm import Delta, Stream
+    from mini_vllm.entrypoints.async_llm import Stream
     from mini_vllm.entrypoints.openai.serving import Served
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
@@ -22,7 +22,7 @@ SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0
 
 
 class Metrics:
-    """What one server counts; written on the engine's thread, read by `/metrics`."""
+    """What one server counts; written as news come, read by `/metrics`."""
 
     def __init__(self, served: Served) -> None:
         self.served, self.registry = served, CollectorRegistry()
@@ -54,42 +54,40 @@ class Metrics:
         self.first = seconds("time_to_first_token_seconds", "From arrival to the first token")
         self.between = seconds("inter_token_latency_seconds", "Between two steps' tokens")
         self.whole = seconds("e2e_request_latency_seconds", "From arrival to the end")
-        self._arrived: dict[str, float] = {}
         self._last: dict[str, float] = {}
+        self._told = Stats()
         served.engine.observers.append(self.said)
-        served.engine.engine.observers.append(self.planned)
 
-    def planned(self, plan: SchedulerOutput) -> None:
-        """A step was planned."""
-        self.preemptions.inc(len(plan.preempted_req_ids))
-        by_id = {request.request_id: request for request in plan.scheduled_requests}
-        for request_id in plan.scheduled_new_req_ids:
-            self.queries.inc(by_id[request_id].num_prompt_tokens)
-            self.hits.inc(plan.num_cached_tokens.get(request_id, 0))
-
-    def said(self, stream: Stream, deltas: list[Delta]) -> None:
+    def said(self, stream: Stream, news: News) -> None:
         """A step gave a stream new tokens."""
-        now = time.monotonic()
-        name = stream.request_id
+        now, name = time.monotonic(), stream.request_id
         if name not in self._last:
             self.prompt_tokens.inc(len(stream.prompt_token_ids))
-            self._arrived[name] = stream.arrived
             self.first.observe(now - stream.arrived)
         else:
             self.between.observe(now - self._last[name])
         self._last[name] = now
-        for delta in deltas:
+        for delta in news.deltas:
             self.tokens.inc(len(delta.token_ids))
             if delta.finish_reason is not None:
                 self.success.labels(self.served.name, "0", delta.finish_reason).inc()
-        if all(watched.done for watched in stream.watched):
-            self.whole.observe(now - self._arrived.pop(name))
+        if stream.num_open <= 0:
+            self.whole.observe(now - stream.arrived)
             del self._last[name]
+
+    def left(self, request_id: str) -> None:
+        """A request was aborted."""
+        if self._last.pop(request_id, None) is not None:
+            self.success.labels(self.served.name, "0", "abort").inc()
 
     def text(self) -> tuple[bytes, str]:
         """Everything, in Prometheus' format, and its content type."""
-        scheduler = self.served.engine.engine.scheduler
-        self.running.set(len(scheduler.running))
-        self.waiting.set(len(scheduler.waiting) + len(scheduler.skipped))
-        self.usage.set(scheduler.kv.block_pool.get_usage())
+        now, before = self.served.engine.stats, self._told
+        self.running.set(now.running)
+        self.waiting.set(now.waiting)
+        self.usage.set(now.usage)
+        self.preemptions.inc(now.preemptions - before.preemptions)
+        self.queries.inc(now.prefix_queries - before.prefix_queries)
+        self.hits.inc(now.prefix_hits - before.prefix_hits)
+        self._told = now
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -86,7 +86,7 @@ class Generation(_Body):
     n: int | None = 1
     presence_penalty: float | None = 0.0
     response_format: ResponseFormat | None = None
-    seed: int | None = Field(None, **_INT64)  # type: ignore[arg-type]
+    seed: int | None = Field(None, **_INT64)
     stop: str | list[str] | None = []
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -106,7 +106,7 @@ class Generation(_Body):
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: int = Field(0, **_INT64)  # type: ignore[arg-type]
+    priority: int = Field(0, **_INT64)
     request_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -287,8 +287,8 @@ class CompletionRequest(Generation):
         if self.prompt is None or self.prompt == []:
             raise APIError("prompt: need at least one")
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]
+        return list(self.prompt)
 
 
 class Function(_Body):

@@ -115,6 +115,7 @@ class Server:
         """Generations that are being answered."""
         self.completions, self.chats = CompletionServing(served), ChatServing(served)
         self.metrics = Metrics(served)
+        served.left = self.metrics.left
 
     async def complete(self, request: Request) -> Response:
         return await self._generate(request, CompletionRequest, self.completions)
@@ -207,7 +208,7 @@ class Server:
     async def detokenize(self, request: Request) -> Response:
         asked = _checked(DetokenizeRequest, await _body(request))
         self.served.adapter_of(asked.model)
-        most = self.served.engine.engine.inputs.vocab_size
+        most = self.served.engine.about.vocab_size
         if wrong := [token for token in asked.tokens if token >= most]:
             raise APIError(f"tokens holds {wrong}: need ids from 0 to {most - 1}")
         return JSONResponse({"prompt": self.served.text_of(asked.tokens)})

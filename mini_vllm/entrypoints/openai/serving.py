@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -49,12 +49,14 @@ class Served:
     """The vocabulary's own names of its tokens, by id."""
     specials: Mapping[int, str] = field(default_factory=dict)
     """Names of the special tokens."""
+    left: Callable[[str], None] = lambda request_id: None
+    """Told of each request that its client left."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The engine's."""
-        return self.engine.engine.tokenizer
+        return self.engine.about.tokenizer
 
     def piece_of(self, token_id: int) -> str:
         """A token's name in the vocabulary; its text where the tokenizer names none."""
@@ -106,13 +108,13 @@ class Served:
                 f"truncate_prompt_tokens={cut}: need at most {room}, the context without the "
                 "output", param="truncate_prompt_tokens",
             )  # fmt: skip
-        is_text = isinstance(prompt, str)
-        if is_text and cut is None and len(prompt) > room * self._most_chars():
-            raise APIError(
-                f"prompt has {len(prompt)} characters: more than {room} tokens can hold",
-                param="input_text",
-            )
-        ids = self.tokenizer.encode(prompt) if is_text else list(prompt)  # type: ignore[arg-type]
+        if isinstance(prompt, str):
+            if cut is None and len(prompt) > room * self._most_chars():
+                need = f"more than {room} tokens can hold"
+                raise APIError(f"prompt has {len(prompt)} characters: {need}", param="input_text")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = list(prompt)
         if cut is not None:
             most = room if cut < 0 else cut
             side = asked.truncation_side or getattr(self.tokenizer, "truncation_side", "right")
@@ -143,14 +145,14 @@ class Served:
         Raises:
             APIError: a value is out of range.
         """
-        engine = self.engine.engine
+        about = self.engine.about
         for name in ("logit_bias", "allowed_token_ids"):
             ids = [int(token) for token in getattr(asked, name) or ()]
-            wrong = [i for i in ids if not 0 <= i < engine.inputs.vocab_size]
+            wrong = [i for i in ids if not 0 <= i < about.vocab_size]
             if wrong:
-                need = f"0 to {engine.inputs.vocab_size - 1}"
+                need = f"0 to {about.vocab_size - 1}"
                 raise APIError(f"{name} holds token ids {wrong}: need {need}", param=name)
-        most = engine.config.max_logprobs
+        most = about.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             count = asked.asked_logprobs() if name == "logprobs" else asked.prompt_logprobs
             if count is not None and -1 < most < count:
@@ -176,8 +178,9 @@ class Served:
             yield opened
         finally:
             for stream in opened:
-                if not all(watched.done for watched in stream.watched):
+                if stream.num_open > 0:
                     self.engine.abort(stream.request_id)
+                    self.left(stream.request_id)
 
 
 def version() -> str:
@@ -206,12 +209,9 @@ def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, Any]:
     return {**counts, "completion_tokens": num_tokens}
 
 
-def prompt_logprobs(stream: Stream, tokenizer: Tokenizer) -> list[Any] | None:
+def prompt_logprobs(stream: Stream) -> list[Any] | None:
     """Per prompt token what was noted of it, as JSON; None unless it was asked for."""
-    from mini_vllm.outputs import RequestOutput
-
-    found = RequestOutput.of(stream.request_id, stream.requests, "", tokenizer).prompt_logprobs
-    if found is None:
+    if (found := stream.prompt_logprobs) is None:
         return None
     return [None if at is None else {str(t): _entry(e) for t, e in at.items()} for at in found]
 
