@@ -14,6 +14,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -275,6 +276,9 @@ def build_app(
         Route("/metrics", server.show_metrics),
     ]  # fmt: skip
 
+    if chat_page:
+        routes.append(Route("/", _chat_page))
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
@@ -288,6 +292,11 @@ def build_app(
     if keys:
         app.add_middleware(Keyed, keys=keys)
     return app
+
+
+async def _chat_page(request: Request) -> Response:
+    page = Path(__file__).with_name("chat_page.html").read_text(encoding="utf-8")
+    return Response(page, media_type="text/html")
 
 
 async def _refused(request: Request, error: APIError) -> Response:
