@@ -193,6 +193,11 @@ PARTS: dict[str, Part] = {
         "bytes and over words",
         "`test_grammar.py`", needs="engine",
     ),
+    "grammar_suite": Part(
+        "parts/grammar_suite.jsonl.gz", "grammar_suite:cases",
+        "the published suite of JSON Schema 2020-12 with xgrammar's and llguidance's verdicts",
+        "`grammar_suite`, `test_grammar.py`", needs="engine",
+    ),
     "adapter_slots": _part(
         "adapter_slots",
         "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager._apply_adapters`, 30 steps",
@@ -273,6 +278,11 @@ PARTS: dict[str, Part] = {
         "engine/serving.jsonl.gz", "serving.recorded:recorded",
         "`vllm serve`: every request of `serving/battery.py`, answers and chunks",
         "`serving`", "requests", "engine", "engine",
+    ),
+    "texts-structured": Part(
+        "engine/texts-structured.jsonl.gz", "structured_texts:recorded",
+        "greedy texts under 50 constraints: regex, choice, grammar, JSON Schema",
+        "`structured_texts`", "runs", "engine", "engine",
     ),
     "public-api": Part(
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",

@@ -107,7 +107,11 @@ def concat(*parts: Expression) -> Expression:
     """One after the other, flat."""
     flat: list[Expression] = []
     for part in parts:
-        flat += part.parts if isinstance(part, Concat) else (part,)
+        for each in part.parts if isinstance(part, Concat) else (part,):
+            if isinstance(each, Literal) and flat and isinstance(flat[-1], Literal):
+                flat[-1] = Literal(flat[-1].data + each.data)
+            else:
+                flat.append(each)
     return flat[0] if len(flat) == 1 else Concat(tuple(flat))
 
 

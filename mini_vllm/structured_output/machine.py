@@ -61,12 +61,13 @@ class Machine:
         self._bottom = Frame()
         self._frames: dict[frozenset[Item], Frame] = {}
         self._states: dict[frozenset[Item], State] = {}
+        self._equal: dict[tuple[frozenset[tuple[int, int, Frame]], bool], State] = {}
         self.initial = self._state_of(frozenset([(network.entry, self._bottom)]))
 
     @property
     def num_states(self) -> int:
         """How many states have been visited and are kept."""
-        return len(self._states)
+        return len(self._equal)
 
     def step(self, state: State, byte: int) -> State | None:
         """The state after one more byte, or None where the byte cannot follow."""
@@ -91,7 +92,10 @@ class Machine:
             if len(self._states) >= MAX_KEPT:
                 self._states.clear()
                 self._frames.clear()
-            found = self._states[kernel] = self._closure(kernel)
+                self._equal.clear()
+            made = self._closure(kernel)
+            found = self._equal.setdefault((frozenset(made.moves), made.accepting), made)
+            self._states[kernel] = found
         return found
 
     def _closure(self, kernel: frozenset[Item]) -> State:

@@ -8,6 +8,7 @@ bounded. Thompson's construction per rule; the subsets are built as they are vis
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mini_vllm.structured_output.expressions import (
@@ -131,8 +132,11 @@ class _Builder:
             return start
         if isinstance(expression, Choice):
             end = self.state()
+            words = [each.data for each in expression.options if isinstance(each, Literal)]
+            self._words(words, start, end)
             for option in expression.options:
-                network.skips[self.after(option, start)].append(end)
+                if not isinstance(option, Literal):
+                    network.skips[self.after(option, start)].append(end)
             return end
         if isinstance(expression, Repeat):
             return self._repeat(expression, start)
@@ -141,6 +145,18 @@ class _Builder:
         end = self.state()
         network.calls[start].append((self.rules[expression.rule], end))
         return end
+
+    def _words(self, words: Sequence[bytes], start: int, end: int) -> None:
+        """Any of some texts: what they begin with is shared."""
+        behind: dict[bytes, int] = {b"": start}
+        for word in words:
+            known = next(n for n in range(len(word), -1, -1) if word[:n] in behind)
+            state = behind[word[:known]]
+            for index in range(known, len(word)):
+                target = self.state()
+                self.network.moves[state].append((1 << word[index], target))
+                state = behind[word[: index + 1]] = target
+            self.network.skips[state].append(end)
 
     def _chars(self, expression: Chars, start: int) -> int:
         end = self.state()
