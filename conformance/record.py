@@ -209,6 +209,12 @@ PARTS: dict[str, Part] = {
         "texts cut at every place",
         "`test_tool_parsers.py`, lab 16-01",
     ),
+    "reasoning_parsers": _part(
+        "reasoning_parsers",
+        "`vllm/reasoning/deepseek_r1_reasoning_parser.py:10` `DeepSeekR1ReasoningParser` before a "
+        "tool parser, texts cut between tokens",
+        "`test_tool_parsers.py`",
+    ),
     "block_sizes": _part(
         "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
         "the rule in `test_parts.py`",

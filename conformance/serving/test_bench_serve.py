@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit import environment, processes
+from labkit import environment
 from mini_vllm.engine import LLMEngine
 from mini_vllm.tests.server_support import serving
 

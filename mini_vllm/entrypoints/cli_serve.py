@@ -28,6 +28,7 @@ def serve(
         bool, typer.Option(help="Take templates from requests.")
     ] = False,
     tool_call_parser: Annotated[str | None, typer.Option(help="hermes; none leaves text.")] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="deepseek_r1; none.")] = None,
     lora_modules: LoraOption = None,
     max_loras: Annotated[int, typer.Option(help="Adapters in one step.")] = 4,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and output together.")] = None,
@@ -68,7 +69,8 @@ def serve(
     served = launch.serve_engine(
         launch.make_engine, model=model, knobs=knobs, served_model_name=served_model_name,
         chat_template=template, trust_request_chat_template=trust_request_chat_template,
-        tool_call_parser=tool_call_parser, lora_modules=adapters,
+        tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser,
+        lora_modules=adapters,
     )  # fmt: skip
     launch.run(served, host, port, keys, max_concurrent, chat_page)
 

@@ -14,8 +14,8 @@ import pytest
 from mini_vllm.structured_output import GrammarError, StructuredOutputsParams
 from mini_vllm.structured_output.compiler import grammar_of
 from mini_vllm.structured_output.ebnf import parse_ebnf
-from mini_vllm.structured_output.expressions import Effort
 from mini_vllm.structured_output.explain import allowed_bytes, machine_of
+from mini_vllm.structured_output.expressions import Effort
 from mini_vllm.structured_output.json_schema import refused_by_xgrammar
 from mini_vllm.structured_output.machine import MAX_ITEMS, Machine
 from mini_vllm.structured_output.masks import allocate_bitmask, apply_row, pack, row_of, unpack

@@ -6,14 +6,21 @@ Mirrors `vllm/entrypoints/openai/chat_completion/serving.py:85` `OpenAIServingCh
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mini_vllm.entrypoints.async_llm import Delta, Stream
-from mini_vllm.entrypoints.openai.protocol import APIError, ChatCompletionRequest, Message, Tool
+from mini_vllm.entrypoints.async_llm import Delta
+from mini_vllm.entrypoints.openai.errors import APIError
+from mini_vllm.entrypoints.openai.protocol import ChatCompletionRequest
+from mini_vllm.entrypoints.openai.reasoning_parsers import (
+    ReasoningFirst,
+    ThinkingStream,
+    parse_reasoning,
+)
 from mini_vllm.entrypoints.openai.serving import (
     LOWEST,
+    Grown,
     Served,
     merged,
     new_id,
@@ -23,6 +30,7 @@ from mini_vllm.entrypoints.openai.serving import (
     sse,
     usage,
 )
+from mini_vllm.entrypoints.openai.templates import flat, render
 from mini_vllm.entrypoints.openai.tool_parsers import (
     HermesStream,
     NamedStream,
@@ -32,75 +40,9 @@ from mini_vllm.entrypoints.openai.tool_parsers import (
     required_calls,
 )
 from mini_vllm.sample.beam_search import beam_search
-from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import SamplingParams
 
-_Parser = HermesStream | NamedStream | RequiredStream
-
-
-def flat(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as a template sees them: content as one text, arguments of calls as objects.
-
-    Raises:
-        APIError: a part of the content is no text.
-    """
-    import json
-
-    found = []
-    for message in messages:
-        raw = message.model_dump(exclude_unset=True)
-        content = raw.get("content")
-        if isinstance(content, list):
-            kinds = {part.get("type", "text") for part in content}
-            if kinds - {"text", "refusal", "input_text", "output_text"}:
-                raise APIError(f"messages: content of type {sorted(kinds)}: need text")
-            raw["content"] = "\n".join(str(part.get("text", "")) for part in content)
-        for call in raw.get("tool_calls") or ():
-            function = call.get("function") or {}
-            if isinstance(function.get("arguments"), str):
-                function["arguments"] = json.loads(function["arguments"] or "{}")
-        found.append(raw)
-    return found
-
-
-def render(
-    template: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None,
-    asked: Mapping[str, Any],
-) -> str:  # fmt: skip
-    """The prompt of a conversation.
-
-    Raises:
-        APIError: the template fails on it.
-    """
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def to_json(value: Any, **options: Any) -> str:
-        import json
-
-        return json.dumps(value, ensure_ascii=False, **options)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = to_json
-    offered = None if tools is None else [_dumped(tool) for tool in tools]
-    last = asked.get("continue_final_message") and messages
-    try:
-        text = environment.from_string(template).render(
-            messages=list(messages), tools=offered,
-            add_generation_prompt=asked.get("add_generation_prompt", True),
-            **(asked.get("chat_template_kwargs") or {}),
-        )  # fmt: skip
-    except TemplateError as error:
-        raise APIError(f"chat template: {error}") from None
-    if last:
-        final = str(messages[-1].get("content") or "").strip()
-        end = text.rfind(final)
-        text = text[: end + len(final)] if end >= 0 else text
-    return text
-
-
-def _dumped(tool: Tool) -> dict[str, Any]:
-    return tool.model_dump(exclude_none=True)
+_Parser = HermesStream | NamedStream | RequiredStream | ReasoningFirst
 
 
 class ChatServing:
@@ -176,25 +118,6 @@ class ChatServing:
 
 
 @dataclass(slots=True)
-class _Grown:
-    """One completion as it grows."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    called: bool = False
-
-    def take(self, delta: Delta) -> None:
-        """Add what is new."""
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
-        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-
-
-@dataclass(slots=True)
 class _Chat:
     """One request that was accepted."""
 
@@ -252,7 +175,7 @@ class _Chat:
         if self.params is None:
             grown = await self._beams()
         else:
-            grown = [_Grown() for _ in range(self.num_choices)]
+            grown = [Grown() for _ in range(self.num_choices)]
             async with self.served.streams(
                 [self.ids], [self.params], self.request_id, self.asked
             ) as streams:
@@ -272,7 +195,7 @@ class _Chat:
             "kv_transfer_params": None,
         }  # fmt: skip
 
-    async def _beams(self) -> list[_Grown]:
+    async def _beams(self) -> list[Grown]:
         served, asked = self.served, self.asked
         most = served.most_tokens(asked, len(self.ids))
         params = asked.beam_search_params(most, served.defaults)
@@ -283,12 +206,16 @@ class _Chat:
             stopped = bool(new) and new[-1] in served.engine.about.eos_token_ids
             text = served.tokenizer.decode(new[:-1] if stopped else new)
             reason = "stop" if stopped else "length"
-            grown.append(_Grown(text, new, finish_reason=reason))
+            grown.append(Grown(text, new, finish_reason=reason))
         return grown
 
-    def _choice(self, index: int, choice: _Grown) -> dict[str, Any]:
+    def _choice(self, index: int, choice: Grown) -> dict[str, Any]:
         asked = self.asked
-        content, calls = self._parsed(choice.text)
+        reasoning: str | None = None
+        content: str | None = choice.text
+        if self.served.reasoning_tags is not None:
+            reasoning, content = parse_reasoning(choice.text)
+        content, calls = self._parsed(content)
         if calls and asked.parallel_tool_calls is False:
             calls = calls[:1]
         if self.asked.echo:
@@ -299,7 +226,7 @@ class _Chat:
         message = {
             "role": self.role, "content": content, "refusal": None, "annotations": None,
             "audio": None, "function_call": None,
-            "tool_calls": [call.message() for call in calls], "reasoning": None,
+            "tool_calls": [call.message() for call in calls], "reasoning": reasoning,
         }  # fmt: skip
         noted = self._logprobs(choice.token_ids, choice.logprobs) if asked.logprobs else None
         return {
@@ -309,8 +236,10 @@ class _Chat:
             "routed_experts": None,
         }  # fmt: skip
 
-    def _parsed(self, text: str) -> tuple[str | None, list[ToolCall]]:
+    def _parsed(self, text: str | None) -> tuple[str | None, list[ToolCall]]:
         """Content and calls."""
+        if text is None:
+            return None, []
         if self.asked.named_tool is not None:
             return "", [ToolCall(self.asked.named_tool, text)]
         if self.asked.tool_choice == "required":
@@ -342,6 +271,11 @@ class _Chat:
     # ------------------------------------------------------------------ streamed
 
     def _parser(self) -> _Parser | None:
+        if (tags := self.served.reasoning_tags) is None:
+            return self._tool_parser()
+        return ReasoningFirst(ThinkingStream(tags), self._tool_parser(), tags.ended(self.ids))
+
+    def _tool_parser(self) -> HermesStream | NamedStream | RequiredStream | None:
         if self.asked.named_tool is not None:
             return NamedStream(self.asked.named_tool)
         if self.asked.tool_choice == "required":
@@ -354,7 +288,7 @@ class _Chat:
             async for event in self._beams_at_once():
                 yield event
             return
-        grown = [_Grown() for _ in range(self.num_choices)]
+        grown = [Grown() for _ in range(self.num_choices)]
         parsers = [self._parser() for _ in grown]
         begun = False
         try:
@@ -422,20 +356,25 @@ class _Chat:
         return chunk
 
     def _chunk(
-        self, delta: Delta, choice: _Grown, parser: _Parser | None
+        self, delta: Delta, choice: Grown, parser: _Parser | None
     ) -> dict[str, Any] | None:  # fmt: skip
         """What one delta becomes; None where a parser holds it back."""
         asked, back = self.asked, bool(self.asked.return_token_ids)
         ended = delta.finish_reason is not None
         message: dict[str, Any] | None = {"content": delta.text}
         if parser is not None:
-            message = parser.feed(delta.text)
+            if isinstance(parser, ReasoningFirst):
+                message = parser.feed(delta.text, delta.token_ids)
+            else:
+                message = parser.feed(delta.text)
             if message is None:
                 if not ended and not back:
                     return None
                 message = {}
         assert message is not None
         choice.called = choice.called or bool(message.get("tool_calls"))
+        if isinstance(parser, ReasoningFirst):
+            parser = parser.rest  # type: ignore[assignment]
         if isinstance(parser, HermesStream):  # a tag is enough, whatever stands behind it
             choice.called = choice.called or bool(parser.calls)
         reason = delta.finish_reason
@@ -453,6 +392,3 @@ class _Chat:
         if ended and not asked.include_usage:
             chunk["system_fingerprint"] = self.served.fingerprint
         return chunk
-
-
-__all__ = ["ChatServing", "Stream", "flat", "render"]

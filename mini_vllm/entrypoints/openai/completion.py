@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mini_vllm.entrypoints.async_llm import Delta, Stream
-from mini_vllm.entrypoints.openai.protocol import APIError, CompletionRequest
+from mini_vllm.entrypoints.openai.errors import APIError
+from mini_vllm.entrypoints.openai.protocol import CompletionRequest
 from mini_vllm.entrypoints.openai.serving import (
     LOWEST,
+    Grown,
     Served,
     merged,
     new_id,
@@ -26,25 +28,6 @@ from mini_vllm.entrypoints.openai.serving import (
 from mini_vllm.sample.beam_search import beam_search
 from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import SamplingParams
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One completion as it grows."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    begun: bool = False
-
-    def take(self, delta: Delta) -> None:
-        """Add what is new."""
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
-        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
 class CompletionServing:
@@ -117,7 +100,7 @@ class _Completion:
         }  # fmt: skip
 
     async def _generated(self) -> tuple[list[dict[str, Any]], int]:
-        grown = [_Choice() for _ in range(self.num_choices * len(self.prompts))]
+        grown = [Grown() for _ in range(self.num_choices * len(self.prompts))]
         async with self.served.streams(
             self.prompts, self.params, self.request_id, self.asked
         ) as streams:
@@ -130,7 +113,7 @@ class _Completion:
                 choices.append(self._choice(index, choice, stream))
         return choices, sum(len(choice.token_ids) for choice in grown)
 
-    def _choice(self, index: int, choice: _Choice, stream: Stream) -> dict[str, Any]:
+    def _choice(self, index: int, choice: Grown, stream: Stream) -> dict[str, Any]:
         asked, prompt = self.asked, stream.prompt_token_ids
         back = bool(asked.return_token_ids)
         text, ids = choice.text, choice.token_ids
@@ -201,7 +184,7 @@ class _Completion:
 
     async def chunks(self) -> AsyncIterator[str]:
         """The events of the stream, the last one `[DONE]`."""
-        grown = [_Choice() for _ in range(self.num_choices * len(self.prompts))]
+        grown = [Grown() for _ in range(self.num_choices * len(self.prompts))]
         num_prompt = [len(ids) for ids in self.prompts]
         try:
             async with self.served.streams(
@@ -227,7 +210,7 @@ class _Completion:
             yield sse(APIError(str(error), "InternalServerError", 500).body())
         yield sse("[DONE]")
 
-    def _chunk(self, index: int, choice: _Choice, delta: Delta, stream: Stream) -> dict[str, Any]:
+    def _chunk(self, index: int, choice: Grown, delta: Delta, stream: Stream) -> dict[str, Any]:
         asked, back = self.asked, bool(self.asked.return_token_ids)
         text, ids = delta.text, delta.token_ids
         noted: list[Any] = list(delta.logprobs)

@@ -16,6 +16,7 @@ import uvicorn
 
 from mini_vllm.engine import LLMEngine
 from mini_vllm.entrypoints.async_llm import AsyncLLM
+from mini_vllm.entrypoints.openai.reasoning_parsers import Tags
 from mini_vllm.entrypoints.openai.server import MAX_CONCURRENT, build_app
 from mini_vllm.entrypoints.openai.serving import (
     Served,
@@ -67,7 +68,8 @@ def serve_engine(
     engine: LLMEngine | Callable[..., LLMEngine], *, model: str,
     knobs: Mapping[str, Any] | None = None, served_model_name: str | None = None,
     chat_template: str | None = None, trust_request_chat_template: bool = False,
-    tool_call_parser: str | None = None, lora_modules: Mapping[str, str] | None = None,
+    tool_call_parser: str | None = None, reasoning_parser: str | None = None,
+    lora_modules: Mapping[str, str] | None = None,
 ) -> Served:  # fmt: skip
     """What a server serves; its engine runs from now on.
 
@@ -80,6 +82,7 @@ def serve_engine(
         chat_template: Jinja text; default the checkpoint's.
         trust_request_chat_template: take templates from requests.
         tool_call_parser: "hermes", or None for no calls in free text.
+        reasoning_parser: "deepseek_r1", or None for a model that does not think in tags.
         lora_modules: folders of adapters by the name that clients call them.
 
     Raises:
@@ -88,12 +91,15 @@ def serve_engine(
     """
     if tool_call_parser not in (None, "hermes"):
         raise ValueError(f"tool_call_parser={tool_call_parser!r}: need 'hermes', or none")
+    if reasoning_parser not in (None, "deepseek_r1"):
+        raise ValueError(f"reasoning_parser={reasoning_parser!r}: need 'deepseek_r1', or none")
     name, modules = served_model_name or model, lora_modules or {}
     if name in modules:
         raise ValueError(f"lora_modules holds {name!r}: the model has that name")
     folder = resolve(model)
     defaults = generation_defaults(folder)
     pieces, specials = names_of_tokens(folder)
+    tags = Tags.of({p: i for i, p in enumerate(pieces)}) if reasoning_parser else None
     if isinstance(engine, LLMEngine):
         asking = AsyncLLM(with_adapters(engine, modules))
     else:
@@ -106,8 +112,8 @@ def serve_engine(
     return Served(
         asking, name, about.max_model_len, model, requests_of(modules), defaults,
         about.chat_template if chat_template is None else chat_template,
-        trust_request_chat_template, tool_call_parser, f"mini-vllm-{version()}-{mark}",
-        pieces, specials,
+        trust_request_chat_template, tool_call_parser, tags,
+        f"mini-vllm-{version()}-{mark}", pieces, specials,
     )  # fmt: skip
 
 

@@ -13,34 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from mini_vllm.entrypoints.openai.errors import APIError, FieldError
 from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
 
 _INT64 = {"ge": -(2**63), "le": 2**63 - 1}
 TokenId = Annotated[int, Field(ge=0)]
-
-
-class APIError(Exception):
-    """An answer that is an error: status, `type`, `param` and a message."""
-
-    def __init__(
-        self, message: str, kind: str = "BadRequestError", status: int = 400,
-        param: str | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(message)
-        self.message, self.kind, self.status, self.param = message, kind, status, param
-
-    def body(self) -> dict[str, Any]:
-        """The object that is sent."""
-        error = {"message": self.message, "type": self.kind, "param": self.param}
-        return {"error": error | {"code": self.status}}
-
-
-class FieldError(ValueError):
-    """A wrong body; `param` is what vLLM's answer names."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class _Body(BaseModel):

@@ -28,13 +28,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mini_vllm.entrypoints.async_llm import EngineDead
 from mini_vllm.entrypoints.openai.chat import ChatServing
 from mini_vllm.entrypoints.openai.completion import CompletionServing
+from mini_vllm.entrypoints.openai.errors import APIError, FieldError
 from mini_vllm.entrypoints.openai.metrics import Metrics
 from mini_vllm.entrypoints.openai.protocol import (
-    APIError,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    FieldError,
     Generation,
     TokenizeRequest,
 )

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, Stream
-from mini_vllm.entrypoints.openai.protocol import APIError, Generation
+from mini_vllm.entrypoints.openai.errors import APIError
+from mini_vllm.entrypoints.openai.protocol import Generation
+from mini_vllm.entrypoints.openai.reasoning_parsers import Tags
 from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.tokenizer import Tokenizer
@@ -44,6 +46,8 @@ class Served:
     chat_template: str | None = None
     trust_request_chat_template: bool = False
     tool_parser: str | None = None
+    reasoning_tags: Tags | None = None
+    """Where thinking begins and ends, for a model that thinks aloud."""
     fingerprint: str = "mini-vllm"
     pieces: Sequence[str] = ()
     """The vocabulary's own names of its tokens, by id."""
@@ -181,6 +185,28 @@ class Served:
                 if stream.num_open > 0:
                     self.engine.abort(stream.request_id)
                     self.left(stream.request_id)
+
+
+@dataclass(slots=True)
+class Grown:
+    """One completion as it grows."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    begun: bool = False
+    """Whether a chunk of it was sent."""
+    called: bool = False
+    """Whether it has called a tool."""
+
+    def take(self, delta: Delta) -> None:
+        """Add what is new."""
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
 def version() -> str:
