@@ -28,8 +28,8 @@ def test_the_real_benchmark_runs_to_its_report(backend: str, endpoint: str) -> N
     engine = LLMEngine("byte-llama", num_blocks=1200, max_num_seqs=64, max_model_len=512)
     with serving(engine, chat_template=template) as (port, _):
         command = [
-            str(found.python), "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", backend,
-            "--endpoint", endpoint, "--base-url", f"http://127.0.0.1:{port}", "--model",
+            str(found.python), "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend",
+            backend, "--endpoint", endpoint, "--base-url", f"http://127.0.0.1:{port}", "--model",
             "byte-llama", "--tokenizer", "models/byte-llama", "--dataset-name", "random",
             "--random-input-len", "64", "--random-output-len", "32", "--num-prompts", "32",
             "--disable-tqdm",

@@ -53,6 +53,11 @@ class Stream:
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _pending: dict[int, Delta] = field(default_factory=dict)
 
+    def opened(self, answer: Future[list[int]]) -> None:
+        """The engine has taken it, or not."""
+        if not answer.cancelled() and answer.exception() is None:
+            self.prompt_token_ids = answer.result()
+
     def put(self, news: News) -> None:
         """On the loop's thread: what a step added; merged with what nobody has read yet."""
         self.num_cached_tokens = news.num_cached_tokens
@@ -176,9 +181,9 @@ class AsyncLLM:
         self._streams[request_id] = stream
         asked = (prompt, params, priority, None, cache_salt, lora_request)
         try:
-            stream.prompt_token_ids = await asyncio.wrap_future(
-                self._ask("open", request_id, asked)
-            )
+            answer = self._ask("open", request_id, asked)
+            answer.add_done_callback(stream.opened)  # before any news of it is read
+            await asyncio.wrap_future(answer)
         except BaseException as error:
             del self._streams[request_id]
             if isinstance(error, asyncio.CancelledError):  # the client left before it was told

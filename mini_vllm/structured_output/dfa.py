@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mini_vllm.structured_output.expressions import (
     EMPTY,
@@ -108,7 +109,7 @@ def combined(parts: Sequence[tuple[Dfa, bool]], effort: Effort) -> Dfa:
                 cuts |= {low, high + 1}
         bounds = [*sorted(cut for cut in cuts if cut <= 0x10FFFF), 0x110000]
         edges: list[Edge] = []
-        for low, after in zip(bounds, bounds[1:], strict=False):
+        for low, after in pairwise(bounds):
             target = tuple(
                 None
                 if state is None
@@ -196,7 +197,7 @@ def _subsets(builder: _Builder, start: int, end: int, effort: Effort) -> Dfa:
         found = [edge for state in states for edge in builder.edges[state]]
         bounds = sorted({low for low, _, _ in found} | {high + 1 for _, high, _ in found})
         edges: list[Edge] = []
-        for low, after in zip(bounds, bounds[1:], strict=False):
+        for low, after in pairwise(bounds):
             targets = {t for a, b, t in found if a <= low <= b}
             if targets:
                 target = closure(targets)

@@ -3,7 +3,7 @@
 Promises: literals, classes, groups, `|`, `*`, `+`, `?`, `{m,n}`, comments and rules that call each
 other; a rule that begins with itself is rewritten when it does so directly, and refused by name
 otherwise; so are lookahead and macros. Mirrors
-`vllm/v1/structured_output/backend_xgrammar.py:90` `compile_grammar`.
+`vllm/v1/structured_output/backend_xgrammar.py:77` `XgrammarBackend.compile_grammar`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class _Parser:
         self.space()
         while self.at < len(self.source):
             name = self.name()
-            if name is None or not (defines := _DEFINES.match(self.source, self.at)):
-                self.refuse("need 'name ::= ...'")
+            defines = _DEFINES.match(self.source, self.at)
+            if name is None or defines is None:
+                raise self.error("need 'name ::= ...'")
             self.at = defines.end()
             if name in rules:
                 self.refuse(f"rule {name!r} is defined twice")
@@ -223,9 +224,12 @@ class _Parser:
         found = _SPACE.match(self.source, self.at)
         self.at = found.end() if found else self.at
 
-    def refuse(self, what: str) -> None:
+    def error(self, what: str) -> GrammarError:
         line = self.source.count("\n", 0, self.at) + 1
-        raise GrammarError(f"grammar: line {line}, near position {self.at}: {what}")
+        return GrammarError(f"grammar: line {line}, near position {self.at}: {what}")
+
+    def refuse(self, what: str) -> None:
+        raise self.error(what)
 
 
 def _called(expression: Expression) -> set[str]:
@@ -234,8 +238,12 @@ def _called(expression: Expression) -> set[str]:
         return {expression.rule}
     if isinstance(expression, Repeat):
         return _called(expression.body)
-    parts = getattr(expression, "parts", None) or getattr(expression, "options", ())
-    return set().union(*map(_called, parts))
+    parts: tuple[Expression, ...] = ()
+    if isinstance(expression, Concat):
+        parts = expression.parts
+    elif isinstance(expression, Choice):
+        parts = expression.options
+    return {rule for part in parts for rule in _called(part)}
 
 
 def _without_left(name: str, body: Expression) -> Expression:

@@ -174,9 +174,9 @@ def _multiples(step: Decimal) -> Dfa:
         edges: list[Edge] = []
         if phase == "start":
             edges.append((45, 45, number(("sign", 0, 0))))
-        if phase in ("whole", "fraction"):
-            if remainder * 10 ** (places - count) % modulus == 0:
-                accepting.add(known[phase, remainder, count])
+        is_multiple = remainder * 10 ** (places - count) % modulus == 0
+        if phase in ("whole", "fraction") and is_multiple:
+            accepting.add(known[phase, remainder, count])
         if phase == "whole":
             edges.append((46, 46, number(("point", remainder, 0))))
         for digit in range(10):

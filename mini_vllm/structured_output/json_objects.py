@@ -25,9 +25,9 @@ from mini_vllm.structured_output.expressions import (
     concat,
     text,
 )
+from mini_vllm.structured_output.json_conditions import Shape
 from mini_vllm.structured_output.json_negation import negated
 from mini_vllm.structured_output.json_references import Node, node
-from mini_vllm.structured_output.json_shapes import Shape
 from mini_vllm.structured_output.json_text import OBJECT, QUOTE, STRING
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Objects:
 
     @staticmethod
     def _matching(shape: Shape, matched: Sequence[str]) -> tuple[Node, ...]:
-        """What the value under a key that is not named, and matches these patterns, must satisfy."""
+        """What the value under a key that is not named must satisfy, where it matches these."""
         found: list[Node] = []
         for group in shape.objects:
             mine = [each for pattern, each in group.patterns if pattern in matched]

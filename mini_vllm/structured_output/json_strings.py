@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mini_vllm.structured_output.dfa import Dfa, combined, dfa_of, one_of
 from mini_vllm.structured_output.expressions import ANY_CHAR, Effort, GrammarError, Repeat
 from mini_vllm.structured_output.formats import FORMATS
-from mini_vllm.structured_output.json_shapes import Shape
+from mini_vllm.structured_output.json_conditions import Shape
 from mini_vllm.structured_output.regex import parse_regex, search
 
 if TYPE_CHECKING:

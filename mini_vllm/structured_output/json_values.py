@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mini_vllm.structured_output.expressions import Grammar, GrammarError, choice
-from mini_vllm.structured_output.json_shapes import Shape
+from mini_vllm.structured_output.json_conditions import Shape
 from mini_vllm.structured_output.machine import Machine
 from mini_vllm.structured_output.network import compile_network
 

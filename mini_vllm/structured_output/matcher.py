@@ -1,8 +1,8 @@
 """A grammar on its way through one request's tokens.
 
-Promises: the six methods that the real engine asks of a grammar, with their meaning there: a refused
-token changes nothing, validating advances nothing, what was accepted can be rolled back, EOS too.
-Mirrors `vllm/v1/structured_output/backend_types.py:31` `StructuredOutputGrammar` and
+Promises: the six methods that the real engine asks of a grammar, with their meaning there: a
+refused token changes nothing, validating advances nothing, what was accepted can be rolled back,
+EOS too. Mirrors `vllm/v1/structured_output/backend_types.py:31` `StructuredOutputGrammar` and
 `vllm/v1/structured_output/backend_xgrammar.py:132` `XgrammarGrammar`.
 """
 

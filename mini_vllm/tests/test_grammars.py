@@ -44,10 +44,22 @@ def accepts(made: Machine, text: str) -> bool:
 @pytest.mark.parametrize(
     "pattern",
     [
-        "a+a", "[0-9]+5", "(ab|a)(c|bcd)*", "a?b?c?", "(a|b)*abb", "a{2,3}b{0,2}", "(a{2}){2}",
-        "[^ab]c|ab", "(a|b|)c", "((a|c)(b|)){1,2}", "a*?b+?", "[a-b]{2,}", "(a*)*b", "c{0}a",
+        "a+a",
+        "[0-9]+5",
+        "(ab|a)(c|bcd)*",
+        "a?b?c?",
+        "(a|b)*abb",
+        "a{2,3}b{0,2}",
+        "(a{2}){2}",
+        "[^ab]c|ab",
+        "(a|b|)c",
+        "((a|c)(b|)){1,2}",
+        "a*?b+?",
+        "[a-b]{2,}",
+        "(a*)*b",
+        "c{0}a",
     ],
-)  # fmt: skip
+)
 def test_a_regex_accepts_what_re_matches_from_end_to_end(pattern):
     made = machine("regex", pattern)
     texts = map("".join, itertools.chain(*(itertools.product("abc5", repeat=n) for n in range(6))))
@@ -80,15 +92,30 @@ def test_byte_sequences_are_the_utf8_of_a_range(span):
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("(?=a)b", "lookahead"), ("(?<!a)b", "lookbehind"), ("(a)\\1", "a backreference"),
-        ("\\bfoo", "a word boundary"), ("(?i)a", "flags in a group"), ("(?P<n>a)", "named group"),
-        ("\\p{L}", "a Unicode property"), ("a**", "two repetitions in a row"), ("[]", "an empty class"),
-        ("*a", "with nothing to repeat"), ("a{2,1}", "at least 2 and at most 1"), ("a^", "after the"),
-        ("[z-a]", "reversed"), ("(a", "without ')'"), ("a)", "without '('"), ("a$b", "before the end"),
-        ("[a", "without ']'"), ("\\", "a backslash at the end"), ("a{,3}", "repetition count"),
-        ("\\xg0", "hexadecimal"), ("\\q", "the escape"), ("a{9999999}", "more than 100000"),
+        ("(?=a)b", "lookahead"),
+        ("(?<!a)b", "lookbehind"),
+        ("(a)\\1", "a backreference"),
+        ("\\bfoo", "a word boundary"),
+        ("(?i)a", "flags in a group"),
+        ("(?P<n>a)", "named group"),
+        ("\\p{L}", "a Unicode property"),
+        ("a**", "two repetitions in a row"),
+        ("[]", "an empty class"),
+        ("*a", "with nothing to repeat"),
+        ("a{2,1}", "at least 2 and at most 1"),
+        ("a^", "after the"),
+        ("[z-a]", "reversed"),
+        ("(a", "without ')'"),
+        ("a)", "without '('"),
+        ("a$b", "before the end"),
+        ("[a", "without ']'"),
+        ("\\", "a backslash at the end"),
+        ("a{,3}", "repetition count"),
+        ("\\xg0", "hexadecimal"),
+        ("\\q", "the escape"),
+        ("a{9999999}", "more than 100000"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_regular_expression_here_is_refused_by_name(pattern, words):
     with pytest.raises(GrammarError, match=re.escape(words)):
         machine("regex", pattern)
@@ -171,13 +198,17 @@ def test_two_readings_of_one_text_are_followed_together():
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ('top ::= "a"', "no rule named 'root'"), ("root ::= a", "'a', which is undefined"),
+        ('top ::= "a"', "no rule named 'root'"),
+        ("root ::= a", "'a', which is undefined"),
         ('root ::= a\na ::= b "x" | "y"\nb ::= a', "begins with itself"),
-        ('root ::= "a" (="b")', "lookahead"), ('root ::= "a', "closing quote"),
-        ('root ::= TagDispatch("a")', "macro 'TagDispatch'"), ("root ::=", "need an element"),
-        ('root ::= "a"\nroot ::= "b"', "defined twice"), ('root ::= root "a"', "no text"),
+        ('root ::= "a" (="b")', "lookahead"),
+        ('root ::= "a', "closing quote"),
+        ('root ::= TagDispatch("a")', "macro 'TagDispatch'"),
+        ("root ::=", "need an element"),
+        ('root ::= "a"\nroot ::= "b"', "defined twice"),
+        ('root ::= root "a"', "no text"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_grammar_here_is_refused_by_name(source, words):
     with pytest.raises(GrammarError, match=re.escape(words)):
         compile_network(parse_ebnf(source))
@@ -202,11 +233,18 @@ def test_json_is_written_in_the_schemas_order_with_xgrammars_spaces():
 
 def test_a_schema_may_use_itself():
     tree = {
-        "$defs": {"t": {"type": "object", "properties": {
-            "v": {"type": "integer"}, "kids": {"type": "array", "items": {"$ref": "#/$defs/t"}}},
-            "required": ["v"]}},
+        "$defs": {
+            "t": {
+                "type": "object",
+                "properties": {
+                    "v": {"type": "integer"},
+                    "kids": {"type": "array", "items": {"$ref": "#/$defs/t"}},
+                },
+                "required": ["v"],
+            }
+        },
         "$ref": "#/$defs/t",
-    }  # fmt: skip
+    }
     made = machine("json", tree)
     assert accepts(made, '{"v": 1, "kids": [{"v": 2, "kids": []}, {"v": 3}]}')
     assert not accepts(made, '{"v": 1, "kids": [{}]}')
@@ -231,8 +269,13 @@ def test_bounds_of_numbers_are_kept_to_the_last_digit(seed):
 
 
 def test_conditions_on_a_string_hold_together_and_count_characters():
-    schema = {"type": "string", "pattern": "^[a-zé\"]+$", "minLength": 2, "maxLength": 3,
-              "not": {"enum": ["abc"]}}  # fmt: skip
+    schema = {
+        "type": "string",
+        "pattern": '^[a-zé"]+$',
+        "minLength": 2,
+        "maxLength": 3,
+        "not": {"enum": ["abc"]},
+    }
     made = machine("json", schema)
     assert accepts(made, '"éé"') and accepts(made, '"a\\"b"') and accepts(made, '"abd"')
     assert not any(accepts(made, t) for t in ('"a"', '"abcd"', '"abc"', '"aB"', '"a"b"'))
@@ -259,14 +302,20 @@ def test_what_upstream_refuses_for_xgrammar_is_refused_by_name(schema, keyword):
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"$ref": "other.json"}, "not part of the schema"), ({"$ref": "#/nowhere"}, "no such place"),
-        ({"$ref": "#"}, "defined by itself"), ({"type": "text"}, "type='text'"), (False, "no text"),
-        ({"type": "array", "uniqueItems": True}, "uniqueItems"), ({"$dynamicRef": "#a"}, "$dynamicRef"),
-        ({"not": {"pattern": "a"}}, "pattern inside of not"), ({"minLength": -1}, "minLength=-1"),
-        ({"required": "a"}, "required"), ({"pattern": "(?=a)"}, "lookahead"),
+        ({"$ref": "other.json"}, "not part of the schema"),
+        ({"$ref": "#/nowhere"}, "no such place"),
+        ({"$ref": "#"}, "defined by itself"),
+        ({"type": "text"}, "type='text'"),
+        (False, "no text"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"$dynamicRef": "#a"}, "$dynamicRef"),
+        ({"not": {"pattern": "a"}}, "pattern inside of not"),
+        ({"minLength": -1}, "minLength=-1"),
+        ({"required": "a"}, "required"),
+        ({"pattern": "(?=a)"}, "lookahead"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "no text"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_kept_of_a_schema_is_refused_by_name(schema, words):
     with pytest.raises(GrammarError, match=re.escape(words)):
         machine("json", schema)
@@ -275,15 +324,26 @@ def test_what_cannot_be_kept_of_a_schema_is_refused_by_name(schema, words):
 # ------------------------------------------------------------------ bounds
 
 HOSTILE: tuple[tuple[str, Any], ...] = (
-    ("regex", "(a{1000}){1000}"), ("regex", "a{100000}"), ("regex", "(a|a)*b"), ("regex", "((a*)*)*b"),
-    ("regex", "[ab]*a[ab]{200}"), ("regex", "((a?){1000}){1000}"), ("regex", "(" * 2000 + ")" * 2000),
-    ("regex", "|".join("a" * n for n in range(1, 400))), ("json", {"enum": list(range(20_000))}),
-    ("json", {"type": "string", "maxLength": 10**9}), ("json", {"type": "array", "maxItems": 10**7}),
+    ("regex", "(a{1000}){1000}"),
+    ("regex", "a{100000}"),
+    ("regex", "(a|a)*b"),
+    ("regex", "((a*)*)*b"),
+    ("regex", "[ab]*a[ab]{200}"),
+    ("regex", "((a?){1000}){1000}"),
+    ("regex", "(" * 2000 + ")" * 2000),
+    ("regex", "|".join("a" * n for n in range(1, 400))),
+    ("json", {"enum": list(range(20_000))}),
+    ("json", {"type": "string", "maxLength": 10**9}),
+    ("json", {"type": "array", "maxItems": 10**7}),
     ("json", {"type": "string", "pattern": "(a|b)*a(a|b){20}"}),
     ("json", {"allOf": [{"anyOf": [{"minimum": n}, {"maximum": -n}]} for n in range(12)]}),
-    ("json", {"$ref": "#/$defs/0", "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(5000)}}),
+    (
+        "json",
+        {"$ref": "#/$defs/0", "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(5000)}},
+    ),
     ("grammar", 'root ::= "(" root ")" root | "(" root root | ""'),
-)  # fmt: skip
+    ("grammar", 'root ::= "a"' + "*" * 5000),
+)
 
 
 @pytest.mark.slow
@@ -302,9 +362,9 @@ def test_a_hostile_constraint_is_refused_or_stays_within_its_bounds(kind, spec):
 
 
 def test_a_compilation_whose_time_is_up_ends_with_an_error():
-    with pytest.raises(GrammarError, match="more than 0.8 s"):
+    with pytest.raises(GrammarError, match=r"more than 0\.8 s"):
         grammar_of(("json", '{"minimum": 1}', True, True), effort=Effort(deadline=0.0))
-    with pytest.raises(GrammarError, match="more than 0.8 s"):
+    with pytest.raises(GrammarError, match=r"more than 0\.8 s"):
         compile_network(grammar_of(("regex", "a", False, False)), Effort(deadline=0.0))
     with pytest.raises(GrammarError, match="cancelled"):
         compile_network(grammar_of(("regex", "a", False, False)), Effort(cancelled=True))

@@ -19,7 +19,8 @@ JUNK: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**30, 0.5, -0.0, 1e308, 1e-320, "",
     "a", "é" * 40, "\ud800", "\x00", "1", "nan", [], [[]], [None], [1, "a"], {}, {"a": 1}, [[1]],
     [2], {"type": "text"}, {"type": "object"}, [{"role": "user", "content": "hi"}], ["a", "b"],
-    "(", ".*", {"regex": "a+"}, {"choice": ["a", "b"]}, {"json": {}}, {"regex": "(a|b){3}", "choice": None},
+    "(", ".*", {"regex": "a+"}, {"choice": ["a", "b"]}, {"json": {}}, 
+    {"regex": "(a|b){3}", "choice": None},
     {"include_usage": True}, [TOOL], "auto", "required", "none", [256], [-1],
     {"97": 5}, {"x": None},
 )  # fmt: skip
