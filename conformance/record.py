@@ -240,6 +240,18 @@ PARTS: dict[str, Part] = {
         "`CustomAllreduce.should_custom_ar`, and the header's choice of a kernel, compiled",
         "lab 10-03",
     ),
+    "tool_parsers": _part(
+        "tool_parsers",
+        "`vllm/tool_parsers/hermes_tool_parser.py:34` `Hermes2ProToolParser` and forced calls, "
+        "texts cut at every place",
+        "`test_tool_parsers.py`, lab 16-01",
+    ),
+    "reasoning_parsers": _part(
+        "reasoning_parsers",
+        "`vllm/reasoning/deepseek_r1_reasoning_parser.py:10` `DeepSeekR1ReasoningParser` before a "
+        "tool parser, texts cut between tokens",
+        "`test_tool_parsers.py`",
+    ),
     "block_sizes": _part(
         "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
         "the rule in `test_parts.py`",
@@ -320,6 +332,11 @@ PARTS: dict[str, Part] = {
             ("moe-tp2", "two tensor ranks, with experts"),
         )
     },
+    "serving": Part(
+        "engine/serving.jsonl.gz", "serving.recorded:recorded",
+        "`vllm serve`: every request of `serving/battery.py`, answers and chunks",
+        "`serving`", "requests", "engine", "engine",
+    ),
     "texts-structured": Part(
         "engine/texts-structured.jsonl.gz", "structured_texts:recorded",
         "greedy texts under 50 constraints: regex, choice, grammar, JSON Schema",

@@ -192,8 +192,10 @@ def solution(
 
 @app.command("run")
 def generate(
-    prompt: Annotated[str, typer.Argument(help="the text to continue")],
+    prompt: Annotated[str | None, typer.Argument(help="the text to continue")] = None,
     mine: Annotated[bool, typer.Option("--mine", help="with your own parts in the engine")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="behind OpenAI's API instead")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of --serve; 0: a free one")] = 8000,
     max_tokens: MaxTokens = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     seed: Annotated[int, typer.Option(help="of the random draws")] = 0,
@@ -202,9 +204,15 @@ def generate(
         int | None, typer.Option(help="n-gram drafts per step; by default 4 with a part for them")
     ] = None,
 ) -> None:
-    """Continue a prompt, with the engine's parts or with your own."""
+    """Continue a prompt, or serve clients, with the engine's parts or with your own."""
     from course.learning import learner
+    from course.learning.labs import CourseError
 
+    if serve:
+        learner.serve(terminal.make_console(), opened, mine, model, port)
+        return
+    if prompt is None:
+        raise CourseError("run: need a prompt, or --serve")
     learner.generate(
         terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, model, drafts
     )

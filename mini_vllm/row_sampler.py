@@ -61,7 +61,7 @@ class RowMask(Protocol):
 
 
 class _NoTokenAllowedError(Exception):
-    """The processors left no token of a row."""
+    """The processors left no token of a row, or nothing that can be compared."""
 
 
 class RowSampler:
@@ -174,8 +174,8 @@ class RowSampler:
                 drafts = plan.spec_token_ids.get(request_id, ())
                 try:
                     sampled[request_id] = self._tokens(request, rows, drafts)
-                except _NoTokenAllowedError:
-                    failed[request_id] = Failure("the request's wishes leave no token", False)
+                except _NoTokenAllowedError as error:
+                    failed[request_id] = Failure(f"the request's wishes leave {error}", False)
         return sampled, failed
 
     def _tokens(self, request: Request, rows: np.ndarray, drafts: Sequence[int]) -> list[int]:
@@ -234,8 +234,9 @@ class RowSampler:
         masked.append(row)
         for processor in self.logits_processors:
             row = processor(request, row)
-        if row is not raw and row.max() == -np.inf:
-            raise _NoTokenAllowedError
+        if row is not raw and not np.isfinite(highest := row.max()):
+            none = highest == -np.inf
+            raise _NoTokenAllowedError("no token" if none else "logits that are NaN or infinite")
         return row
 
     def _draw(

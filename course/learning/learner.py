@@ -298,6 +298,39 @@ def generate(
     terminal.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")
 
 
+def serve(
+    console: Console,
+    opened: Callable[[], tuple[Path, list[Lab], Progress]],
+    use_mine: bool,
+    model: str,
+    port: int,
+) -> None:
+    """Serve a model on this machine until Ctrl-C; say whose parts run and how to ask."""
+    from mini_vllm import LLM, EngineParts
+
+    try:
+        from mini_vllm.entrypoints.openai import launch
+    except ImportError as error:
+        raise CourseError(
+            f"run --serve: needs the extra 'serve' ({error.name} is not here): "
+            "uv run --extra serve course run --serve"
+        ) from None
+    supplied: dict[str, Any] = {}
+    if use_mine:
+        root, labs, progress = opened()
+        supplied, owners = _own_parts(console, root, labs, progress)
+        _say_whose(console, owners)
+    try:
+        engine = LLM(model, parts=EngineParts(**supplied)).llm_engine
+        served = launch.serve_engine(engine, model=model, tool_call_parser="hermes")
+    except ValueError as error:
+        raise CourseError(str(error)) from None
+    body = f'{{"model": "{served.name}", "prompt": "The scheduler", "max_tokens": 24}}'
+    ask = f"curl http://127.0.0.1:{port or 'PORT'}/v1/completions"
+    terminal.say(console, f"{ask} -H 'Content-Type: application/json' -d '{body}'")
+    launch.run(served, port=port)
+
+
 def _own_parts(
     console: Console, root: Path, labs: list[Lab], progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Lab]]:

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from mini_vllm.config import SamplingParams, whole
 from mini_vllm.engine import LLMEngine
+from mini_vllm.entrypoints.cli_serve import serve
 from mini_vllm.models.config import num_parameters, parse_config
 from mini_vllm.models.files import read_json
 from mini_vllm.models.loader import resolve
@@ -383,6 +384,9 @@ def _bytes(text: str) -> int:
 def _short(text: str) -> str:
     """As it was given, or the beginning of it."""
     return repr(text if len(text) <= 60 else f"{text[:60]}...")
+
+
+app.command()(_clean_exit(serve))
 
 
 def main() -> None:

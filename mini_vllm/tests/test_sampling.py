@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -207,6 +208,18 @@ def test_a_stop_text_is_not_streamed_and_neither_is_what_may_become_one(llm):
     assert "".join(pieces) == whole[: whole.index(stop)]
     never = list(llm.stream("The KV cache", SamplingParams(max_tokens=12, stop="\x00\x00\x00")))
     assert "".join(never) == whole
+
+
+@pytest.mark.parametrize("penalty", [1e-320, 1e-308])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_whose_wishes_overflow_ends_alone(llm, penalty, temperature):
+    params = SamplingParams(temperature=temperature, max_tokens=4)
+    wild = replace(params, repetition_penalty=penalty)
+    with np.errstate(over="ignore"):
+        first, second = llm.generate(["The", "The"], [wild, replace(params, seed=1)])
+    assert first.outputs[0].finish_reason == "error"
+    assert "NaN or infinite" in first.outputs[0].stop_reason
+    assert second.outputs[0].finish_reason == "length"
 
 
 def test_a_request_whose_wishes_leave_no_token_ends_alone(llm):

@@ -1,0 +1,1 @@
+"""The same requests to vLLM's server and to ours."""

@@ -1,0 +1,207 @@
+"""Our server's answers beside vLLM's recorded ones.
+
+    python -m conformance.serving.compare            # starts our server, sends the battery
+
+Compared are status, content type, and every field of every body and chunk, floats to 1e-4. Not
+compared: messages of errors (the words are ours; status, `type`, `param` and `code` are equal), and
+what `DOCUMENTED` names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from conformance.serve_stream import end, free_port, wait_for
+from conformance.serving.battery import KEY, MAX_MODEL_LEN, MODEL, asks
+from conformance.serving.recorded import ADAPTERS, ROOT, TEMPLATE, kept, send
+
+_NO_OBJECT = "a body that is no object is the client's error here, a 500 there"
+_CHOICE = "a choice with a line end is served here; there the grammar made of it is broken"
+_PARAMS = "sampling parameters are named as this engine's own"
+
+DOCUMENTED: dict[str, str] = {
+    **{
+        f"/v1/{path} with a {what}": _NO_OBJECT
+        for path in ("completions", "chat/completions")
+        for what in ("list", "text")
+    },
+    "a choice of two lines": _CHOICE,
+    "chat, a choice of two lines": _CHOICE,
+    "version": "the version of this engine",
+    "detokenize what is none": "refused here; there an unknown token is no text",
+    "render a completion": _PARAMS,
+    "render a chat": _PARAMS,
+}
+"""Requests that are answered otherwise, and why."""
+
+
+def differences(theirs: Any, ours: Any, where: str = "") -> Iterator[str]:
+    """Each place where two JSON values differ, in words."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in sorted({*theirs, *ours}):
+            at = f"{where}.{key}"
+            if key not in ours:
+                yield f"{at}: only theirs, {theirs[key]!r}"
+            elif key not in theirs:
+                yield f"{at}: only ours, {ours[key]!r}"
+            elif not (where.endswith(".error") and key == "message"):
+                yield from differences(theirs[key], ours[key], at)
+    elif isinstance(theirs, list) and isinstance(ours, list):
+        if len(theirs) != len(ours):
+            yield f"{where}: {len(theirs)} theirs, {len(ours)} ours"
+        for index, (one, other) in enumerate(zip(theirs, ours, strict=False)):
+            yield from differences(one, other, f"{where}[{index}]")
+    elif isinstance(theirs, float) and isinstance(ours, int | float):
+        if not math.isclose(theirs, ours, abs_tol=1e-4):
+            yield f"{where}: {theirs} theirs, {ours} ours"
+    elif theirs != ours:
+        yield f"{where}: {theirs!r} theirs, {ours!r} ours"
+
+
+@contextmanager
+def our_server() -> Iterator[int]:
+    """Our server with the battery's settings; its port."""
+    port = free_port()
+    modules = [f"--lora-modules={name}=models/adapters/{name}" for name in ADAPTERS]
+    command = [
+        sys.executable, "-m", "mini_vllm.entrypoints.cli", "serve", f"models/{MODEL}",
+        "--port", str(port), "--max-model-len", str(MAX_MODEL_LEN), "--served-model-name", MODEL,
+        "--tool-call-parser", "hermes", "--api-key", KEY, "--disable-any-whitespace",
+        "--chat-template", str(TEMPLATE.relative_to(ROOT)), *modules,
+    ]  # fmt: skip
+    server = subprocess.Popen(command, cwd=ROOT)
+    try:
+        wait_for(server, f"http://127.0.0.1:{port}")
+        yield port
+    finally:
+        end(server)
+
+
+def _choice_of(event: Any) -> dict[str, Any] | None:
+    choices = event.get("choices") if isinstance(event, dict) else None
+    return choices[0] if choices else None
+
+
+def _length(event: Any) -> int:
+    """Characters that a chunk adds to its choice."""
+    choice = _choice_of(event) or {}
+    delta = choice.get("delta") or {}
+    calls = delta.get("tool_calls") or ()
+    told = [call["function"].get("arguments") or "" for call in calls]
+    names = [call["function"].get("name") or "" for call in calls]
+    return sum(map(len, (choice.get("text") or delta.get("content") or "", *told, *names)))
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Two chunks of one choice as a slow client gets them: in one."""
+    one, two = _choice_of(first), _choice_of(second)
+    assert one is not None and two is not None
+    both = one | {k: v for k, v in two.items() if k in ("finish_reason", "stop_reason")}
+    if "text" in one:
+        both["text"] = one["text"] + two["text"]
+    else:
+        both["delta"] = _joined_deltas(one["delta"], two["delta"])
+    if one.get("token_ids") is not None:
+        both["token_ids"] = one["token_ids"] + two["token_ids"]
+    if one.get("logprobs") is not None:
+        both["logprobs"] = {k: v + two["logprobs"][k] for k, v in one["logprobs"].items()}
+    kept = {k: v for k, v in second.items() if k in ("usage", "system_fingerprint")}
+    return first | kept | {"choices": [both]}
+
+
+def _joined_deltas(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+    both = one | {k: v for k, v in two.items() if k not in one}
+    if one.get("content") is not None and two.get("content") is not None:
+        both["content"] = one["content"] + two["content"]
+    elif two.get("content") is not None:
+        both["content"] = two["content"]
+    calls = [dict(call) for call in one.get("tool_calls") or ()]
+    for call in two.get("tool_calls") or ():
+        if calls and calls[-1]["index"] == call["index"] and "id" not in call:
+            function = dict(calls[-1]["function"])
+            new = call["function"].get("arguments") or ""
+            function["arguments"] = function.get("arguments", "") + new
+            calls[-1]["function"] = function
+        else:
+            calls.append(call)
+    return both | ({"tool_calls": calls} if "tool_calls" in both else {})
+
+
+def aligned(theirs: list[Any], ours: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Two streams, choice by choice, cut at the same places.
+
+    A client that is slow gets several tokens in one chunk, there as here; chunks are joined until
+    both streams have said as much.
+    """
+    cut: tuple[list[Any], list[Any]] = ([], [])
+    for index in sorted({c["index"] for e in [*theirs, *ours] if (c := _choice_of(e))}):
+        one, two = ([e for e in s if (_choice_of(e) or {}).get("index") == index]
+                    for s in (theirs, ours))  # fmt: skip
+        while one and two:
+            first, second = one.pop(0), two.pop(0)
+            lengths = [_length(first), _length(second)]
+            while lengths[0] != lengths[1] and (one if lengths[0] < lengths[1] else two):
+                if lengths[0] < lengths[1]:
+                    lengths[0] += _length(one[0])
+                    first = _joined(first, one.pop(0))
+                else:
+                    lengths[1] += _length(two[0])
+                    second = _joined(second, two.pop(0))
+            ends = [bool((_choice_of(e) or {}).get("finish_reason")) for e in (first, second)]
+            if ends == [True, False] and two and not _length(two[0]):
+                second = _joined(second, two.pop(0))
+            elif ends == [False, True] and one and not _length(one[0]):
+                first = _joined(first, one.pop(0))
+            cut[0].append(first)
+            cut[1].append(second)
+        cut[0].extend(one)
+        cut[1].extend(two)
+    for stream, found in zip((theirs, ours), cut, strict=True):
+        found += [event for event in stream if _choice_of(event) is None]
+    return cut
+
+
+def _without_offsets(events: list[Any]) -> list[Any]:
+    for event in events:
+        logprobs = (_choice_of(event) or {}).get("logprobs") or {}
+        logprobs.pop("text_offset", None)
+    return events
+
+
+def compare(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    """Where two answers differ, in words."""
+    if "events" in theirs and "events" in ours:
+        one, two = aligned(theirs["events"], ours["events"])
+        if len(theirs["events"]) != len(ours["events"]):  # offsets begin anew with each chunk
+            one, two = _without_offsets(one), _without_offsets(two)
+        theirs, ours = theirs | {"events": one}, ours | {"events": two}
+    return list(differences(theirs, ours))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare; returns the exit status."""
+    wanted = list(sys.argv[1:] if argv is None else argv)
+    theirs, wrong, count, alike = kept(), 0, 0, 0
+    with our_server() as port:
+        for ask in asks():
+            if wanted and not any(word in ask.name for word in wanted):
+                continue
+            count += 1
+            ours = json.loads(json.dumps(send(port, ask)))
+            found = compare(theirs[ask.name], ours)
+            alike += len(theirs[ask.name].get("events", ())) == len(ours.get("events", ()))
+            if found and ask.name not in DOCUMENTED:
+                wrong += 1
+                print(f"{ask.name}: {'; '.join(found[:3])[:600]}")
+    print(f"{count} requests, {alike} cut alike, {len(DOCUMENTED)} documented: {wrong} differ")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

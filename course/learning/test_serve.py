@@ -1,0 +1,68 @@
+"""`course run --mine --serve`: a learner's sampler behind the server, asked by a real client."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from conformance.serve_stream import free_port
+from course.learning import learner
+from course.learning.labs import CourseError
+from course.terminal import make_console
+
+pytest.importorskip("uvicorn", reason="needs the extra 'serve'")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import sys
+from types import SimpleNamespace
+from course.learning import learner
+from course.terminal import make_console
+from mini_vllm.sampler import Sampler
+
+class Mine(Sampler):
+    def sample(self, logits, params, rng=None):
+        return 65 + len({asked})
+
+learner._own_parts = lambda *_: ({{"sampler": Mine}}, {{"sampler": SimpleNamespace(id="09-01")}})
+learner.serve(make_console(), lambda: (None, [], None), True, "byte-llama", {port})
+"""
+
+
+def test_a_learners_sampler_answers_a_client() -> None:
+    port = free_port()
+    program = PROGRAM.format(port=port, asked="''")
+    server = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        body = json.dumps({"prompt": "The", "max_tokens": 5}).encode()
+        post = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        for _ in range(400):
+            try:
+                with urllib.request.urlopen(post, timeout=30) as answer:
+                    assert json.load(answer)["choices"][0]["text"] == "AAAAA"
+                break
+            except OSError:
+                assert server.poll() is None
+                time.sleep(0.05)
+        else:
+            pytest.fail("the server never answered")
+    finally:
+        server.terminate()
+        said = server.communicate(timeout=30)[0].decode()
+    assert re.search(r"sampler\s+yours, from lab 09-01", said)
+    assert f"curl http://127.0.0.1:{port}/v1/completions" in said
+
+
+def test_a_model_that_cannot_be_served_is_said_in_a_line() -> None:
+    with pytest.raises(CourseError, match="nowhere"):
+        learner.serve(make_console(), lambda: (None, [], None), False, "nowhere", 0)  # type: ignore[arg-type, return-value]

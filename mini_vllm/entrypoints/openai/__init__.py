@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server over the engine: `mini-vllm serve`; needs the extra `serve`."""

@@ -1,0 +1,394 @@
+"""`/v1/chat/completions`: messages become a prompt, text becomes messages and calls of tools.
+
+Mirrors `vllm/entrypoints/openai/chat_completion/serving.py:85` `OpenAIServingChat`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mini_vllm.entrypoints.async_llm import Delta
+from mini_vllm.entrypoints.openai.errors import APIError
+from mini_vllm.entrypoints.openai.protocol import ChatCompletionRequest
+from mini_vllm.entrypoints.openai.reasoning_parsers import (
+    ReasoningFirst,
+    ThinkingStream,
+    parse_reasoning,
+)
+from mini_vllm.entrypoints.openai.serving import (
+    LOWEST,
+    Grown,
+    Served,
+    merged,
+    new_id,
+    piece,
+    prompt_logprobs,
+    raise_if_failed,
+    sse,
+    usage,
+)
+from mini_vllm.entrypoints.openai.templates import flat, render
+from mini_vllm.entrypoints.openai.tool_parsers import (
+    HermesStream,
+    NamedStream,
+    RequiredStream,
+    ToolCall,
+    parse_calls,
+    required_calls,
+)
+from mini_vllm.sample.beam_search import beam_search
+from mini_vllm.sampling_params import SamplingParams
+
+_Parser = HermesStream | NamedStream | RequiredStream | ReasoningFirst
+
+
+class ChatServing:
+    """Answers of one server."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+
+    def prompt_of(self, asked: Any) -> tuple[list[dict[str, Any]], str]:
+        """The conversation, and the text that its template makes of it.
+
+        Raises:
+            APIError: there is no template, the client brings one, or it fails.
+        """
+        given = asked.chat_template or (asked.chat_template_kwargs or {}).get("chat_template")
+        if given and not self.served.trust_request_chat_template:
+            raise APIError("chat_template: the server does not take templates from requests")
+        template = given or self.served.chat_template
+        if template is None:
+            raise APIError("messages: this model has no chat template")
+        if not asked.messages:
+            raise APIError("messages: need at least one")
+        messages = flat(asked.messages)
+        options = {
+            "add_generation_prompt": asked.add_generation_prompt,
+            "continue_final_message": asked.continue_final_message,
+            "chat_template_kwargs": asked.chat_template_kwargs,
+        }
+        return messages, render(template, messages, asked.tools, options)
+
+    async def begin(self, asked: ChatCompletionRequest, header: str | None) -> _Chat:
+        """Check a request; nothing has reached the engine when it is refused.
+
+        Raises:
+            APIError: it is refused.
+        """
+        served = self.served
+        served.adapter_of(asked.model)
+        if served.tool_parser is None and asked.tool_choice not in (None, "none"):
+            raise APIError("tool_choice: this server was started without a tool parser")
+        conversation, text = self.prompt_of(asked)
+        ids = served.fit(text, asked)
+        most = served.most_tokens(asked, len(ids))
+        params = None
+        if not asked.use_beam_search:
+            params = served.params_of(asked, most, self._forced(asked))
+        request_id = new_id("chatcmpl", asked, header)
+        return _Chat(served, asked, request_id, conversation, text, ids, params)
+
+    @staticmethod
+    def _forced(asked: ChatCompletionRequest) -> Any:
+        """The constraint that makes a model call a tool, None where it may choose."""
+        if asked.named_tool is None and asked.tool_choice != "required":
+            return None
+        from mini_vllm.structured_output.params import StructuredOutputsParams
+
+        tools = {tool.function.name: tool.function for tool in asked.tools or ()}
+        if asked.named_tool is not None:
+            return StructuredOutputsParams(json=tools[asked.named_tool].parameters or {})
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "enum": [name]},
+                    "parameters": function.parameters or {"type": "object", "properties": {}},
+                },
+                "required": ["name", "parameters"],
+            }
+            for name, function in tools.items()
+        ]
+        each = {"type": "object", "anyOf": calls}
+        return StructuredOutputsParams(json={"type": "array", "minItems": 1, "items": each})
+
+
+@dataclass(slots=True)
+class _Chat:
+    """One request that was accepted."""
+
+    served: Served
+    asked: ChatCompletionRequest
+    request_id: str
+    conversation: list[dict[str, Any]]
+    prompt: str
+    ids: list[int]
+    params: SamplingParams | None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def role(self) -> str:
+        """Who answers."""
+        own = self.conversation[-1].get("role", "assistant") if self.conversation else "assistant"
+        return "assistant" if self.asked.add_generation_prompt else own
+
+    @property
+    def num_choices(self) -> int:
+        return self.asked.n or 1
+
+    @property
+    def parses(self) -> bool:
+        """Whether calls are looked for in free text."""
+        return (
+            bool(self.asked.tools)
+            and self.asked.tool_choice in ("auto", None)
+            and bool(self.served.tool_parser)
+        )
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """What every answer and chunk begins with."""
+        return {
+            "id": self.request_id, "object": kind, "created": self.created,
+            "model": self.served.model_of(self.asked.model),
+        }  # fmt: skip
+
+    def echoed(self) -> str:
+        """The last message's text, where it is repeated in front of the answer."""
+        last = self.conversation[-1] if self.conversation else {}
+        return (
+            (last.get("content") or "") if self.asked.echo and last.get("role") == self.role else ""
+        )
+
+    # ------------------------------------------------------------------ whole
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer.
+
+        Raises:
+            APIError: the request ended in an error.
+        """
+        noted = None
+        if self.params is None:
+            grown = await self._beams()
+        else:
+            grown = [Grown() for _ in range(self.num_choices)]
+            async with self.served.streams(
+                [self.ids], [self.params], self.request_id, self.asked
+            ) as streams:
+                async for _, delta in merged(streams):
+                    raise_if_failed(delta)
+                    grown[delta.index].take(delta)
+                noted = prompt_logprobs(streams[0])
+        total = sum(len(choice.token_ids) for choice in grown)
+        back = self.asked.return_token_ids
+        return {
+            **self.head("chat.completion"),
+            "choices": [self._choice(i, choice) for i, choice in enumerate(grown)],
+            "service_tier": None, "system_fingerprint": self.served.fingerprint,
+            "usage": usage(len(self.ids), total) | {"prompt_tokens_details": None},
+            "prompt_logprobs": noted, "prompt_token_ids": self.ids if back else None,
+            "prompt_text": self.prompt if self.asked.return_prompt_text else None,
+            "kv_transfer_params": None,
+        }  # fmt: skip
+
+    async def _beams(self) -> list[Grown]:
+        served, asked = self.served, self.asked
+        most = served.most_tokens(asked, len(self.ids))
+        params = asked.beam_search_params(most, served.defaults)
+        (found,) = await served.engine.call(beam_search, [self.ids], params)
+        grown = []
+        for beam in found.sequences:
+            new = beam.tokens[len(self.ids) :]
+            stopped = bool(new) and new[-1] in served.engine.about.eos_token_ids
+            text = served.tokenizer.decode(new[:-1] if stopped else new)
+            reason = "stop" if stopped else "length"
+            grown.append(Grown(text, new, finish_reason=reason))
+        return grown
+
+    def _choice(self, index: int, choice: Grown) -> dict[str, Any]:
+        asked = self.asked
+        reasoning: str | None = None
+        content: str | None = choice.text
+        if self.served.reasoning_tags is not None:
+            reasoning, content = parse_reasoning(choice.text)
+        content, calls = self._parsed(content)
+        if calls and asked.parallel_tool_calls is False:
+            calls = calls[:1]
+        if self.asked.echo:
+            content = self.echoed() + (content or "")
+        reason = choice.finish_reason
+        if (calls and self.parses) or (asked.tool_choice == "required" and reason == "stop"):
+            reason = "tool_calls"
+        message = {
+            "role": self.role, "content": content, "refusal": None, "annotations": None,
+            "audio": None, "function_call": None,
+            "tool_calls": [call.message() for call in calls], "reasoning": reasoning,
+        }  # fmt: skip
+        noted = self._logprobs(choice.token_ids, choice.logprobs) if asked.logprobs else None
+        return {
+            "index": index, "message": message, "logprobs": noted, "finish_reason": reason,
+            "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if asked.return_token_ids else None,
+            "routed_experts": None,
+        }  # fmt: skip
+
+    def _parsed(self, text: str | None) -> tuple[str | None, list[ToolCall]]:
+        """Content and calls."""
+        if text is None:
+            return None, []
+        if self.asked.named_tool is not None:
+            return "", [ToolCall(self.asked.named_tool, text)]
+        if self.asked.tool_choice == "required":
+            return "", required_calls(text)
+        return parse_calls(text) if self.parses else (text, [])
+
+    def _logprobs(self, ids: Sequence[int], noted: Sequence[Any]) -> dict[str, Any]:
+        """The `logprobs` object of consecutive tokens."""
+        asked, as_id = self.asked, self.asked.return_tokens_as_token_ids
+        most = asked.top_logprobs or 0
+        content = []
+        for token_id, entry in zip(ids, noted, strict=True):
+            likeliest = list(entry.items())
+            kept = likeliest if most == -1 else likeliest[:most]
+            own = entry[token_id]
+            content.append(
+                {
+                    "token": piece(token_id, own, as_id), "logprob": max(own.logprob, LOWEST),
+                    "bytes": list((own.decoded_token or "").encode()),
+                    "top_logprobs": [
+                        {"token": piece(t, e, as_id), "logprob": max(e.logprob, LOWEST),
+                         "bytes": list(piece(t, e, as_id).encode())}
+                        for t, e in kept
+                    ],
+                }
+            )  # fmt: skip
+        return {"content": content}
+
+    # ------------------------------------------------------------------ streamed
+
+    def _parser(self) -> _Parser | None:
+        if (tags := self.served.reasoning_tags) is None:
+            return self._tool_parser()
+        return ReasoningFirst(ThinkingStream(tags), self._tool_parser(), tags.ended(self.ids))
+
+    def _tool_parser(self) -> HermesStream | NamedStream | RequiredStream | None:
+        if self.asked.named_tool is not None:
+            return NamedStream(self.asked.named_tool)
+        if self.asked.tool_choice == "required":
+            return RequiredStream()
+        return HermesStream() if self.served.tool_parser else None  # whatever tools are offered
+
+    async def chunks(self) -> AsyncIterator[str]:
+        """The events of the stream, the last one `[DONE]`."""
+        if self.params is None:
+            async for event in self._beams_at_once():
+                yield event
+            return
+        grown = [Grown() for _ in range(self.num_choices)]
+        parsers = [self._parser() for _ in grown]
+        begun = False
+        try:
+            async with self.served.streams(
+                [self.ids], [self.params], self.request_id, self.asked
+            ) as streams:
+                async for _, delta in merged(streams):
+                    raise_if_failed(delta)
+                    if not begun:
+                        begun = True
+                        for chunk in self._first():
+                            yield sse(chunk)
+                    choice = grown[delta.index]
+                    choice.take(delta)
+                    found = self._chunk(delta, choice, parsers[delta.index])
+                    if found is not None:
+                        yield sse(self._with_usage(found, len(choice.token_ids)))
+                if self.asked.include_usage:
+                    total = sum(len(choice.token_ids) for choice in grown)
+                    yield sse(
+                        {**self.head("chat.completion.chunk"), "choices": [],
+                         "usage": usage(len(self.ids), total),
+                         "system_fingerprint": self.served.fingerprint}
+                    )  # fmt: skip
+        except APIError as error:
+            yield sse(error.body())
+        except Exception as error:
+            yield sse(APIError(str(error), "InternalServerError", 500).body())
+        yield sse("[DONE]")
+
+    async def _beams_at_once(self) -> AsyncIterator[str]:
+        """Beams are known when all have ended: one chunk each."""
+        try:
+            grown = await self._beams()
+            for chunk in self._first():
+                yield sse(chunk)
+            for index, choice in enumerate(grown):
+                delta = Delta(index, choice.text, choice.token_ids, [], choice.finish_reason)
+                yield sse(self._chunk(delta, choice, self._parser()) or {})
+        except Exception as error:
+            yield sse(APIError(str(error), "InternalServerError", 500).body())
+        yield sse("[DONE]")
+
+    def _first(self) -> list[dict[str, Any]]:
+        """The chunks that come before any text: who speaks, and what is echoed."""
+        chunks = []
+        for index in range(self.num_choices):
+            choice = {"index": index, "delta": {"role": self.role, "content": ""}}
+            choice |= {"logprobs": None, "finish_reason": None}
+            head = self.head("chat.completion.chunk") | {"choices": [choice]}
+            head["prompt_token_ids"] = self.ids if self.asked.return_token_ids else None
+            head["prompt_text"] = self.prompt if self.asked.return_prompt_text else None
+            chunks.append(self._with_usage(head, 0))
+        if text := self.echoed():
+            for index in range(self.num_choices):
+                choice = {"index": index, "delta": {"content": text}}
+                choice |= {"logprobs": None, "finish_reason": None}
+                head = self.head("chat.completion.chunk") | {"choices": [choice]}
+                chunks.append(self._with_usage(head, 0))
+        return chunks
+
+    def _with_usage(self, chunk: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+        if self.asked.continuous_usage:
+            chunk["usage"] = usage(len(self.ids), num_tokens)
+        return chunk
+
+    def _chunk(
+        self, delta: Delta, choice: Grown, parser: _Parser | None
+    ) -> dict[str, Any] | None:  # fmt: skip
+        """What one delta becomes; None where a parser holds it back."""
+        asked, back = self.asked, bool(self.asked.return_token_ids)
+        ended = delta.finish_reason is not None
+        message: dict[str, Any] | None = {"content": delta.text}
+        if parser is not None:
+            if isinstance(parser, ReasoningFirst):
+                message = parser.feed(delta.text, delta.token_ids)
+            else:
+                message = parser.feed(delta.text)
+            if message is None:
+                if not ended and not back:
+                    return None
+                message = {}
+        assert message is not None
+        choice.called = choice.called or bool(message.get("tool_calls"))
+        if isinstance(parser, ReasoningFirst):
+            parser = parser.rest  # type: ignore[assignment]
+        if isinstance(parser, HermesStream):  # a tag is enough, whatever stands behind it
+            choice.called = choice.called or bool(parser.calls)
+        reason = delta.finish_reason
+        if ended and choice.called and asked.named_tool is None:
+            reason = "tool_calls"
+        if asked.parallel_tool_calls is False and message.get("tool_calls"):
+            message["tool_calls"] = [c for c in message["tool_calls"] if c["index"] == 0]
+        noted = self._logprobs(delta.token_ids, delta.logprobs) if asked.logprobs else None
+        sent: dict[str, Any] = {"index": delta.index, "delta": message, "logprobs": noted}
+        sent["finish_reason"] = reason
+        if ended:
+            sent["stop_reason"] = delta.stop_reason
+        sent["token_ids"] = delta.token_ids if back else None
+        chunk = self.head("chat.completion.chunk") | {"choices": [sent]}
+        if ended and not asked.include_usage:
+            chunk["system_fingerprint"] = self.served.fingerprint
+        return chunk

@@ -1,0 +1,239 @@
+"""`/v1/completions`: whole answers, and chunks of a stream.
+
+Mirrors `vllm/entrypoints/openai/completion/serving.py:54` `OpenAIServingCompletion`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mini_vllm.entrypoints.async_llm import Delta, Stream
+from mini_vllm.entrypoints.openai.errors import APIError
+from mini_vllm.entrypoints.openai.protocol import CompletionRequest
+from mini_vllm.entrypoints.openai.serving import (
+    LOWEST,
+    Grown,
+    Served,
+    merged,
+    new_id,
+    piece,
+    prompt_logprobs,
+    raise_if_failed,
+    sse,
+    usage,
+)
+from mini_vllm.sample.beam_search import beam_search
+from mini_vllm.sample.logprobs import Logprob
+from mini_vllm.sampling_params import SamplingParams
+
+
+class CompletionServing:
+    """Answers of one server."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+
+    async def begin(self, asked: CompletionRequest, header: str | None) -> _Completion:
+        """Check a request; nothing has reached the engine when it is refused.
+
+        Raises:
+            APIError: it is refused.
+        """
+        served = self.served
+        if asked.stream and asked.use_beam_search:
+            raise APIError("use_beam_search: not available with stream=true")
+        served.adapter_of(asked.model)
+        if asked.suffix is not None:
+            raise APIError("suffix: not available")
+        prompts = [served.fit(prompt, asked) for prompt in asked.prompts()]
+        silent = asked.echo and asked.max_tokens == 0  # the prompt alone; the engine makes one
+        params = [] if asked.use_beam_search else [
+            served.params_of(asked, 1 if silent else served.most_tokens(asked, len(ids)))
+            for ids in prompts
+        ]  # fmt: skip
+        return _Completion(served, asked, new_id("cmpl", asked, header), prompts, params)
+
+
+@dataclass(slots=True)
+class _Completion:
+    """One request that was accepted."""
+
+    served: Served
+    asked: CompletionRequest
+    request_id: str
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def num_choices(self) -> int:
+        return self.asked.n or 1
+
+    def head(self) -> dict[str, Any]:
+        """What every answer and chunk begins with."""
+        model = self.served.model_of(self.asked.model)
+        return {
+            "id": self.request_id, "object": "text_completion", "created": self.created,
+            "model": model,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------ whole
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer.
+
+        Raises:
+            APIError: a request ended in an error.
+        """
+        if self.asked.use_beam_search:
+            choices, num_tokens = await self._beams()
+        else:
+            choices, num_tokens = await self._generated()
+        num_prompt = sum(map(len, self.prompts))
+        return {
+            **self.head(), "choices": choices, "service_tier": None,
+            "system_fingerprint": self.served.fingerprint, "usage": usage(num_prompt, num_tokens)
+            | {"prompt_tokens_details": None}, "kv_transfer_params": None,
+        }  # fmt: skip
+
+    async def _generated(self) -> tuple[list[dict[str, Any]], int]:
+        grown = [Grown() for _ in range(self.num_choices * len(self.prompts))]
+        async with self.served.streams(
+            self.prompts, self.params, self.request_id, self.asked
+        ) as streams:
+            async for number, delta in merged(streams):
+                raise_if_failed(delta)
+                grown[number * self.num_choices + delta.index].take(delta)
+            choices = []
+            for index, choice in enumerate(grown):
+                stream = streams[index // self.num_choices]
+                choices.append(self._choice(index, choice, stream))
+        return choices, sum(len(choice.token_ids) for choice in grown)
+
+    def _choice(self, index: int, choice: Grown, stream: Stream) -> dict[str, Any]:
+        asked, prompt = self.asked, stream.prompt_token_ids
+        back = bool(asked.return_token_ids)
+        text, ids = choice.text, choice.token_ids
+        noted: list[Any] = list(choice.logprobs)
+        about_prompt = (stream.prompt_logprobs or []) if asked.echo else []
+        if asked.echo:
+            shown = "" if back else self.served.tokenizer.decode(prompt)
+            if asked.max_tokens == 0:
+                text, ids, noted = shown, prompt, about_prompt
+            else:
+                text, ids, noted = shown + text, prompt + ids, about_prompt + noted
+        logprobs = None if asked.logprobs is None else self._logprobs(ids, noted, 0)
+        return {
+            "index": index, "text": text, "logprobs": logprobs,
+            "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if back else None,
+            "prompt_logprobs": prompt_logprobs(stream),
+            "prompt_token_ids": prompt if back else None, "routed_experts": None,
+        }  # fmt: skip
+
+    async def _beams(self) -> tuple[list[dict[str, Any]], int]:
+        served, asked = self.served, self.asked
+        choices: list[dict[str, Any]] = []
+        num_tokens = 0
+        for ids in self.prompts:
+            params = asked.beam_search_params(served.most_tokens(asked, len(ids)), served.defaults)
+            (found,) = await served.engine.call(beam_search, [ids], params)
+            for beam in found.sequences:
+                new = beam.tokens[len(ids) :]
+                stopped = bool(new) and new[-1] in served.engine.about.eos_token_ids
+                num_tokens += len(new)
+                text = served.tokenizer.decode(new[:-1] if stopped else new)
+                reason = "stop" if stopped else "length"
+                choices.append(
+                    {"index": len(choices), "text": text, "logprobs": None,
+                     "finish_reason": reason, "stop_reason": None, "token_ids": None,
+                     "prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
+                )  # fmt: skip
+        return choices, num_tokens
+
+    def _logprobs(self, ids: Sequence[int], noted: Sequence[Any], offset: int) -> dict[str, Any]:
+        """The `logprobs` object of consecutive tokens, the first at character `offset`."""
+        asked = self.asked
+        most, as_id = asked.logprobs or 0, asked.return_tokens_as_token_ids
+        tokens: list[str] = []
+        values: list[float | None] = []
+        likeliest: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for token_id, entry in zip(ids, noted, strict=False):
+            offsets.append(offset)
+            if entry is None:  # the prompt's first token
+                bare = Logprob(0.0, None, self.served.tokenizer.decode([token_id]))
+                tokens.append(piece(token_id, bare, as_id))
+                values.append(None)
+                likeliest.append(None)
+            else:
+                tokens.append(piece(token_id, entry[token_id], as_id))
+                values.append(max(entry[token_id].logprob, LOWEST))
+                kept = list(entry.items())[: most + 1]
+                likeliest.append({piece(t, e, as_id): max(e.logprob, LOWEST) for t, e in kept})
+            offset += len(tokens[-1])
+        return {
+            "text_offset": offsets, "token_logprobs": values, "tokens": tokens,
+            "top_logprobs": likeliest,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------ streamed
+
+    async def chunks(self) -> AsyncIterator[str]:
+        """The events of the stream, the last one `[DONE]`."""
+        grown = [Grown() for _ in range(self.num_choices * len(self.prompts))]
+        num_prompt = [len(ids) for ids in self.prompts]
+        try:
+            async with self.served.streams(
+                self.prompts, self.params, self.request_id, self.asked
+            ) as streams:
+                async for number, delta in merged(streams):
+                    raise_if_failed(delta)
+                    index = number * self.num_choices + delta.index
+                    chunk = self._chunk(index, grown[index], delta, streams[number])
+                    if self.asked.continuous_usage:
+                        so_far = len(grown[index].token_ids)
+                        chunk["usage"] = usage(num_prompt[number], so_far)
+                    yield sse(chunk)
+                if self.asked.include_usage:
+                    total = sum(len(choice.token_ids) for choice in grown)
+                    yield sse(
+                        {**self.head(), "choices": [], "system_fingerprint":
+                         self.served.fingerprint, "usage": usage(sum(num_prompt), total)}
+                    )  # fmt: skip
+        except APIError as error:
+            yield sse(error.body())
+        except Exception as error:
+            yield sse(APIError(str(error), "InternalServerError", 500).body())
+        yield sse("[DONE]")
+
+    def _chunk(self, index: int, choice: Grown, delta: Delta, stream: Stream) -> dict[str, Any]:
+        asked, back = self.asked, bool(self.asked.return_token_ids)
+        text, ids = delta.text, delta.token_ids
+        noted: list[Any] = list(delta.logprobs)
+        first, choice.begun = not choice.begun, True
+        prompt = stream.prompt_token_ids
+        if first and asked.echo:
+            shown = "" if back else self.served.tokenizer.decode(prompt)
+            about = stream.prompt_logprobs or []
+            if asked.max_tokens == 0:
+                text, ids, noted = shown, prompt, about
+            else:
+                text, ids, noted = shown + text, prompt + ids, about + noted
+        logprobs = None
+        if asked.logprobs is not None:
+            logprobs = self._logprobs(ids, noted, len(choice.text))
+        choice.take(delta)
+        sent = {
+            "index": index, "text": text, "logprobs": logprobs,
+            "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason,
+            "prompt_token_ids": prompt if first and (back or asked.echo) else None,
+            "token_ids": delta.token_ids if back else None,
+        }  # fmt: skip
+        chunk = {**self.head(), "choices": [sent]}
+        if delta.finish_reason is not None and not asked.include_usage:
+            chunk["system_fingerprint"] = self.served.fingerprint
+        return chunk

@@ -1,0 +1,386 @@
+"""What a client may send, and what of it the engine is asked for.
+
+Promises: fields, defaults and what is refused are vLLM's, with its status, `type`, `param` and
+`code`; messages are our own. Unknown fields are accepted and ignored, as there. Mirrors
+`vllm/entrypoints/openai/completion/protocol.py:41` `CompletionRequest` and
+`vllm/entrypoints/openai/chat_completion/protocol.py:183` `ChatCompletionRequest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from mini_vllm.entrypoints.openai.errors import APIError, FieldError
+from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
+
+_INT64 = {"ge": -(2**63), "le": 2**63 - 1}
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = True
+    continuous_usage_stats: bool | None = False
+
+
+class JsonSchema(_Body):
+    name: str
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(_Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Body):
+    """Fields of `StructuredOutputsParams`, which checks them."""
+
+    json_: str | dict[str, Any] | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+
+class Generation(_Body):
+    """What completions and chats have in common."""
+
+    model: str | None = None
+    frequency_penalty: float | None = 0.0
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    n: int | None = 1
+    presence_penalty: float | None = 0.0
+    response_format: ResponseFormat | None = None
+    seed: int | None = Field(None, **_INT64)
+    stop: str | list[str] | None = []
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    use_beam_search: bool = False
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    length_penalty: float = 1.0
+    stop_token_ids: list[int] | None = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**63 - 1)
+    truncation_side: Literal["left", "right"] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: int = Field(0, **_INT64)
+    request_id: str | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_together(cls, data: Any) -> Any:
+        """Fields that exclude or need one another."""
+        if not isinstance(data, dict):
+            return data
+        if data.get("stream_options") and not data.get("stream"):
+            raise FieldError("stream_options: need stream=true", "stream_options")
+        if data.get("cache_salt") == "":
+            raise ValueError("cache_salt='': need a text that is not empty")
+        count = data.get("prompt_logprobs")
+        if isinstance(count, int):
+            if data.get("stream") and (count > 0 or count == -1):
+                raise FieldError(
+                    "prompt_logprobs: not available with stream=true", "prompt_logprobs"
+                )
+            if count < -1:
+                raise FieldError(
+                    f"prompt_logprobs={count}: need 0 or more, or -1", "prompt_logprobs"
+                )
+        wanted = data.get("structured_outputs")
+        if isinstance(wanted, dict):
+            given = [kind for kind in ("json", "regex", "choice") if wanted.get(kind) is not None]
+            if len(given) > 1:
+                param = None if "messages" in data else "structured_outputs"
+                both = " and ".join(given)
+                raise FieldError(f"structured_outputs: {both}: need one of them", param)
+        form = data.get("response_format")
+        if (
+            isinstance(form, dict)
+            and form.get("type") == "json_schema"
+            and not form.get("json_schema")
+        ):
+            raise FieldError(
+                "response_format: type json_schema needs the field json_schema", "response_format"
+            )
+        return data
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk carries usage so far."""
+        return self.include_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
+    def asked_output_tokens(self) -> tuple[str, int | None]:
+        """Which field bounds the output, and its value."""
+        return "max_tokens", self.max_tokens
+
+    def asked_logprobs(self) -> int | None:
+        """Alternatives wanted per output token; None for no log-probabilities."""
+        raise NotImplementedError
+
+    def _constraint(self) -> Any:
+        """`StructuredOutputsParams` of `structured_outputs` and `response_format`, or None."""
+        from mini_vllm.structured_output.params import StructuredOutputsParams
+
+        kinds: dict[str, Any] = {}
+        if self.structured_outputs is not None:
+            named = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+            kinds = {k: v for k, v in named.items() if k in StructuredOutputsParams.__slots__}
+        if self.response_format is not None and self.response_format.type == "json_object":
+            kinds["json_object"] = True
+        elif self.response_format is not None and self.response_format.json_schema is not None:
+            kinds["json"] = self.response_format.json_schema.json_schema
+        if not kinds:
+            return None
+        if kinds.get("choice") is not None:
+            kinds["choice"] = tuple(kinds["choice"])
+        return StructuredOutputsParams(**kinds)
+
+    def sampling_params(
+        self, max_tokens: int, defaults: Mapping[str, Any], constraint: Any = None
+    ) -> SamplingParams:
+        """What the engine is asked for.
+
+        Args:
+            max_tokens: as `get_max_tokens` bounds it.
+            defaults: the checkpoint's generation config, for fields that are not given.
+            constraint: a `StructuredOutputsParams` that replaces the request's own.
+
+        Raises:
+            APIError: a value is out of range; `param` names the field where vLLM's answer does.
+        """
+
+        def given(name: str, otherwise: Any) -> Any:
+            value = getattr(self, name)
+            return defaults.get(name, otherwise) if value is None else value
+
+        temperature, top_p = given("temperature", 1.0), given("top_p", 1.0)
+        _check("temperature", temperature >= 0.0, temperature, "0 or more")
+        _check("top_p", 0.0 < top_p <= 1.0, top_p, "more than 0, at most 1")
+        _check("max_tokens", max_tokens >= 1, max_tokens, "at least 1")
+        _check("allowed_token_ids", self.allowed_token_ids != [], [], "at least one token id")
+        bias = None
+        if self.logit_bias:
+            bias = {int(k): min(100.0, max(-100.0, v)) for k, v in self.logit_bias.items()}
+        return SamplingParams(
+            temperature=temperature, top_p=top_p, top_k=given("top_k", 0),
+            min_p=given("min_p", 0.0), repetition_penalty=given("repetition_penalty", 1.0),
+            seed=self.seed, max_tokens=max_tokens, ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens, stop_token_ids=tuple(self.stop_token_ids or ()),
+            n=1 if self.n is None else self.n, presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0, logit_bias=bias,
+            allowed_token_ids=None if self.allowed_token_ids is None
+            else tuple(self.allowed_token_ids),
+            stop=_texts(self.stop), include_stop_str_in_output=self.include_stop_str_in_output,
+            logprobs=self.asked_logprobs(), prompt_logprobs=self._prompt_logprobs(),
+            structured_outputs=constraint or self._constraint(), bad_words=self._bad_words(),
+        )  # fmt: skip
+
+    def _prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
+
+    def _bad_words(self) -> tuple[str, ...]:
+        return ()
+
+    def beam_search_params(self, max_tokens: int, defaults: Mapping[str, Any]) -> BeamSearchParams:
+        """What a beam search is asked for."""
+        temperature = self.temperature
+        return BeamSearchParams(
+            beam_width=1 if self.n is None else self.n, max_tokens=max_tokens,
+            ignore_eos=self.ignore_eos, length_penalty=self.length_penalty,
+            temperature=defaults.get("temperature", 1.0) if temperature is None else temperature,
+        )  # fmt: skip
+
+
+def _texts(stop: str | list[str] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def _check(param: str, right: bool, value: Any, need: str) -> None:
+    if not right:
+        raise APIError(f"{param}={value}: need {need}", param=param)
+
+
+class CompletionRequest(Generation):
+    prompt: list[TokenId] | list[list[TokenId]] | str | list[str] | None = None
+    echo: bool | None = False
+    logprobs: int | None = None
+    max_tokens: int | None = 16
+    suffix: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_prompt(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        count = data.get("logprobs")
+        if isinstance(count, int) and count < 0:
+            raise FieldError(f"logprobs={count}: need 0 or more", "logprobs")
+        if data.get("prompt") is None or data["prompt"] == "":
+            raise ValueError("prompt: need a text or token ids that are not empty")
+        return data
+
+    def asked_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def _prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt of the request.
+
+        Raises:
+            APIError: there is none.
+        """
+        if self.prompt is None or self.prompt == []:
+            raise APIError("prompt: need at least one")
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class Function(_Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Body):
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class NamedFunction(_Body):
+    name: str
+
+
+class NamedTool(_Body):
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class Message(_Body):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChatCompletionRequest(Generation):
+    messages: list[Message]
+    logprobs: bool | None = False
+    top_logprobs: int | None = 0
+    max_completion_tokens: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = "none"
+    parallel_tool_calls: bool | None = True
+    bad_words: list[str] = Field(default_factory=list)
+    echo: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_prompt_text: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_chat(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        top = data.get("top_logprobs")
+        if isinstance(top, int):
+            if top < -1:
+                raise FieldError(f"top_logprobs={top}: need 0 or more, or -1", "top_logprobs")
+            if top and not data.get("logprobs"):
+                raise FieldError("top_logprobs: need logprobs=true", "top_logprobs")
+        if data.get("continue_final_message") and data.get("add_generation_prompt"):
+            raise ValueError("continue_final_message: need add_generation_prompt=false")
+        tools = data.get("tools")
+        if tools == []:
+            raise ValueError("tools: need at least one, or leave them out")
+        if tools and "tool_choice" not in data:
+            data = data | {"tool_choice": "auto"}
+        choice = data.get("tool_choice")
+        if choice not in (None, "none") and not tools:
+            raise ValueError("tool_choice: need tools")
+        if isinstance(choice, dict) and isinstance(tools, list):
+            function = choice.get("function")
+            name = function.get("name") if isinstance(function, dict) else None
+            names = [t.get("function", {}).get("name") for t in tools if isinstance(t, dict)]
+            if not name or name not in names:
+                raise ValueError(f"tool_choice: need one of the tools, {names}")
+        return data
+
+    @property
+    def named_tool(self) -> str | None:
+        """The one tool that must be called."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+    def asked_output_tokens(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    def asked_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    def _prompt_logprobs(self) -> int | None:
+        return (
+            self.top_logprobs
+            if self.prompt_logprobs is None and self.echo
+            else (self.prompt_logprobs)
+        )
+
+    def _bad_words(self) -> tuple[str, ...]:
+        return tuple(self.bad_words)
+
+
+class TokenizeRequest(_Body):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_strs: bool | None = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> TokenizeRequest:
+        if self.prompt is None and self.messages is None:
+            raise ValueError("need a prompt or messages")
+        return self
+
+
+class DetokenizeRequest(_Body):
+    model: str | None = None
+    tokens: list[TokenId]

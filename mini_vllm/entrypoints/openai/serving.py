@@ -1,0 +1,318 @@
+"""What completions and chats share: the model asked for, prompts that fit, chunks of a stream.
+
+Promises: everything that can be refused is refused before the engine hears of it. Mirrors
+`vllm/entrypoints/openai/engine/serving.py:132` `OpenAIServing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, Stream
+from mini_vllm.entrypoints.openai.errors import APIError
+from mini_vllm.entrypoints.openai.protocol import Generation
+from mini_vllm.entrypoints.openai.reasoning_parsers import Tags
+from mini_vllm.sample.logprobs import Logprob
+from mini_vllm.sampling_params import SamplingParams
+from mini_vllm.tokenizer import Tokenizer
+
+LOWEST = -9999.0
+"""What JSON says for minus infinity, as OpenAI's servers do."""
+
+
+@dataclass(slots=True)
+class Served:
+    """What a server serves, fixed when it starts."""
+
+    engine: AsyncLLM
+    name: str
+    """The model's name for clients."""
+    max_model_len: int
+    root: str
+    """Where the model is."""
+    adapters: Mapping[str, Any] = field(default_factory=dict)
+    """`LoRARequest` by the name that clients ask for."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters of the checkpoint's generation config."""
+    chat_template: str | None = None
+    trust_request_chat_template: bool = False
+    tool_parser: str | None = None
+    reasoning_tags: Tags | None = None
+    """Where thinking begins and ends, for a model that thinks aloud."""
+    fingerprint: str = "mini-vllm"
+    pieces: Sequence[str] = ()
+    """The vocabulary's own names of its tokens, by id."""
+    specials: Mapping[int, str] = field(default_factory=dict)
+    """Names of the special tokens."""
+    left: Callable[[str], None] = lambda request_id: None
+    """Told of each request that its client left."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The engine's."""
+        return self.engine.about.tokenizer
+
+    def piece_of(self, token_id: int) -> str:
+        """A token's name in the vocabulary; its text where the tokenizer names none."""
+        known = token_id < len(self.pieces)
+        return self.pieces[token_id] if known else self.tokenizer.decode([token_id])
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones by their names."""
+        text, plain = "", []
+        for token_id in [*token_ids, None]:
+            if token_id is not None and token_id not in self.specials:
+                plain.append(token_id)
+                continue
+            text += self.tokenizer.decode(plain)
+            plain = []
+            text += "" if token_id is None else self.specials[token_id]
+        return text
+
+    def adapter_of(self, model: str | None) -> Any:
+        """The adapter that a request's `model` names, None for the base model.
+
+        Raises:
+            APIError: 404, there is no such model.
+        """
+        if model is None or model == "" or model == self.name:
+            return None
+        if model not in self.adapters:
+            raise APIError(f"the model `{model}` does not exist", "NotFoundError", 404, "model")
+        return self.adapters[model]
+
+    def model_of(self, model: str | None) -> str:
+        """The name that the answer gives."""
+        return model if model in self.adapters else self.name  # type: ignore[return-value]
+
+    def fit(self, prompt: str | list[int], asked: Generation) -> list[int]:
+        """The prompt's token ids, cut as the request wants, if they and the output fit.
+
+        Raises:
+            APIError: they do not, or an id is none.
+        """
+        name, wanted = asked.asked_output_tokens()
+        if wanted is not None and wanted > self.max_model_len:
+            need = f"at most max_model_len={self.max_model_len}"
+            raise APIError(f"{name}={wanted}: need {need}", param=name)
+        room = self.max_model_len - max(wanted or 0, 0)
+        cut = asked.truncate_prompt_tokens
+        if cut is not None and cut > room:
+            raise APIError(
+                f"truncate_prompt_tokens={cut}: need at most {room}, the context without the "
+                "output", param="truncate_prompt_tokens",
+            )  # fmt: skip
+        if isinstance(prompt, str):
+            if cut is None and len(prompt) > room * self._most_chars():
+                need = f"more than {room} tokens can hold"
+                raise APIError(f"prompt has {len(prompt)} characters: {need}", param="input_text")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = list(prompt)
+        if cut is not None:
+            most = room if cut < 0 else cut
+            side = asked.truncation_side or getattr(self.tokenizer, "truncation_side", "right")
+            ids = ids[len(ids) - min(most, len(ids)) :] if side == "left" else ids[:most]
+        if len(ids) > room:
+            raise APIError(
+                f"prompt has {len(ids)} tokens and {wanted or 0} are asked for: the context is "
+                f"{self.max_model_len}", param="input_tokens",
+            )  # fmt: skip
+        return ids
+
+    def _most_chars(self) -> int:
+        """Characters that one token can stand for."""
+        return getattr(self.tokenizer, "max_chars_per_token", 64)
+
+    def most_tokens(self, asked: Generation, num_prompt_tokens: int) -> int:
+        """Output tokens: what is asked for, within what the context leaves."""
+        left = self.max_model_len - num_prompt_tokens
+        _, wanted = asked.asked_output_tokens()
+        wanted = self.defaults.get("max_tokens") if wanted is None else wanted
+        return left if wanted is None else min(left, wanted)
+
+    def params_of(
+        self, asked: Generation, max_tokens: int, constraint: Any = None
+    ) -> SamplingParams:
+        """What the engine is asked for.
+
+        Raises:
+            APIError: a value is out of range.
+        """
+        about = self.engine.about
+        for name in ("logit_bias", "allowed_token_ids"):
+            ids = [int(token) for token in getattr(asked, name) or ()]
+            wrong = [i for i in ids if not 0 <= i < about.vocab_size]
+            if wrong:
+                need = f"0 to {about.vocab_size - 1}"
+                raise APIError(f"{name} holds token ids {wrong}: need {need}", param=name)
+        most = about.max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            count = asked.asked_logprobs() if name == "logprobs" else asked.prompt_logprobs
+            if count is not None and -1 < most < count:
+                raise APIError(f"{name}={count}: need at most {most}", param=name)
+        return asked.sampling_params(max_tokens, self.defaults, constraint)
+
+    @asynccontextmanager
+    async def streams(
+        self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], request_id: str,
+        asked: Generation,
+    ) -> AsyncIterator[list[Stream]]:  # fmt: skip
+        """Streams of all prompts; whatever is unfinished when the block is left is aborted."""
+        adapter = self.adapter_of(asked.model)
+        opened: list[Stream] = []
+        try:
+            for number, (ids, each) in enumerate(zip(prompts, params, strict=True)):
+                opened.append(
+                    await self.engine.open(
+                        ids, each, f"{request_id}-{number}", priority=asked.priority,
+                        cache_salt=asked.cache_salt, lora_request=adapter,
+                    )
+                )  # fmt: skip
+            yield opened
+        finally:
+            for stream in opened:
+                if stream.num_open > 0:
+                    self.engine.abort(stream.request_id)
+                    self.left(stream.request_id)
+
+
+@dataclass(slots=True)
+class Grown:
+    """One completion as it grows."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    begun: bool = False
+    """Whether a chunk of it was sent."""
+    called: bool = False
+    """Whether it has called a tool."""
+
+    def take(self, delta: Delta) -> None:
+        """Add what is new."""
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+def version() -> str:
+    """Of this engine, "0" where it runs from a folder that was not installed."""
+    try:
+        return metadata.version("mini-vllm-course")
+    except metadata.PackageNotFoundError:
+        return "0"
+
+
+def new_id(prefix: str, asked: Generation, header: str | None) -> str:
+    """The id of an answer: the header's, the body's, or a new one."""
+    return f"{prefix}-{header or asked.request_id or uuid.uuid4().hex}"
+
+
+def sse(event: Mapping[str, Any] | str) -> str:
+    """One server-sent event."""
+    text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+    return f"data: {text}\n\n"
+
+
+def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, Any]:
+    """The `usage` object."""
+    total = num_prompt_tokens + num_tokens
+    counts = {"prompt_tokens": num_prompt_tokens, "total_tokens": total}
+    return {**counts, "completion_tokens": num_tokens}
+
+
+def prompt_logprobs(stream: Stream) -> list[Any] | None:
+    """Per prompt token what was noted of it, as JSON; None unless it was asked for."""
+    if (found := stream.prompt_logprobs) is None:
+        return None
+    return [None if at is None else {str(t): _entry(e) for t, e in at.items()} for at in found]
+
+
+def _entry(noted: Logprob) -> dict[str, Any]:
+    value = max(noted.logprob, LOWEST)
+    return {"logprob": value, "rank": noted.rank, "decoded_token": noted.decoded_token}
+
+
+def piece(token_id: int, noted: Logprob, as_id: bool | None) -> str:
+    """A token's text as an answer names it."""
+    return f"token_id:{token_id}" if as_id else noted.decoded_token or ""
+
+
+def raise_if_failed(delta: Delta) -> None:
+    """A request that got no token because of what it asked for is the client's error."""
+    if delta.finish_reason == "error":
+        raise APIError(f"the request ended in an error: {delta.stop_reason}")
+
+
+async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Delta]]:
+    """The deltas of several streams as they come, with the stream's number."""
+    if len(streams) == 1:
+        async for delta in streams[0].deltas():
+            yield 0, delta
+        return
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def pump(number: int, stream: Stream) -> None:
+        try:
+            async for delta in stream.deltas():
+                queue.put_nowait((number, delta))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    pumps = [asyncio.create_task(pump(i, s)) for i, s in enumerate(streams)]
+    try:
+        num_open = len(pumps)
+        while num_open:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                num_open -= 1
+            else:
+                yield found
+    finally:
+        for task in pumps:
+            task.cancel()
+
+
+def names_of_tokens(folder: Path) -> tuple[list[str], dict[int, str]]:
+    """From a checkpoint's `tokenizer.json`: every token's name, and those of special ones."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return [], {}
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    added = {token["id"]: token["content"] for token in raw.get("added_tokens", ())}
+    by_id = {number: name for name, number in raw["model"]["vocab"].items()} | added
+    specials = {t["id"]: t["content"] for t in raw.get("added_tokens", ()) if t.get("special")}
+    return [by_id.get(number, "") for number in range(max(by_id, default=-1) + 1)], specials
+
+
+def generation_defaults(folder: Path) -> dict[str, Any]:
+    """Sampling parameters that a checkpoint's `generation_config.json` sets.
+
+    As `vllm/config/model.py:1465` `ModelConfig.get_diff_sampling_param`.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return {}
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    names = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
+    found = {name: raw[name] for name in names if raw.get(name) is not None}
+    if raw.get("max_new_tokens") is not None:
+        found["max_tokens"] = raw["max_new_tokens"]
+    return found

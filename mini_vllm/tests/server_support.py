@@ -1,0 +1,83 @@
+"""A server of this process on a free port, and a client that speaks plain HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="needs the extra 'serve'")
+pytest.importorskip("starlette", reason="needs the extra 'serve'")
+pytest.importorskip("prometheus_client", reason="needs the extra 'serve'")
+
+import uvicorn
+
+from mini_vllm.engine import LLMEngine
+from mini_vllm.entrypoints.openai.launch import serve_engine
+from mini_vllm.entrypoints.openai.server import build_app
+from mini_vllm.entrypoints.openai.serving import Served
+
+DEADLINE_S = 30.0
+
+
+@contextmanager
+def serving(
+    engine: LLMEngine | Callable[..., LLMEngine], *, keys: tuple[str, ...] = (),
+    max_concurrent: int = 1024,
+    chat_page: bool = False, **options: Any,
+) -> Iterator[tuple[int, Served]]:  # fmt: skip
+    """Its port and what it serves; it has ended when the block is left."""
+    served = serve_engine(engine, model="byte-llama", **options)
+    app = build_app(served, keys, max_concurrent, chat_page)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield server.servers[0].sockets[0].getsockname()[1], served
+    finally:
+        server.should_exit = True
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def wait_until(happened: Callable[[], Any], seconds: float = DEADLINE_S) -> None:
+    """Until it is so; fails when it is not after so many seconds."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def ask(
+    port: int, path: str, body: Any = None, *, method: str | None = None, key: str = "",
+    headers: dict[str, str] | None = None,
+) -> tuple[int, Any]:  # fmt: skip
+    """Status and body: an object, or text."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    sent = {"Content-Type": "application/json"} | (headers or {})
+    if key:
+        sent["Authorization"] = f"Bearer {key}"
+    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    try:
+        connection.request(method or ("GET" if body is None else "POST"), path, content, sent)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    finally:
+        connection.close()
+    try:
+        return answer.status, json.loads(text)
+    except ValueError:
+        return answer.status, text
+
+
+def events(text: str) -> list[Any]:
+    """The events of a stream, JSON or `[DONE]`."""
+    found = [block.removeprefix("data: ") for block in text.split("\n\n") if block]
+    return [one if one == "[DONE]" else json.loads(one) for one in found]

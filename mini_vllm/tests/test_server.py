@@ -1,0 +1,269 @@
+"""The server: what it lets in, what it bounds, who is told what, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from mini_vllm.tests.server_support import ask, events, serving, wait_until  # first: it may skip
+
+from mini_vllm.engine import LLMEngine  # isort: skip
+from mini_vllm.entrypoints.async_llm import AsyncLLM, EngineDead  # isort: skip
+from mini_vllm.entrypoints.openai.launch import check_open, serve_engine  # isort: skip
+from mini_vllm.sampling_params import SamplingParams  # isort: skip
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def make_engine(**knobs: Any) -> LLMEngine:
+    return LLMEngine("byte-llama", **{"num_blocks": 256, "max_model_len": 512, **knobs})
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving(make_engine(), chat_template=TEMPLATE, tool_call_parser="hermes") as (found, _):
+        yield found
+
+
+def used(engine: LLMEngine) -> float:
+    return engine.scheduler.kv.block_pool.get_usage()
+
+
+def begin_stream(port: int, max_tokens: int = 400) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    body = {"prompt": "The", "max_tokens": max_tokens, "stream": True, "temperature": 0}
+    body |= {"ignore_eos": True}
+    connection.request("POST", COMPLETIONS, json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    answer.readline()
+    answer.connection = connection  # type: ignore[attr-defined]
+    return answer
+
+
+def test_a_stream_joined_is_the_whole_answer(port: int) -> None:
+    body = {"prompt": "The scheduler", "max_tokens": 24, "temperature": 0}
+    _, whole = ask(port, COMPLETIONS, body)
+    _, streamed = ask(port, COMPLETIONS, body | {"stream": True})
+    *chunks, done = events(streamed)
+    assert done == "[DONE]"
+    pieces = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert "".join(pieces) == whole["choices"][0]["text"]
+    assert len(pieces) > 12, "a token is told when it is there, not when all are"
+
+
+def test_many_clients_get_what_each_gets_alone(port: int) -> None:
+    bodies = [{"prompt": f"Step {i}:", "max_tokens": 12, "temperature": 0} for i in range(16)]
+    alone = [ask(port, COMPLETIONS, body)[1]["choices"][0]["text"] for body in bodies]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda body: ask(port, COMPLETIONS, body)[1], bodies))
+    assert [answer["choices"][0]["text"] for answer in together] == alone
+
+
+def test_a_client_that_leaves_a_stream_frees_its_blocks() -> None:
+    engine = make_engine()
+    with serving(engine) as (port, _):
+        answer = begin_stream(port)
+        wait_until(lambda: used(engine) > 0)
+        answer.connection.sock.close()  # type: ignore[attr-defined]
+        answer.close()
+        wait_until(lambda: not engine.requests)
+        assert used(engine) == 0
+
+
+def test_a_client_that_leaves_before_the_answer_frees_its_blocks() -> None:
+    engine = make_engine()
+    with serving(engine) as (port, _):
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        body = {"prompt": "The", "max_tokens": 400, "ignore_eos": True}
+        connection.request(
+            "POST", COMPLETIONS, json.dumps(body), {"Content-Type": "application/json"}
+        )
+        wait_until(lambda: used(engine) > 0)
+        connection.close()
+        wait_until(lambda: not engine.requests)
+        assert used(engine) == 0
+
+
+def test_more_requests_than_allowed_are_told_so_and_the_others_go_on() -> None:
+    with serving(make_engine(), max_concurrent=2) as (port, _):
+        held = [begin_stream(port), begin_stream(port)]
+        status, body = ask(port, COMPLETIONS, {"prompt": "a"})
+        assert (status, body["error"]["code"]) == (429, 429)
+        assert ask(port, "/load") == (200, {"server_load": 2})
+        assert b"[DONE]" in held[0].read()
+        held[1].close()
+        held[1].connection.close()  # type: ignore[attr-defined]
+        wait_until(lambda: ask(port, "/load")[1] == {"server_load": 0})
+        assert ask(port, COMPLETIONS, {"prompt": "a"})[0] == 200
+
+
+def test_a_key_is_needed_below_v1_and_nowhere_else() -> None:
+    with serving(make_engine(), keys=("one", "two")) as (port, _):
+        assert ask(port, "/v1/models")[0] == 401
+        assert ask(port, "/v1/models", key="onex")[0] == 401
+        assert ask(port, "/v1/models", headers={"Authorization": "Basic one"})[0] == 401
+        assert ask(port, "/v1/models", key="two")[0] == 200
+        assert ask(port, "/health")[0] == 200
+
+
+def test_listening_to_others_needs_a_key() -> None:
+    for host in ("0.0.0.0", "::", "192.168.0.3", "somewhere.example"):
+        with pytest.raises(ValueError, match="need an api_key"):
+            check_open(host, ())
+        check_open(host, ("key",))
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_open(host, ())
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read_whole(port: int) -> None:
+    status, body = ask(port, COMPLETIONS, {"prompt": "x" * (5 * 2**20)})
+    assert (status, body["error"]["code"]) == (413, 413)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "model": "nope"}, "model"),
+        (COMPLETIONS, {"prompt": "w" * 600}, "input_tokens"),
+        (COMPLETIONS, {"prompt": "w" * 60000}, "input_text"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
+        (COMPLETIONS, {"prompt": "a", "truncate_prompt_tokens": 600}, "truncate_prompt_tokens"),
+        (CHATS, {"messages": [{"role": "user", "content": "a"}], "top_p": 2}, "top_p"),
+        (
+            CHATS,
+            {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 1},
+            "top_logprobs",
+        ),
+    ],
+)
+def test_what_is_refused_names_its_field(port: int, path: str, body: Any, param: str) -> None:
+    status, answer = ask(port, path, body)
+    assert status in (400, 404)
+    assert answer["error"]["param"] == param
+
+
+def test_nothing_refused_reaches_the_engine() -> None:
+    engine = make_engine()
+    with serving(engine) as (port, _):
+        asked = {"prompt": ["fine", "w" * 600], "max_tokens": 4}
+        assert ask(port, COMPLETIONS, asked)[0] == 400
+        assert not engine.requests
+
+
+def test_a_request_without_a_token_left_is_the_clients_error(port: int) -> None:
+    asked = {"prompt": "a", "allowed_token_ids": [97], "logit_bias": {}, "min_tokens": 2}
+    asked |= {"stop_token_ids": [97], "max_tokens": 4}
+    status, body = ask(port, COMPLETIONS, asked)
+    assert (status, body["error"]["type"]) == (400, "BadRequestError")
+    _, streamed = ask(port, COMPLETIONS, asked | {"stream": True})
+    error, done = events(streamed)
+    assert (error["error"]["code"], done) == (400, "[DONE]")
+
+
+def test_metrics_count_what_was_done() -> None:
+    with serving(make_engine()) as (port, _):
+        for _ in range(2):
+            ask(port, COMPLETIONS, {"prompt": "The scheduler is here", "max_tokens": 5, "seed": 1})
+        _, text = ask(port, "/metrics")
+        said = {
+            line.split("{")[0]: float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.startswith("vllm:") and "_bucket" not in line and "_created" not in line
+        }
+        assert said["vllm:prompt_tokens_total"] == 42
+        assert said["vllm:generation_tokens_total"] == 10
+        assert said["vllm:prefix_cache_queries_total"] == 42
+        assert said["vllm:prefix_cache_hits_total"] == 16
+        assert said["vllm:time_to_first_token_seconds_count"] == 2
+        assert said["vllm:num_requests_running"] == 0
+
+
+def test_an_engine_that_dies_is_said_and_health_tells() -> None:
+    engine = make_engine()
+    with serving(engine) as (port, _):
+
+        def die(plan: Any) -> None:
+            raise RuntimeError("the model is gone")
+
+        engine.observers.append(die)
+        status, body = ask(port, COMPLETIONS, {"prompt": "a"})
+        assert (status, body["error"]["type"]) == (500, "InternalServerError")
+        assert ask(port, "/health")[0] == 503
+        assert ask(port, COMPLETIONS, {"prompt": "a"})[0] == 500
+
+
+def test_a_server_that_ends_lets_the_answers_under_way_end() -> None:
+    answers: list[bytes] = []
+    engine = make_engine()
+    with serving(engine) as (port, served):
+        held = begin_stream(port, max_tokens=60)
+        reader = threading.Thread(target=lambda: answers.append(held.read()))
+        reader.start()
+    reader.join(30)
+    assert b"[DONE]" in answers[0]
+    assert served.engine.errored
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"tool_call_parser": "other"}, "tool_call_parser='other'"),
+        ({"lora_modules": {"a": "b"}}, "need enable_lora=True"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_the_start(options: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        serve_engine(make_engine(), model="byte-llama", **options)
+
+
+def test_a_slow_reader_gets_several_steps_at_once_and_misses_nothing() -> None:
+    async def read() -> tuple[int, str, str]:
+        engine = make_engine()
+        asking = AsyncLLM(engine)
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        stream = await asking.open("The scheduler", params, "slow")
+        count, text = 0, ""
+        async for delta in stream.deltas():
+            count, text = count + 1, text + delta.text
+            while len(engine.requests) and count == 1:
+                await asyncio.sleep(0.01)
+        asking.close()
+        whole = make_engine().generate(["The scheduler"], params)[0].outputs[0].text
+        return count, text, whole
+
+    count, text, whole = asyncio.run(read())
+    assert text == whole
+    assert count == 2
+
+
+def test_who_asks_a_closed_engine_is_told() -> None:
+    async def ask_closed() -> None:
+        asking = AsyncLLM(make_engine())
+        asking.close()
+        with pytest.raises(EngineDead):
+            await asking.open("a", SamplingParams(), "r")
+
+    asyncio.run(ask_closed())
+
+
+def test_a_stream_that_is_open_when_the_engine_closes_is_told() -> None:
+    async def leave_open() -> None:
+        asking = AsyncLLM(make_engine())
+        stream = await asking.open("a", SamplingParams(max_tokens=400, ignore_eos=True), "r")
+        await asyncio.to_thread(asking.close)
+        with pytest.raises(EngineDead):
+            async for _ in stream.deltas():
+                pass
+
+    asyncio.run(leave_open())
