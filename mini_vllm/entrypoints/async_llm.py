@@ -268,8 +268,9 @@ class AsyncLLM:
 def _few_threads() -> Iterator[None]:
     """A process that is started here leaves one core to the front end.
 
-    As `vllm/utils/ompmultiprocessing.py:25` `OMPProcessManager` reserves one. Two processes that both want all cores make
-    the threads of matrix products wait for one another: ten times slower on two cores.
+    As `vllm/utils/ompmultiprocessing.py:25` `OMPProcessManager` reserves one. Where two processes
+    both want all cores, the threads of matrix products wait for one another: on two cores the
+    server was ten times slower.
     """
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     ours = {name: os.environ.get(name) for name in names}
