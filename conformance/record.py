@@ -105,6 +105,11 @@ PARTS: dict[str, Part] = {
         "lora.jsonl.gz", "recorders.lora:record", "the same `Scheduler` with adapters, few slots",
         "`replay`", "workloads", "scheduler",
     ),
+    "pipeline": Part(
+        "pipeline.jsonl.gz", "recorders.pipeline:record",
+        "the same `Scheduler` with two, three and four batches in flight", "`replay`", "workloads",
+        "scheduler",
+    ),
     "hazard": Part(
         "hazard/priority.jsonl.gz", "hazard:recorded",
         "the smallest stale read under the priority policy", "lab 03-07", "workloads", "scheduler",
@@ -344,6 +349,7 @@ def lines_of(name: str, seeds: Sequence[int] | None = None) -> Iterator[dict[str
             "recorders.scheduler",
             "recorders.spec",
             "recorders.lora",
+            "recorders.pipeline",
             "releases.record",
         ):
             raise ValueError(f"seeds={list(seeds)}: {name} is not made from seeds")

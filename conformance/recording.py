@@ -151,6 +151,7 @@ _STEP: _Shape = {
 _CONFIG_OPTIONAL: _Shape = {
     "speculative": _OBJECT,
     "async_scheduling": _BOOL,
+    "pipeline_parallel_size": _at_least(1),
     "max_loras": _at_least(0),
     "kv_groups": _OBJECTS,
     "encoder_compute_budget": _at_least(0),

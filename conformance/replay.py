@@ -16,6 +16,7 @@ import functools
 import importlib
 import importlib.util
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from conformance.words import context, show
 from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.config import SamplingParams, SchedulerConfig
+from mini_vllm.distributed.pipeline import PipelineScheduler
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.lora.gate import AdapterGate
 from mini_vllm.lora.request import LoRARequest
@@ -122,6 +124,8 @@ def mini_scheduler(
     )
     if config.get("async_scheduling") and scheduler is Scheduler:
         scheduler = AsyncScheduler
+    if config.get("pipeline_parallel_size", 1) > 1 and scheduler is Scheduler:
+        scheduler = PipelineScheduler
     names = {field.name for field in dataclasses.fields(SchedulerConfig)}
     knobs = {**config, **config.get("speculative", {})}
     made = SchedulerConfig(**{k: v for k, v in knobs.items() if k in names})
@@ -281,12 +285,13 @@ class _Driven:
         self.entry, self.scheduler, self.make_request = entry, scheduler, make_request
         self.requests: dict[str, Request] = {}
         self.is_async = bool(entry["config"].get("async_scheduling"))
-        self.in_flight: tuple[Any, dict[str, list[int]]] | None = None
+        self.depth = 2 if self.is_async else entry["config"].get("pipeline_parallel_size", 1)
+        self.in_flight: deque[tuple[Any, dict[str, list[int]]]] = deque()
         self.num_sampled: dict[str, int] = {}
 
     def is_busy(self) -> bool:
-        """Whether anything is unfinished or, with a queue of two, in flight."""
-        waits = self.in_flight is not None and bool(self.in_flight[0].num_scheduled_tokens)
+        """Whether anything is unfinished or, with a queue, in flight."""
+        waits = any(plan.num_scheduled_tokens for plan, _ in self.in_flight)
         return self.scheduler.has_unfinished_requests() or waits
 
     def step(
@@ -297,7 +302,7 @@ class _Driven:
     ) -> dict[str, Any]:
         """Apply the events, run one step with the scripted tokens, note what a recording notes.
 
-        With `async_scheduling` the update is that of the step before. Tokens are those `recorded`,
+        With a queue the update is that of an earlier step. Tokens are those `recorded`,
         for the rows that sample here; without a record, those of the script. After the update the
         scheduler is given the `drafts` that were recorded, if any.
         """
@@ -311,11 +316,11 @@ class _Driven:
         plan = scheduler.schedule()
         got = {**self._observe(plan), "spec_token_ids": held}
         sampled = got["sampled_token_ids"] = self._sample(plan, recorded)
-        if self.is_async:
-            previous, self.in_flight = self.in_flight, (plan, sampled)
-            finished = scheduler.update_from_output(*previous) if previous else []
-        else:
-            finished = scheduler.update_from_output(plan, sampled)
+        self.in_flight.append((plan, sampled))
+        full = len(self.in_flight) == self.depth
+        finished: list[Request] = []
+        if full or not (self.is_async or plan.num_scheduled_tokens):
+            finished = scheduler.update_from_output(*self.in_flight.popleft())
         if drafts and plan.num_scheduled_tokens:
             scheduler.update_draft_token_ids(drafts)
         got["finished"] = sorted(request.request_id for request in finished)
@@ -338,7 +343,7 @@ class _Driven:
     def _observe(self, plan: Any) -> dict[str, Any]:
         """The state between `schedule` and the update, with the real engine's counters."""
         scheduler, scheduled = self.scheduler, plan.num_scheduled_tokens
-        ahead = {} if self.is_async else scheduled  # tokens of the plan not in the counter yet
+        ahead = {} if self.depth > 1 else scheduled  # tokens of the plan not in the counter yet
         get_block_ids = scheduler.kv.get_block_ids
         return {
             "num_scheduled_tokens": dict(scheduled),
@@ -368,7 +373,7 @@ class _Driven:
         sampled: dict[str, list[int]] = {}
         for request_id, num_scheduled in plan.num_scheduled_tokens.items():
             request = self.requests[request_id]
-            if self.is_async:
+            if self.depth > 1:
                 samples = request_id in plan.sampling_req_ids
                 position = self.num_sampled.get(request_id, 0)
             else:
@@ -381,7 +386,7 @@ class _Driven:
                 sampled[request_id] = list(recorded.get(request_id, []))
             elif position < len(script):
                 sampled[request_id] = [script[position]]
-            elif self.is_async:  # one step too many: ignored, so any token will do
+            elif self.depth > 1:  # one step too many: ignored, so any token will do
                 sampled[request_id] = [recording.BEYOND]
             self.num_sampled[request_id] = position + 1
         return sampled

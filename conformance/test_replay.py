@@ -21,7 +21,7 @@ from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.scheduler import Scheduler
 
 RECORDINGS = sorted(mutants.RECORDINGS.glob("*.jsonl.gz"))
-COUNTS = {"async": 1080, "spec": 1000, "async_spec": 600, "lora": 1000}
+COUNTS = {"async": 1080, "spec": 1000, "async_spec": 600, "lora": 1000, "pipeline": 896}
 """Workloads per file of a feature; the profiles of the core hold 400 each."""
 
 

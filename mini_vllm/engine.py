@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
+from mini_vllm.features import open_features
 from mini_vllm.input_processor import InputProcessor, one_each
 from mini_vllm.interrupts import held_back
 from mini_vllm.model_runner import ModelRunner
-from mini_vllm.models.registry import load_model
 from mini_vllm.outputs import RequestOutput
 from mini_vllm.parallel_sampling import Parents
 from mini_vllm.parts import EngineParts
@@ -31,9 +31,7 @@ from mini_vllm.sampler import Sampler
 from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from mini_vllm.lora.adapters import Adapters
     from mini_vllm.lora.request import LoRARequest
-    from mini_vllm.spec_decode.speculator import Speculator
 
 __all__ = ["EngineParts", "LLMEngine"]
 
@@ -75,38 +73,18 @@ class LLMEngine:
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
-        named = ("max_loras", "max_lora_rank", "max_cpu_loras") if enable_lora else ()
-        of_adapters = {name: knobs.pop(name) for name in named if name in knobs}
-        if config is not None and knobs:
-            raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
-        config = EngineConfig.of(knobs) if config is None else config
-        self.parts = parts or EngineParts()
-        loaded = load_model(
-            model, tokenizer, config.dtype, config.seed, self.parts.attention,
-            self.parts.named_linear, self.parts.experts,
-        )  # fmt: skip
-        self.config = config.with_max_model_len(loaded.max_model_len)
-        self.speculator: Speculator | None = None
-        if drafts := self.config.scheduler.num_speculative_tokens:
-            raise ValueError(f"num_speculative_tokens={drafts}: need it in speculative_config")
-        if speculative_config is not None:
-            from mini_vllm.spec_decode.speculator import open_speculator
-
-            self.speculator, self.config = open_speculator(
-                speculative_config, self.config, loaded, self.parts.drafter, self.parts.verifier
-            )
-        self.adapters: Adapters | None = None
-        if enable_lora:
-            from mini_vllm.lora.adapters import Adapters
-
-            self.adapters, loaded = Adapters.open(of_adapters, self.config, loaded, self.parts)
-            gates = (*gates, self.adapters.gate)
+        opened = open_features(
+            model, config, knobs, tokenizer, parts or EngineParts(), speculative_config, enable_lora
+        )
+        self.config, self.parts, loaded = opened.config, opened.parts, opened.loaded
+        self.speculator, self.adapters = opened.speculator, opened.adapters
+        self.ranks, self.batches = opened.ranks, opened.batches
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
         self.inputs = InputProcessor(self.config, loaded, self.parts.request, self.adapters)
         self.chat_template = loaded.chat_template
-        self.gates = tuple(gates)
+        self.gates = (*gates, *opened.gates)
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
         processors = in_order(self.eos_token_ids, logits_processors)
         self.rows = RowSampler(self.parts.sampler(), processors, self.config.seed, self.speculator)
@@ -142,6 +120,11 @@ class LLMEngine:
     def logits_processors(self) -> list[LogitsProcessor]:
         """What changes each row before a token is chosen, in this order."""
         return self.rows.logits_processors
+
+    def close(self) -> None:
+        """End the processes that were started for this engine, if any."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -261,13 +244,21 @@ class LLMEngine:
         for observer in self.observers:
             observer(plan)
         stuck = not plan.scheduled_requests and not plan.preempted_req_ids
+        stuck &= self.batches is None or not self.batches.is_busy
         if stuck and not (previous and previous[0].scheduled_requests):
             if self.scheduler.has_unfinished_requests():
                 raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
             return []
         sampled: Sampled = {}
         failed: dict[str, Failure] = {}
-        if plan.scheduled_requests:
+        if self.batches is not None:
+            self.rows.ask(plan)
+            if (due := self.batches.swap(self.runner, plan)) is None:
+                return []
+            plan, logits = due
+            if logits is not None:
+                sampled, failed = self.rows.sample(plan, logits, {})
+        elif plan.scheduled_requests:
             self.rows.ask(plan)
             if self.adapters is not None:
                 self.adapters.prepare(plan)
@@ -346,6 +337,8 @@ class LLMEngine:
         with held_back():
             self.scheduler = self.parts.build_scheduler(self.config, self.gates)
             self._in_flight = None
+            if self.batches is not None:
+                self.batches.reset()
             if self.adapters is not None:
                 self.adapters.reset()
             for request, num_tokens in live:
@@ -360,12 +353,12 @@ class LLMEngine:
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._known.discard(request_id)
         self._parents.forget(request_id)
         self._stops.forget(request_id)
         self.rows.forget(request_id)
         if self.speculator is not None:
             self.speculator.forget(request_id)
+        self._known.discard(request_id)  # last: until then a restart forgets it once more
 
     # ------------------------------------------------------------------ all at once
 

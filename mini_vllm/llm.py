@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
@@ -54,6 +54,19 @@ class LLM:
                 raise ValueError(f"parts and release={release!r}: give one or the other")
             parts = parts_of(release)
         self.llm_engine = LLMEngine(model, config, tokenizer=tokenizer, parts=parts, **knobs)
+
+    def close(self) -> None:
+        """End the processes that the engine has started, if any; it then serves no more.
+
+        They also end with the `with` block, with the last reference, and with the program.
+        """
+        self.llm_engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def generate(
         self,

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,14 @@ class Checkpoint:
     chat_template: str | None
 
 
-def load_checkpoint(model: str | Path) -> Checkpoint:
+def load_checkpoint(
+    model: str | Path, read: Callable[[Path, ModelConfig], dict[str, np.ndarray]] | None = None
+) -> Checkpoint:
     """Load a folder, or a hub id such as `Qwen/Qwen2.5-0.5B-Instruct` (needs the `hf` extra).
+
+    Args:
+        model: which.
+        read: what reads the weights of a folder, `load_weights` by default.
 
     Raises:
         ValueError: a file is missing, truncated or does not fit the config; an unknown
@@ -59,7 +66,7 @@ def load_checkpoint(model: str | Path) -> Checkpoint:
     eos_ids = parse_eos(raw, path)
     if os.path.lexists(generation):
         eos_ids = parse_eos(read_json(generation), generation) or eos_ids
-    weights = load_weights(folder, config)
+    weights = (read or load_weights)(folder, config)
     tokenizer = load_tokenizer(folder, eos_ids)
     return Checkpoint(folder, config, weights, tokenizer, eos_ids, _chat_template(folder))
 
@@ -92,12 +99,29 @@ def resolve(model: str | Path) -> Path:
 def load_weights(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
     """All tensors the config needs, as float32; others are ignored.
 
+    Raises:
+        ValueError: see `open_shards`; a tensor that is not finite, or given twice with different
+            values; the file is named.
+    """
+    weights: dict[str, np.ndarray] = {}
+    for shard, names in open_shards(folder, config):
+        for name in names:
+            tensor = shard.read(name)
+            if name in weights and not np.array_equal(weights[name], tensor):
+                raise ValueError(f"{shard.path}: {name} has another value than in a shard before")
+            weights[name] = tensor
+    return weights
+
+
+def open_shards(folder: Path, config: ModelConfig) -> list[tuple[Shard, list[str]]]:
+    """The files of a checkpoint, and the tensors to read from each.
+
     Headers are read first and compared with the config, so that memory is taken only for tensors
     which the files hold.
 
     Raises:
-        ValueError: an index that does not fit its shards, a tensor that is missing, of another
-            shape or dtype, not finite, or given twice with different values; the file is named.
+        ValueError: an index that does not fit its shards, a tensor that is missing, or of another
+            shape or dtype; the file is named.
     """
     index = folder / "model.safetensors.index.json"
     weight_map = _weight_map(index)
@@ -128,14 +152,7 @@ def load_weights(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
         for name in (n for n, file in weight_map.items() if file == shard.path.name):
             if name in wanted and name not in shard.tensors:
                 raise ValueError(f"{shard.path}: lacks {name}, which the index says is there")
-    weights: dict[str, np.ndarray] = {}
-    for shard in shards:
-        for name in (n for n in shard.tensors if n in wanted):
-            tensor = shard.read(name)
-            if name in weights and not np.array_equal(weights[name], tensor):
-                raise ValueError(f"{shard.path}: {name} has another value than in a shard before")
-            weights[name] = tensor
-    return weights
+    return [(shard, [n for n in shard.tensors if n in wanted]) for shard in shards]
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -199,31 +216,34 @@ class Shard:
                 f"supported: {', '.join(_NUMPY_TYPES)}"
             )
 
-    def read(self, name: str) -> np.ndarray:
-        """One checked tensor as float32, exactly.
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
+        """One checked tensor as float32, exactly, or the part of it that the slices cut out.
 
         Raises:
             ValueError: it holds NaN, infinity or more than `MOST_WEIGHT`, or memory is short.
         """
         entry = self.tensors[name]
-        count = math.prod(entry["shape"])
+        start, dtype = self.header_bytes + entry["data_offsets"][0], _NUMPY_TYPES[entry["dtype"]]
         try:
-            with self.path.open("rb") as file:
-                file.seek(self.header_bytes + entry["data_offsets"][0])
-                raw = np.fromfile(file, _NUMPY_TYPES[entry["dtype"]], count)
+            if part:  # only the pages that hold it are read
+                raw = np.memmap(self.path, dtype, "r", start, tuple(entry["shape"]))[part].copy()
+            else:
+                with self.path.open("rb") as file:
+                    file.seek(start)
+                    raw = np.fromfile(file, dtype, math.prod(entry["shape"]))
             if entry["dtype"] == "BF16":  # the upper half of a float32
                 array = (raw.astype(np.uint32) << 16).view(np.float32)
             else:
                 array = raw.astype(np.float32, copy=False)
         except (OSError, MemoryError) as error:
             raise ValueError(f"{self.path}: {name} cannot be read ({error})") from error
-        low, high = array.min(), array.max()  # NaN if there is one
+        low, high = (array.min(), array.max()) if array.size else (0, 0)  # NaN if there is one
         if not -MOST_WEIGHT <= low <= high <= MOST_WEIGHT:
             raise ValueError(
                 f"{self.path}: {name} holds values from {low} to {high}: need finite ones of at "
                 f"most {MOST_WEIGHT:g}"
             )
-        return array.reshape(entry["shape"])
+        return array if part else array.reshape(entry["shape"])
 
 
 # ------------------------------------------------------------------ tokenizer

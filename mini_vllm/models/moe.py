@@ -39,6 +39,13 @@ class MoeConfig:
     decoder_sparse_step: int = 1
     names: tuple[str, str, str, str] = ("mlp", "gate_proj", "up_proj", "down_proj")
     """The block, and its gate, up and down matrices; Mixtral's: `block_sparse_moe`, w1, w3, w2."""
+    held: tuple[int, ...] | None = None
+    """Ids of the experts whose weights are in this process; None: all of them."""
+
+    @property
+    def ids_here(self) -> Sequence[int]:
+        """Ids of the experts to build."""
+        return range(self.num_experts) if self.held is None else self.held
 
     def is_sparse(self, layer: int) -> bool:
         """Whether this layer, counted from 0, has experts: every `decoder_sparse_step`-th does.

@@ -59,7 +59,7 @@ def load_model(
         return LoadedModel(
             transformer,
             tokenizer or checkpoint.tokenizer,
-            checkpoint.eos_token_ids or _eos_of(checkpoint.tokenizer),
+            checkpoint.eos_token_ids or eos_of(checkpoint.tokenizer),
             config.vocab_size,
             transformer.kv_shape,
             transformer.dtype,
@@ -67,7 +67,7 @@ def load_model(
             checkpoint.chat_template,
         )
     tokens = tokenizer or ByteTokenizer()
-    eos, vocab_size = _eos_of(tokens), tokens.vocab_size
+    eos, vocab_size = eos_of(tokens), tokens.vocab_size
     if isinstance(model, str | Path):
         return LoadedModel(ToyModel(vocab_size, seed), tokens, eos, vocab_size)
     if isinstance(model, Transformer):
@@ -81,6 +81,6 @@ def load_model(
     return LoadedModel(model, tokens, eos, vocab_size)
 
 
-def _eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:
+def eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokenizer's EOS as a tuple, empty when it has none."""
     return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)

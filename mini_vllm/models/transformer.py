@@ -8,7 +8,7 @@ request they belong to. Mirrors `vllm/model_executor/models/llama.py:350` `Llama
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,12 +123,8 @@ class Transformer:
         self.attention = attention
         self.embed_tokens = self._cast(weights["model.embed_tokens.weight"])
         self.norm = self._cast(weights["model.norm.weight"])
-        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        self.lm_head = linear(self._cast(weights[head]), None, "lm_head")
-        self.layers = [
-            _DecoderLayer(config, i, weights, self._cast, linear, experts)
-            for i in range(config.num_hidden_layers)
-        ]
+        self.lm_head = linear(self._cast(weights[head_name(config)]), None, "lm_head")
+        self.layers = build_layers(config, weights, self._cast, linear, experts)
         self._frequencies = rope_frequencies(config)  # [head_dim / 2], float64
 
     @property
@@ -146,14 +142,57 @@ class Transformer:
         Returns:
             Logits [num_rows, vocab_size] of the tokens of `batch.logits_indices`, in `dtype`.
         """
-        assert batch.kv_cache is not None, "a transformer needs the runner's KV cache"
         hidden = self.embed_tokens[batch.token_ids]  # [num_tokens, hidden_size]
-        angles = batch.positions[:, None] * self._frequencies  # [num_tokens, head_dim / 2]
-        rope = self._cast(np.cos(angles))[:, None], self._cast(np.sin(angles))[:, None]
-        for layer, layer_cache in zip(self.layers, batch.kv_cache, strict=True):
-            layer.forward(hidden, rope, layer_cache, batch, self.attention)
+        run_layers(self.layers, hidden, batch, self.attention, self._frequencies)
         last = hidden[batch.logits_indices]  # [num_rows, hidden_size]
         return self.lm_head(rms_norm(last, self.norm, self.config.rms_norm_eps))
+
+
+def head_name(config: ModelConfig) -> str:
+    """The tensor that turns hidden states into logits: the embedding's own, or the head's."""
+    return "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+
+
+def build_layers(
+    config: ModelConfig,
+    weights: Mapping[str, np.ndarray],
+    cast: Callable[[np.ndarray], np.ndarray],
+    linear: LinearFactory = Linear,
+    experts: ExpertsFn = moe_forward_grouped,
+    indices: Iterable[int] | None = None,
+    token_tile: int = _TOKEN_TILE,
+) -> list[_DecoderLayer]:
+    """A model's layers, or some that follow each other.
+
+    Args:
+        config: as for `Transformer`, and so `weights`, `linear` and `experts`.
+        weights: at least those of the layers asked for.
+        cast: how an array becomes one of the model's dtype.
+        linear: what builds the projections.
+        experts: what computes layers of experts.
+        indices: numbers of the layers; all by default.
+        token_tile: tokens per pass through a layer's products.
+    """
+    return [
+        _DecoderLayer(config, index, weights, cast, linear, experts, token_tile)
+        for index in (range(config.num_hidden_layers) if indices is None else indices)
+    ]
+
+
+def run_layers(
+    layers: Sequence[_DecoderLayer],
+    hidden: np.ndarray,
+    batch: ForwardBatch,
+    attention: AttentionFn,
+    frequencies: np.ndarray,
+) -> None:
+    """Change `hidden` [num_tokens, hidden_size] in place, and `batch.kv_cache`, which has an entry
+    for each of the layers; `frequencies` are those of `rope_frequencies`."""
+    assert batch.kv_cache is not None, "a transformer needs the runner's KV cache"
+    angles = batch.positions[:, None] * frequencies  # [num_tokens, head_dim / 2]
+    cos, sin = (f(angles).astype(hidden.dtype, copy=False)[:, None] for f in (np.cos, np.sin))
+    for layer, layer_cache in zip(layers, batch.kv_cache, strict=True):
+        layer.forward(hidden, (cos, sin), layer_cache, batch, attention)
 
 
 class _DecoderLayer:
@@ -167,6 +206,7 @@ class _DecoderLayer:
         cast: Callable[[np.ndarray], np.ndarray],
         linear: LinearFactory,
         experts: ExpertsFn,
+        token_tile: int,
     ) -> None:
         def get(name: str) -> np.ndarray:
             return cast(weights[f"model.layers.{index}.{name}"])
@@ -178,6 +218,7 @@ class _DecoderLayer:
             return linear(weight, bias, f"model.layers.{index}.{name}")
 
         self.config = config
+        self.token_tile = token_tile
         self.input_norm = get("input_layernorm.weight")
         self.post_attention_norm = get("post_attention_layernorm.weight")
         qkv = ["q_proj", "k_proj", "v_proj"]
@@ -205,7 +246,7 @@ class _DecoderLayer:
         c = self.config
         num_tokens, heads = len(hidden), c.num_attention_heads
         query = np.empty((num_tokens, heads, c.head_dim), dtype=hidden.dtype)
-        tiles = [slice(i, i + _TOKEN_TILE) for i in range(0, num_tokens, _TOKEN_TILE)]
+        tiles = [slice(i, i + self.token_tile) for i in range(0, num_tokens, self.token_tile)]
         for tile in tiles:
             batch.tile = tile
             query[tile], key, value = self._qkv(hidden[tile], rope[0][tile], rope[1][tile])
@@ -248,7 +289,7 @@ def _sparse_mlp(
             fused(f"{block}.experts.{expert}.gate_up_proj", [gate, up]),
             fused(f"{block}.experts.{expert}.down_proj", [down]),
         )
-        for expert in range(config.num_experts)
+        for expert in config.ids_here
     ]
     return SparseMlp(config, layer, fused(f"{block}.gate", ["gate"]), experts, run)
 

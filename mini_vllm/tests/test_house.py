@@ -20,8 +20,8 @@ CORE = (
 """What decides. It reads alone."""
 
 ASSEMBLY = (
-    "__init__", "engine", "input_processor", "llm", "outputs", "parallel_sampling", "parts",
-    "row_sampler",
+    "__init__", "engine", "features", "input_processor", "llm", "outputs",
+    "parallel_sampling", "parts", "row_sampler",
 )  # fmt: skip
 """What puts the core, a model and its attention together."""
 
@@ -70,7 +70,7 @@ def test_the_core_imports_no_room(module):
     assert not imports(ROOT / f"{module}.py") & (rooms() | set(ASSEMBLY))
 
 
-OPENED_BY_A_KNOB = {"spec_decode", "lora"}
+OPENED_BY_A_KNOB = {"spec_decode", "lora", "distributed"}
 """Rooms that a name of the real engine's own arguments opens, and nothing else."""
 
 

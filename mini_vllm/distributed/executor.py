@@ -1,0 +1,217 @@
+"""The engine's side of the ranks: a model whose forward pass happens in other processes.
+
+Promises R4: the engine plans, samples and decides alone; each step's batch is told to every rank
+once, and one rank answers with the logits. Mirrors `vllm/v1/executor/multiproc_executor.py:306`
+`MultiprocExecutor.execute_model` and `vllm/v1/executor/multiproc_executor.py:480`
+`MultiprocExecutor._get_output_rank`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mini_vllm.batch import ForwardBatch, Model
+from mini_vllm.config import EngineConfig
+from mini_vllm.distributed.collectives import CommStats
+from mini_vllm.distributed.config import ParallelConfig
+from mini_vllm.distributed.model import RankSpec
+from mini_vllm.distributed.pipeline import BatchQueue, PipelineScheduler
+from mini_vllm.distributed.pool import RankPool
+from mini_vllm.distributed.shards import FolderSource, WeightSource
+from mini_vllm.distributed.worker import BATCH_FIELDS
+from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.registry import LoadedModel, eos_of
+from mini_vllm.parts import EngineParts
+from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
+
+ELSEWHERE = (
+    "attention", "linear", "experts", "drafter", "verifier", "adapter_slots", "adapter_delta",
+)  # fmt: skip
+"""Parts that would have to work inside the ranks; all others work in the engine's process."""
+
+
+class Ranks:
+    """A `Model` in other processes. It owns them unless the caller gave a pool."""
+
+    def __init__(self, pool: RankPool, spec: RankSpec, owns_pool: bool) -> None:
+        """Load the model into the ranks.
+
+        Raises:
+            ValueError: what a rank refuses to load.
+            RankError: a rank is gone.
+        """
+        self.pool, self.spec, self.owns_pool = pool, spec, owns_pool
+        self.parallel = spec.parallel
+        self.held: list[dict[str, Any]] = pool.rpc("load", spec)[: self.parallel.world_size]
+        """By rank: process id, numbers of weights, shape of the K and V, layers."""
+
+    @property
+    def depth(self) -> int:
+        """Batches in flight when all stages are busy."""
+        return self.parallel.max_concurrent_batches
+
+    def submit(self, batch: ForwardBatch) -> int:
+        """Tell the ranks to run a batch; the number to ask the result by.
+
+        Raises:
+            RankError: a rank is gone.
+        """
+        told = tuple(getattr(batch, name) for name in BATCH_FIELDS)
+        return self.pool.call("execute", told, answers=[self.parallel.output_rank])
+
+    def collect(self, number: int) -> np.ndarray:
+        """The logits of a batch, when they are there.
+
+        Raises:
+            RankError: a rank is gone, or late.
+        """
+        try:
+            return self.pool.result(number)[self.parallel.output_rank]
+        except BaseException:
+            self.forget()
+            raise
+
+    def forget(self) -> None:
+        """Give up what is under way: the ranks finish it, nobody is told."""
+        self.pool.forget()
+
+    def forward(self, batch: ForwardBatch) -> np.ndarray:
+        """Logits [num_rows, vocab_size], as of any model."""
+        return self.collect(self.submit(batch))
+
+    def comm_stats(self) -> list[CommStats]:
+        """By rank, what it sent to other ranks in the last step."""
+        return self.pool.rpc("comm_stats")[: self.parallel.world_size]
+
+    def close(self) -> None:
+        """End the ranks, if they are the engine's own."""
+        if self.owns_pool:
+            self.pool.close()
+
+
+Opened = tuple[EngineConfig, LoadedModel, EngineParts, Ranks, BatchQueue | None]
+"""An engine's, as they are with ranks: the config of its scheduler, the model, the parts, the ranks
+themselves, and the queue of batches in flight where there are stages."""
+
+
+def open_ranks(
+    knobs: Mapping[str, Any],
+    model: Any,
+    tokenizer: Tokenizer | None,
+    config: EngineConfig,
+    parts: EngineParts,
+    taken: Sequence[str],
+) -> Opened | None:
+    """Start ranks and load the model into them; None when one process is asked for.
+
+    Args:
+        knobs: those of `ParallelConfig`, and `rank_pool`, a `RankPool` of the caller's to run on.
+        model: a shipped model, a folder, a hub id, or a `WeightSource`.
+        tokenizer: as for the engine.
+        config: of the engine.
+        parts: of the engine.
+        taken: other arguments that were given and that ranks do not serve.
+
+    Raises:
+        ValueError: sizes that do not divide the model; a model, part or argument that does not go
+            with ranks; `async_scheduling` with stages.
+        RankError: a rank did not start.
+    """
+    settings = dict(knobs)
+    pool = settings.pop("rank_pool", None)
+    parallel = ParallelConfig(**settings)
+    if parallel.world_size == 1 and pool is None:
+        if parallel.enable_expert_parallel:
+            raise ValueError("enable_expert_parallel=True: need tensor_parallel_size of 2 or more")
+        return None
+    _check_others(parallel, config, parts, taken, pool)
+    source, loaded = _describe(model, tokenizer, config)
+    parallel.check_model(source.config)
+    config = config.with_max_model_len(source.config.max_position_embeddings)
+    cache, dcp = config.cache, parallel.decode_context_parallel_size
+    spec = RankSpec(
+        parallel, source, cache.num_blocks, cache.block_size, np.dtype(config.dtype).name
+    )
+    owns_pool = pool is None
+    pool = pool or RankPool(parallel.world_size, parallel.rank_transport, parallel.rank_timeout_s)
+    try:
+        ranks = Ranks(pool, spec, owns_pool)
+    except BaseException:
+        if owns_pool:
+            pool.close()
+        raise
+    config = replace(config, cache=replace(cache, block_size=cache.block_size * dcp))
+    if ranks.depth == 1:
+        return config, loaded(ranks), parts, ranks, None
+    parts = replace(parts, scheduler=PipelineScheduler)
+    return config, loaded(ranks), parts, ranks, BatchQueue(ranks, ranks.depth)
+
+
+def _check_others(
+    parallel: ParallelConfig,
+    config: EngineConfig,
+    parts: EngineParts,
+    taken: Sequence[str],
+    pool: RankPool | None,
+) -> None:
+    """Refuse what does not work with ranks, by name."""
+    asked = f"tensor_parallel_size={parallel.tensor_parallel_size}"
+    if parallel.pipeline_parallel_size > 1:
+        asked = f"pipeline_parallel_size={parallel.pipeline_parallel_size}"
+    if taken:
+        raise ValueError(f"{asked}: need {taken[0]} not given; ranks run the base model alone")
+    standard = EngineParts()
+    replaced = [
+        field.name for field in fields(EngineParts)
+        if getattr(parts, field.name) is not getattr(standard, field.name)
+    ]  # fmt: skip
+    if inside := [name for name in replaced if name in ELSEWHERE]:
+        raise ValueError(
+            f"parts.{inside[0]}: need the standard one with {asked}; it would have to work in "
+            "other processes"
+        )
+    if parallel.pipeline_parallel_size > 1:
+        if config.scheduler.async_scheduling:
+            raise ValueError(
+                f"async_scheduling=True: need False with {asked}, whose stages are kept busy by "
+                "other batches"
+            )
+        if "scheduler" in replaced:
+            raise ValueError(f"parts.scheduler: need the standard one with {asked}")
+    if pool is not None:
+        if not isinstance(pool, RankPool):
+            raise ValueError(f"rank_pool={pool!r}: need a RankPool")
+        if pool.world_size < parallel.world_size:
+            raise ValueError(
+                f"rank_pool: has {pool.world_size} ranks, need at least {parallel.world_size}"
+            )
+
+
+def _describe(
+    model: Any, tokenizer: Tokenizer | None, config: EngineConfig
+) -> tuple[WeightSource, Callable[[Model], LoadedModel]]:
+    """Where the ranks read the weights, and everything else about the model."""
+    if isinstance(model, str | Path) and str(model) != "toy":
+        held = load_checkpoint(model, read=lambda folder, config: {})
+        eos = held.eos_token_ids or eos_of(held.tokenizer)
+        source: WeightSource = FolderSource(held.folder, held.config)
+        tokens, template = tokenizer or held.tokenizer, held.chat_template
+    elif hasattr(model, "read") and hasattr(model, "config"):
+        source, tokens, template = model, tokenizer or ByteTokenizer(), None
+        eos = eos_of(tokens)
+    else:
+        raise ValueError(
+            f"model={model!r}: ranks need byte-llama, byte-moe, a folder or a hub id, which each "
+            "of them can read"
+        )
+    vocab, longest = source.config.vocab_size, source.config.max_position_embeddings
+
+    def loaded(ranks: Model) -> LoadedModel:
+        return LoadedModel(ranks, tokens, eos, vocab, None, config.dtype, longest, template)
+
+    return source, loaded

@@ -1,0 +1,162 @@
+"""Several batches in flight: while the last stage computes one, the first begins another.
+
+Promises R5: a request whose token is still to come is passed over, other requests fill the batch;
+the oldest batch is asked for when the queue is full or nothing more can be planned. Mirrors
+`vllm/v1/engine/core.py:469` `EngineCore.step_with_batch_queue` and
+`vllm/v1/core/sched/scheduler.py:951` `Scheduler._update_after_schedule`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+from mini_vllm.batch import ForwardBatch
+from mini_vllm.config import SchedulerConfig
+from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.model_runner import ModelRunner
+from mini_vllm.plan import Gate, SchedulerOutput
+from mini_vllm.request import Request
+from mini_vllm.scheduler import Scheduler
+
+
+class OnceGate:
+    """Keeps a position from being sampled while a token for it is on its way.
+
+    A request preempted with a token in flight starts over at 0 and may be admitted again before
+    that token has come. The real scheduler then computes all that is known and samples the same
+    position twice; here its last known token is not computed before.
+    """
+
+    def __init__(self) -> None:
+        self.tokens_to_come: Counter[str] = Counter()
+
+    def admission(
+        self, request: Request, plan: SchedulerOutput
+    ) -> Literal["admit", "skip", "stop"]:
+        """Anybody may come in."""
+        return "admit"
+
+    def limit(self, request: Request, start: int, num_new: int) -> int:
+        """Nothing, where the tokens would reach the last known one too early."""
+        is_last = start + num_new >= request.num_tokens
+        return 0 if is_last and self.tokens_to_come[request.request_id] else num_new
+
+    def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
+        """Nothing to note: only the counters, which move later, say whether it samples."""
+
+    def leaves(self, request: Request) -> bool:
+        """A request that ends is waited for no more."""
+        if request.is_finished:
+            self.tokens_to_come.pop(request.request_id, None)
+        return False
+
+
+class PipelineScheduler(Scheduler):
+    """A `Scheduler` that may be asked for plans while earlier ones are still in flight.
+
+    Counters move in `schedule`, so the next chunk of a prompt can follow at once, and a request
+    that waits for its token lacks nothing to compute.
+    """
+
+    def __init__(
+        self, kv: KVCacheManager, config: SchedulerConfig | None = None, gates: Sequence[Gate] = ()
+    ) -> None:
+        self._once = OnceGate()
+        super().__init__(kv, config, (*gates, self._once))
+
+    def schedule(self) -> SchedulerOutput:
+        """As `Scheduler.schedule`; then counters advance."""
+        plan = super().schedule()
+        for request in plan.scheduled_requests:
+            request_id, start = request.request_id, request.num_computed_tokens
+            request.num_computed_tokens += plan.num_scheduled_tokens[request_id]
+            plan.num_computed_tokens[request_id] = start
+            if request.num_computed_tokens >= request.num_tokens:
+                plan.sampling_req_ids.add(request_id)
+                self._once.tokens_to_come[request_id] += 1
+        return plan
+
+    def update_from_output(
+        self, plan: SchedulerOutput, sampled: Mapping[str, Sequence[int]]
+    ) -> list[Request]:
+        """Append the tokens of a plan that later plans may have been made after.
+
+        A request preempted meanwhile takes its token too, and may even end in the waiting queue.
+        """
+        finished = []
+        for request in plan.scheduled_requests:
+            if request.is_finished:
+                continue  # aborted meanwhile
+            if request.request_id in plan.sampling_req_ids:
+                self._once.tokens_to_come[request.request_id] -= 1
+            for token in sampled.get(request.request_id, ()):
+                request.append_output_token(token)
+                if request.maybe_finish(self.max_model_len):
+                    finished.append(request)
+                    if request not in self.running:
+                        self._waiting_queue_of(request).remove(request)
+                    self._release(request)
+                    break
+        if finished:
+            self.running = [request for request in self.running if not request.is_finished]
+        return finished
+
+    def _waiting_queue_of(self, request: Request) -> deque[Request]:
+        return self.skipped if request in self.skipped else self.waiting
+
+
+class _Ranks(Protocol):
+    """What the queue asks of `executor.Ranks`."""
+
+    def submit(self, batch: ForwardBatch) -> int: ...
+
+    def collect(self, number: int) -> np.ndarray: ...
+
+    def forget(self) -> None: ...
+
+
+class BatchQueue:
+    """The plans in flight, the oldest first; at most as many as there are stages."""
+
+    def __init__(self, ranks: _Ranks, depth: int) -> None:
+        """Args: who runs them; how many there may be."""
+        self.ranks, self.depth = ranks, depth
+        self._plans: deque[tuple[SchedulerOutput, int | None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a result is to come."""
+        return any(number is not None for _, number in self._plans)
+
+    def swap(
+        self, runner: ModelRunner, plan: SchedulerOutput
+    ) -> tuple[SchedulerOutput, np.ndarray | None] | None:
+        """Start a bound plan; the oldest one and its logits, if it is time to wait for them.
+
+        The real queue asks besides whether the oldest is done already, so that its plans depend on
+        the clock; ours do not. A plan without requests has no logits.
+        """
+        runs = bool(plan.scheduled_requests)
+        number = self.ranks.submit(runner.prepare_batch(plan)) if runs else None
+        self._plans.append((plan, number))
+        if runs and len(self._plans) < self.depth:
+            return None
+        oldest, number = self._plans.popleft()
+        if number is None:
+            return oldest, None
+        logits = self.ranks.collect(number)
+        gone = {r.request_id for r in oldest.scheduled_requests if r.is_finished}
+        oldest.sampling_req_ids -= gone  # nobody will ask for their tokens
+        return oldest, logits
+
+    def reset(self) -> None:
+        """Forget what is in flight: it runs, before whatever comes next, and is not looked at."""
+        self._plans.clear()
+        self.ranks.forget()
