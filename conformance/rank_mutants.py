@@ -239,7 +239,7 @@ MUTANTS = (
         "            self._segment.close()\n            self._segment.unlink()\n"
         "            self._segment = None\n\n",
         "            self._segment.close()\n\n",
-        "test_ranks_faults.py::test_an_engine_that_is_closed_or_forgotten",
+        "test_ranks_faults.py::test_an_engine_that_is_closed",
     ),
     Mutant(
         "writes over the end of the ring", "transport.py",

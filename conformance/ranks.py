@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"of a logit {largest:.1e}"
     )
     shown = ", ".join(f"{n} {what}" for what, n in sorted(seen.items()))
-    ways = f"{len(splits)} ways to split over a transport, the rarest {min(splits.values())} times"
+    ways = f"{len(splits)} ways to split over a transport, the rarest in {min(splits.values())} run(s)"
     print(shown, ways, f"{said} ({time.monotonic() - began:.0f} s)", sep="\n")
     if arguments.write:
         write_section("rank-runs", f"{said}. There were {shown}; {ways}.", README)

@@ -53,7 +53,7 @@ def tokens(requests: dict[str, Request], scenario: Scenario) -> dict[str, list[i
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_texts_do_not_depend_on_the_batches_in_flight(depth):
-    @for_all(scenarios, max_examples=40)
+    @for_all(scenarios, max_examples=20)
     def check(scenario):
         got = drive(scenario, engine=piped(scenario, depth))
         assert tokens(got, scenario) == tokens(drive(scenario), scenario)
