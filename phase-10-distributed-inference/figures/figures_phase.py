@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from conformance import recording
 from conformance.rank_texts import KEPT
+from course.site import shard_matrix
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 from course.truth.plots import Axes
 from mini_vllm import LLMEngine, SamplingParams
@@ -208,6 +209,39 @@ def axes() -> str:
     return svg.render()
 
 
+def cuts() -> str:
+    """The worked example of the two cuts, as the widget computes it."""
+    svg = Svg(
+        780, 250, "One matrix, two ranks, two cuts",
+        "By rows of W each rank has two finished outputs; by columns each has an addend of all "
+        "four, and the sum is y.",
+    )  # fmt: skip
+    weight, x = shard_matrix.WEIGHT.astype(int), shard_matrix.INPUT[0].astype(int)
+    for place, kind in enumerate(shard_matrix.CUTS):
+        film, left = shard_matrix.cut(kind, (0, 1)), 16 + place * 392.0
+        owner, by_rows = film["owner"], kind == "outputs"
+        words = "by rows of W: column-parallel" if by_rows else "by columns of W: row-parallel"
+        svg.text(left, 22, words, size=14, bold=True)
+        svg.text(left, 64, "x", size=13)
+        svg.text(left, 126, "W", size=13)
+        for c in range(4):
+            color = GREY if by_rows else COLORS[owner[c]]
+            svg.cell(left + 24 + c * 38, 46, 34, str(x[c]), color)
+            for r in range(4):
+                color = COLORS[owner[r if by_rows else c]]
+                svg.cell(left + 24 + c * 38, 92 + r * 32, 34, str(weight[r, c]), color)
+        svg.text(left + 206, 64, "outputs" if by_rows else "addends", size=13)
+        for rank, part in enumerate(film["parts"]):
+            for i, value in enumerate(part):
+                at = i + (2 * rank if by_rows else 0)
+                svg.cell(left + 206 + at * 38, 92 + rank * 32, 34, str(value), COLORS[rank])
+        svg.text(left + 206, 182, "side by side" if by_rows else "added up", size=13)
+        for i, value in enumerate(film["together"]):
+            color = COLORS[i // 2] if by_rows else GREY
+            svg.cell(left + 206 + i * 38, 192, 34, str(value), color)
+    return svg.render()
+
+
 def collectives() -> str:
     """Four collectives among three ranks, with numbers."""
     kinds = (
@@ -287,6 +321,7 @@ def grid() -> str:
 
 FIGURES: dict[str, Callable[[], str]] = {
     "axes.svg": axes,
+    "cuts.svg": cuts,
     "collectives.svg": collectives,
     "step-bytes.svg": step_bytes,
     "in-flight.svg": in_flight,
