@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from course.site import adapter_slots, film, gantt, sampling_knobs
+from course.site import adapter_slots, film, gantt, sampling_knobs, shard_matrix
 from mini_vllm.cudagraph import launches
 from mini_vllm.models.config import expected_shapes, parse_config
 from mini_vllm.models.files import read_json
@@ -379,5 +379,6 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "speculation": speculation,
     "sampling-knobs": sampling_knobs.sampling_knobs,
     "adapter-slots": adapter_slots.adapter_slots,
+    "shard-matrix": shard_matrix.shard_matrix,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""
