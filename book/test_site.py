@@ -454,6 +454,25 @@ def test_slots_show_what_the_engine_did_and_questions_set_them(widget):
             assert host.locator("svg rect").count() == cells
 
 
+def test_pieces_of_a_stream_are_what_the_parser_sent_and_questions_set_them(widget):
+    document = widgets.WIDGETS["stream-buffers"]()
+    host = widget("stream-buffers")
+    for question in document["questions"]:
+        assert question["ask"] in host.inner_text()
+        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
+        host.get_by_role("button", name="Cut it").click()
+        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
+        host.get_by_role("button", name="Next").click()
+    for name, films in document["films"].items():
+        host.locator('[data-input="text"]').select_option(name)
+        for place, length in enumerate(document["lengths"]):
+            host.locator('[data-input="length"]').fill(str(place))
+            told, film = host.locator("[data-deltas]"), films[str(length)]
+            for key in ("deltas", "held", "calls"):
+                assert told.get_attribute(f"data-{key}") == str(film[key]), (name, length)
+            assert host.locator("tbody tr").count() == len(film["steps"])
+
+
 def test_ranks_that_change_places_change_what_the_document_says(widget):
     document = widgets.WIDGETS["shard-matrix"]()
     host = widget("shard-matrix")

@@ -12,7 +12,7 @@ import pytest
 from conformance import parts
 from course.conftest import REPOSITORY
 from course.files import load_module
-from course.site import adapter_slots, sampling_knobs, shard_matrix, widgets
+from course.site import adapter_slots, sampling_knobs, shard_matrix, stream_buffers, widgets
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.sampler import Sampler, probabilities
 
@@ -290,3 +290,14 @@ def test_what_ranks_hold_of_a_matrix_is_the_matrix():
             for ranks in shard_matrix.RANKS:
                 held = shard_matrix.bill(kind, ranks, (out, inner), 1)["weights"]
                 assert held * ranks == out * inner
+
+
+@pytest.mark.parametrize("name", list(stream_buffers.TEXTS))
+def test_however_a_text_is_cut_the_pieces_of_a_stream_are_the_same(name):
+    films = stream_buffers.stream_buffers()["films"][name]
+    joined = {
+        (film["content"], "".join(step["arguments"] for step in film["steps"]), film["calls"])
+        for film in films.values()
+    }
+    assert len(joined) == 1
+    assert all(film["held"] < len(stream_buffers.CLOSE) for film in films.values())
