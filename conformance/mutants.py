@@ -373,13 +373,15 @@ def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
         kv_cache_manager=part("kv_cache", "KVCacheManager"),
         block_pool=part("block_pool", "BlockPool"),
         adapter_gate=part("lora.gate", "AdapterGate"),
+        grammar_gate=part("structured_output.gate", "GrammarGate"),
     )
-    return make_scheduler, _request_maker(part("request", "Request"))
+    constrain = part("structured_output.request", "constrained")
+    return make_scheduler, _request_maker(part("request", "Request"), constrain)
 
 
-def _request_maker(request: Callable[..., Request]) -> replay.MakeRequest:
+def _request_maker(request: Callable[..., Request], constrain: Any) -> replay.MakeRequest:
     def make(add: Mapping[str, Any], eos_token_id: int) -> Request:
-        return replay.mini_request(add, eos_token_id, request)
+        return replay.mini_request(add, eos_token_id, request, constrain)
 
     return make
 

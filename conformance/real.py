@@ -32,7 +32,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -173,9 +173,11 @@ def _assert_as_asked(scheduler: Scheduler, config: dict[str, Any]) -> None:
 
 def make_request(add: dict[str, Any], block_size: int, eos_token_id: int) -> Request:
     """The real request for one entry of a recording's `events[...].add`."""
+    asked = StructuredOutputsParams(regex="scripted") if add.get("grammar") else None
     params = SamplingParams(
-        temperature=0.0, max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"]
-    )
+        temperature=0.0, max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"],
+        structured_outputs=asked,
+    )  # fmt: skip
     params.update_from_generation_config({}, eos_token_id)
     return Request(
         request_id=add["request_id"],

@@ -105,6 +105,11 @@ PARTS: dict[str, Part] = {
         "lora.jsonl.gz", "recorders.lora:record", "the same `Scheduler` with adapters, few slots",
         "`replay`", "workloads", "scheduler",
     ),
+    "grammar": Part(
+        "grammar.jsonl.gz", "recorders.grammar:record",
+        "the same `Scheduler` with grammars that are late, or refuse a token", "`replay`",
+        "workloads", "scheduler",
+    ),
     "hazard": Part(
         "hazard/priority.jsonl.gz", "hazard:recorded",
         "the smallest stale read under the priority policy", "lab 03-07", "workloads", "scheduler",
@@ -181,6 +186,17 @@ PARTS: dict[str, Part] = {
     "rejection_sampler": _part(
         "rejection_sampler", "`vllm/v1/sample/rejection_sampler.py:392` `rejection_sample`",
         "`rejection_sample`, lab 08-03", needs="engine",
+    ),
+    "grammar_masks": _part(
+        "grammar_masks",
+        "xgrammar's and llguidance's masks after every prefix of texts, regexes and choices, over "
+        "bytes and over words",
+        "`test_grammar.py`", needs="engine",
+    ),
+    "grammar_suite": Part(
+        "parts/grammar_suite.jsonl.gz", "grammar_suite:cases",
+        "the published suite of JSON Schema 2020-12 with xgrammar's and llguidance's verdicts",
+        "`grammar_suite`, `test_grammar.py`", needs="engine",
     ),
     "adapter_slots": _part(
         "adapter_slots",
@@ -294,6 +310,11 @@ PARTS: dict[str, Part] = {
             ("moe-tp2", "two tensor ranks, with experts"),
         )
     },
+    "texts-structured": Part(
+        "engine/texts-structured.jsonl.gz", "structured_texts:recorded",
+        "greedy texts under 50 constraints: regex, choice, grammar, JSON Schema",
+        "`structured_texts`", "runs", "engine", "engine",
+    ),
     "public-api": Part(
         "engine/public-api.jsonl.gz", "public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`", "runs", "engine", "engine",
@@ -344,6 +365,7 @@ def lines_of(name: str, seeds: Sequence[int] | None = None) -> Iterator[dict[str
             "recorders.scheduler",
             "recorders.spec",
             "recorders.lora",
+            "recorders.grammar",
             "releases.record",
         ):
             raise ValueError(f"seeds={list(seeds)}: {name} is not made from seeds")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import recording
+from conformance.grammars import config_of, observed, scripted, tell_time
 from conformance.words import context, show
 from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
@@ -32,6 +33,8 @@ from mini_vllm.lora.request import LoRARequest
 from mini_vllm.plan import Gate
 from mini_vllm.request import Request
 from mini_vllm.scheduler import Scheduler
+from mini_vllm.structured_output.gate import GrammarGate
+from mini_vllm.structured_output.request import constrained
 
 SCHEDULE_FIELDS = (
     "preempted", "num_scheduled_tokens", "new", "resumed", "finished_before", "running", "waiting",
@@ -44,9 +47,9 @@ UPDATE_FIELDS = ("finished", "finish_reasons")
 
 FEATURE_FIELDS = (
     "spec_token_ids", "scheduled_spec_decode_tokens", "num_output_placeholders",
-    "sampled_token_ids", "skipped_waiting",
+    "sampled_token_ids", "skipped_waiting", "skipped", "grammar_rows",
 )  # fmt: skip
-"""Compared where a recording has them: with drafts, `async_scheduling` or adapters."""
+"""Compared where a recording has them: with drafts, `async_scheduling`, adapters or grammars."""
 
 FIELDS = SCHEDULE_FIELDS + FEATURE_FIELDS + UPDATE_FIELDS
 
@@ -108,6 +111,7 @@ def mini_scheduler(
     kv_cache_manager: Callable[..., KVCacheManager] = KVCacheManager,
     block_pool: Callable[[int, bool], BlockPool] = BlockPool,
     adapter_gate: Callable[[int], Gate] = AdapterGate,
+    grammar_gate: Callable[[], Gate] = GrammarGate,
 ) -> Scheduler:
     """A scheduler for a recording's `config`; any part may be a learner's class.
 
@@ -125,17 +129,21 @@ def mini_scheduler(
     names = {field.name for field in dataclasses.fields(SchedulerConfig)}
     knobs = {**config, **config.get("speculative", {})}
     made = SchedulerConfig(**{k: v for k, v in knobs.items() if k in names})
-    gates = ([adapter_gate(config["max_loras"])],) if "max_loras" in config else ()
-    return scheduler(kv, made, *gates)
+    gates = [adapter_gate(config["max_loras"])] if "max_loras" in config else []
+    gates += [grammar_gate()] if config.get("grammars") else []
+    return scheduler(kv, made, gates) if gates else scheduler(kv, made)
 
 
 def mini_request(
-    add: Mapping[str, Any], eos_token_id: int, request: Callable[..., Request] = Request
+    add: Mapping[str, Any],
+    eos_token_id: int,
+    request: Callable[..., Request] = Request,
+    constrain: Callable[..., Callable[..., Request]] = constrained,
 ) -> Request:
     """The mini request, or a learner's, for one entry of `events[...].add`."""
     adapter = add.get("lora", 0)
     keys = (LoRARequest(f"lora{adapter}", adapter, "none"),) if adapter else ()
-    return request(
+    return scripted(add, request, constrain)(
         add["request_id"],
         add["prompt_token_ids"],
         SamplingParams(max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"]),
@@ -154,9 +162,9 @@ def replay(
 ) -> tuple[int, Difference | None]:
     """Replay one workload up to its first difference.
 
-    The mini counter moves in `update_from_output`, the real one in `schedule`, so the tokens of
-    the step are added before `num_computed_tokens` is compared. A recording may leave a running
-    request out of `block_ids` and `num_computed_tokens` where the step did not schedule it.
+    The mini counter moves in `update_from_output`, the real one in `schedule`: the step's tokens
+    are added before `num_computed_tokens` is compared. A recording may leave a running request out
+    of `block_ids` and `num_computed_tokens` where the step did not schedule it.
 
     Args:
         entry: one recording, as `recording.read` gives it.
@@ -172,7 +180,7 @@ def replay(
     for index, expected in enumerate(entry["steps"]):
         event = events.get(index, {})
         try:
-            driven = driven or _Driven(entry, build(entry["config"]), make_request)
+            driven = driven or _Driven(entry, build(config_of(entry)), make_request)
             told = expected.get("sampled_token_ids"), expected.get("draft_token_ids")
             got = driven.step(event, *told)
         except Exception as error:  # whatever a learner's part raises is a difference, not a crash
@@ -249,7 +257,7 @@ def run(
     Raises:
         RuntimeError: it did not end within `max_steps`.
     """
-    driven = _Driven(workload, build(workload["config"]), make_request)
+    driven = _Driven(workload, build(config_of(workload)), make_request)
     events = _events_by_step(workload)
     steps: list[dict[str, Any]] = []
     while driven.is_busy() or len(steps) <= max(events):
@@ -283,6 +291,7 @@ class _Driven:
         self.is_async = bool(entry["config"].get("async_scheduling"))
         self.in_flight: tuple[Any, dict[str, list[int]]] | None = None
         self.num_sampled: dict[str, int] = {}
+        self.num_steps = 0
 
     def is_busy(self) -> bool:
         """Whether anything is unfinished or, with a queue of two, in flight."""
@@ -302,6 +311,8 @@ class _Driven:
         scheduler is given the `drafts` that were recorded, if any.
         """
         scheduler, reasons = self.scheduler, self._apply(event)
+        tell_time(self.requests, self.num_steps)
+        self.num_steps += 1
         held = _nonempty(
             {
                 request_id: getattr(request, "spec_token_ids", ())
@@ -309,7 +320,7 @@ class _Driven:
             }
         )
         plan = scheduler.schedule()
-        got = {**self._observe(plan), "spec_token_ids": held}
+        got = {**self._observe(plan), "spec_token_ids": held, **observed(scheduler, plan)}
         sampled = got["sampled_token_ids"] = self._sample(plan, recorded)
         if self.is_async:
             previous, self.in_flight = self.in_flight, (plan, sampled)
@@ -395,7 +406,7 @@ def _nonempty(drafts: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> bool:
     """Whether one field of a step is as recorded, within the format's freedom."""
     want, have = expected[field], got[field]
-    if field == "num_scheduled_tokens":
+    if field in ("num_scheduled_tokens", "skipped"):
         return list(want.items()) == list(have.items())  # the order is part of the decision
     if want == have:
         return True

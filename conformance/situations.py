@@ -326,7 +326,8 @@ def count(paths: Iterable[Path]) -> Counter[str]:
     for path in paths:
         for entry in recording.read(path):
             config = entry["config"]
-            if config.get("async_scheduling") or "max_loras" in config:
+            second_queue = "max_loras" in config or "grammar_rows" in entry["steps"][0]
+            if config.get("async_scheduling") or second_queue:
                 continue  # plans ahead of what these situations are told by; a second queue
             total.update(situations_of(entry))
     return total

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import bench_scheduler
 from conformance import replay, workloads
-from conformance.recorders import lora, scheduler, spec
+from conformance.recorders import grammar, lora, scheduler, spec
 from mini_vllm.config import SamplingParams
 
 NUM_WORKLOADS = int(os.environ.get("CONFORMANCE_WORKLOADS", "720"))
@@ -61,12 +61,22 @@ def test_fresh_workloads_with_adapters_are_decided_as_by_the_real_scheduler() ->
 
 
 @pytest.mark.upstream
+def test_fresh_workloads_with_grammars_are_decided_as_by_the_real_scheduler() -> None:
+    for entry in grammar.record(range(FIRST_SEED, FIRST_SEED + 72)):
+        _, difference = replay.replay(entry)
+        assert difference is None, str(difference)
+
+
+@pytest.mark.upstream
 def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
     """The kept files are not hand-made: recording a seed again gives the kept line."""
     from conformance import mutants, recording
 
     for path in sorted(mutants.RECORDINGS.glob("*.jsonl.gz")):
         kept = next(recording.read(path))
+        if "grammar_rows" in kept["steps"][0]:
+            assert next(grammar.record([kept["seed"]])) == kept, path.name
+            continue
         if "max_loras" in kept["config"]:
             assert next(lora.record([kept["seed"]])) == kept, path.name
             continue

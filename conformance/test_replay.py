@@ -21,7 +21,7 @@ from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.scheduler import Scheduler
 
 RECORDINGS = sorted(mutants.RECORDINGS.glob("*.jsonl.gz"))
-COUNTS = {"async": 1080, "spec": 1000, "async_spec": 600, "lora": 1000}
+COUNTS = {"async": 1080, "spec": 1000, "async_spec": 600, "lora": 1000, "grammar": 1000}
 """Workloads per file of a feature; the profiles of the core hold 400 each."""
 
 
@@ -118,15 +118,27 @@ def adapted() -> dict[str, Any]:
     raise AssertionError("no recording with a skip")
 
 
+@pytest.fixture(scope="module")
+def constrained() -> dict[str, Any]:
+    """One recording with grammars, where one waits and one has a row."""
+    for candidate in recording.read(mutants.RECORDINGS / "grammar.jsonl.gz"):
+        steps = candidate["steps"]
+        if any(step["skipped"] for step in steps) and any(step["grammar_rows"] for step in steps):
+            return candidate
+    raise AssertionError("no recording with a wait")
+
+
 @pytest.mark.parametrize("field", replay.FIELDS)
 def test_a_change_of_any_field_is_a_difference(
     entry: dict[str, Any],
     ahead: dict[str, Any],
     drafted: dict[str, Any],
     adapted: dict[str, Any],
+    constrained: dict[str, Any],
     field: str,
 ) -> None:
     feature = adapted if "skipped" in field else drafted if "spec" in field else ahead
+    feature = constrained if field in ("skipped", "grammar_rows") else feature
     wrong = copy.deepcopy(feature if field in replay.FEATURE_FIELDS else entry)
     step = next(step for step in wrong["steps"] if step[field])
     value = step[field]

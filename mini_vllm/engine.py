@@ -24,6 +24,7 @@ from mini_vllm.parallel_sampling import Parents
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
+from mini_vllm.rooms import adapter_knobs, constraints_of, open_adapters, open_drafts
 from mini_vllm.row_sampler import Failure, RowSampler, Sampled, end
 from mini_vllm.sample.processors import LogitsProcessor, in_order
 from mini_vllm.sample.stop_strings import StopStrings
@@ -31,9 +32,7 @@ from mini_vllm.sampler import Sampler
 from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from mini_vllm.lora.adapters import Adapters
     from mini_vllm.lora.request import LoRARequest
-    from mini_vllm.spec_decode.speculator import Speculator
 
 __all__ = ["EngineParts", "LLMEngine"]
 
@@ -54,6 +53,7 @@ class LLMEngine:
         logits_processors: Sequence[LogitsProcessor] = (),
         speculative_config: Mapping[str, Any] | None = None,
         enable_lora: bool = False,
+        structured_outputs_config: Mapping[str, Any] | None = None,
         **knobs: Any,
     ) -> None:
         """Load the model and build an idle engine.
@@ -71,12 +71,13 @@ class LLMEngine:
             speculative_config: who drafts and how many tokens, in vLLM's keys:
                 `{"method": "ngram", "num_speculative_tokens": 4}`.
             enable_lora: serve adapters; it adds the knobs of `lora.config.LoRAConfig`.
+            structured_outputs_config: how constraints are read, in vLLM's keys:
+                `{"backend": "xgrammar", "disable_any_whitespace": True}`.
 
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
-        named = ("max_loras", "max_lora_rank", "max_cpu_loras") if enable_lora else ()
-        of_adapters = {name: knobs.pop(name) for name in named if name in knobs}
+        of_adapters = adapter_knobs(knobs) if enable_lora else None
         if config is not None and knobs:
             raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
         config = EngineConfig.of(knobs) if config is None else config
@@ -86,25 +87,18 @@ class LLMEngine:
             self.parts.named_linear, self.parts.experts,
         )  # fmt: skip
         self.config = config.with_max_model_len(loaded.max_model_len)
-        self.speculator: Speculator | None = None
-        if drafts := self.config.scheduler.num_speculative_tokens:
-            raise ValueError(f"num_speculative_tokens={drafts}: need it in speculative_config")
-        if speculative_config is not None:
-            from mini_vllm.spec_decode.speculator import open_speculator
-
-            self.speculator, self.config = open_speculator(
-                speculative_config, self.config, loaded, self.parts.drafter, self.parts.verifier
-            )
-        self.adapters: Adapters | None = None
-        if enable_lora:
-            from mini_vllm.lora.adapters import Adapters
-
-            self.adapters, loaded = Adapters.open(of_adapters, self.config, loaded, self.parts)
-            gates = (*gates, self.adapters.gate)
+        self.speculator, self.config = open_drafts(
+            speculative_config, self.config, loaded, self.parts
+        )
+        self.adapters, loaded = open_adapters(of_adapters, self.config, loaded, self.parts)
+        gates = gates if self.adapters is None else (*gates, self.adapters.gate)
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
-        self.inputs = InputProcessor(self.config, loaded, self.parts.request, self.adapters)
+        self.constraints = constraints_of(self, structured_outputs_config, loaded)
+        self.inputs = InputProcessor(
+            self.config, loaded, self.parts.request, self.adapters, self.constraints
+        )
         self.chat_template = loaded.chat_template
         self.gates = tuple(gates)
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
@@ -119,6 +113,8 @@ class LLMEngine:
         self._stops = StopStrings(self.tokenizer)
         self._num_added = 0
         self._in_flight: tuple[SchedulerOutput, Sampled] | None = None
+        if structured_outputs_config is not None:
+            self.constraints()
 
     @property
     def model(self) -> Model:
@@ -261,12 +257,13 @@ class LLMEngine:
         for observer in self.observers:
             observer(plan)
         stuck = not plan.scheduled_requests and not plan.preempted_req_ids
+        failed = self.rows.failed()
         if stuck and not (previous and previous[0].scheduled_requests):
-            if self.scheduler.has_unfinished_requests():
+            awaited = any(getattr(r, "waits_for", None) for r in self.requests.values())
+            if self.scheduler.has_unfinished_requests() and not awaited:
                 raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
-            return []
+            return self._end(failed)
         sampled: Sampled = {}
-        failed: dict[str, Failure] = {}
         if plan.scheduled_requests:
             self.rows.ask(plan)
             if self.adapters is not None:
@@ -274,7 +271,8 @@ class LLMEngine:
             in_flight = self.runner.in_flight = (
                 previous[0].still_wanted(previous[1]) if previous else {}
             )
-            sampled, failed = self.rows.sample(plan, self.runner.execute(plan), in_flight)
+            sampled, found = self.rows.sample(plan, self.runner.execute(plan), in_flight)
+            failed |= found
         if self.config.scheduler.async_scheduling:
             self._in_flight = plan, sampled
             if self.speculator is not None:

@@ -53,8 +53,10 @@ class InputProcessor:
         loaded: LoadedModel,
         make_request: Callable[..., Request] = Request,
         adapters: Adapters | None = None,
+        constraints: Callable[[], Any] | None = None,
     ) -> None:
         self.adapters = adapters
+        self.constraints = constraints
         self.make_request = make_request
         self.cache = config.cache
         self.max_model_len = config.scheduler.max_model_len
@@ -114,7 +116,10 @@ class InputProcessor:
         each = [(request_id, params)]
         if params.n > 1:
             each = [(child_id(i, request_id), params.child(i)) for i in range(params.n)]
-        return request_id, [self.make_request(i, token_ids, p, *rest) for i, p in each]
+        make = self.make_request
+        if params.structured_outputs is not None and self.constraints is not None:
+            make = self.constraints().maker(params.structured_outputs)
+        return request_id, [make(i, token_ids, p, *rest) for i, p in each]
 
     def _check_params(self, params: SamplingParams) -> None:
         """Refuse what this engine's vocabulary and features do not allow, with a ValueError."""

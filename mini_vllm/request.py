@@ -48,6 +48,7 @@ class Request:
         "num_output_placeholders", "num_preemptions", "num_prompt_tokens", "num_tokens",
         "num_tokens_to_discard", "priority",
         "request_id", "sampling_params", "spec_token_ids", "status", "stop_reason", "text",
+        "waits_for",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +108,9 @@ class Request:
         """Tokens of steps in flight: sampled or to be sampled, not yet appended."""
         self.num_tokens_to_discard = 0
         """Steps in flight whose tokens `reset_prefix_cache` has made stale."""
+        self.waits_for: str | None = None
+        """What it needs, besides room, before it can run: it is born among the skipped, and a gate
+        clears this; upstream has a status for each (`vllm/v1/request.py:319` `RequestStatus`)."""
 
     @property
     def prompt_token_ids(self) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -36,6 +36,30 @@ class Failure:
     """What it left in the KV cache may be wrong too."""
 
 
+class RowMask(Protocol):
+    """What makes tokens impossible before anything is noted of a row, logprobs included.
+
+    As upstream, where the runner masks the logits before it calls the sampler:
+    `vllm/v1/worker/gpu_model_runner.py:4359` `GPUModelRunner.sample_tokens`.
+    """
+
+    def begin(self, request: Request) -> None:
+        """The request is being queued."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The request is gone; an unknown id is a no-op."""
+        ...
+
+    def failed(self) -> Mapping[str, str]:
+        """Why requests that wait for their mask will never have one."""
+        ...
+
+    def __call__(self, request: Request, row: np.ndarray) -> np.ndarray:
+        """The row [vocab_size] as given, or a new one with some entries -inf."""
+        ...
+
+
 class _NoTokenAllowedError(Exception):
     """The processors left no token of a row."""
 
@@ -54,6 +78,7 @@ class RowSampler:
         self.logits_processors = list(logits_processors)
         self.seed = seed
         self.speculator = speculator
+        self.masks: list[RowMask] = []
         self.generators: dict[str, np.random.Generator] = {}
         """Of the live requests with a temperature."""
         self._states: dict[str, dict[int, Any]] = {}  # before the draw of token number ...
@@ -66,6 +91,8 @@ class RowSampler:
         """
         params = request.sampling_params
         self._states.pop(request.request_id, None)
+        for mask in self.masks:
+            mask.begin(request)
         if params.temperature > 0.0:
             own = params.seed if params.seed is not None else (self.seed, number)
             self.generators[request.request_id] = np.random.default_rng(own)
@@ -86,6 +113,12 @@ class RowSampler:
         self.generators.pop(request_id, None)
         self._states.pop(request_id, None)
         self._with_prompt_logprobs.discard(request_id)
+        for mask in self.masks:
+            mask.forget(request_id)
+
+    def failed(self) -> dict[str, Failure]:
+        """The requests that will never have a row, and why."""
+        return {r: Failure(why, False) for m in self.masks for r, why in m.failed().items()}
 
     def ask(self, plan: SchedulerOutput) -> None:
         """Note in a bound plan which rows of prompts are wanted."""
@@ -152,14 +185,15 @@ class RowSampler:
         """
         settled = request.num_tokens
         generator = self._at(request.request_id, settled)
+        masked: list[np.ndarray] = []
         if self.speculator is None:
-            tokens = [self._draw(request, self._processed(request, rows[0]), generator)]
+            tokens = [self._draw(request, self._processed(request, rows[0], masked), generator)]
         else:
 
             def row(index: int) -> np.ndarray:
                 if request.num_tokens < settled + index:
                     request.append_output_token(drafts[index - 1])
-                return self._processed(request, rows[index])
+                return self._processed(request, rows[index], masked)
 
             def draw(row: np.ndarray) -> int:
                 return self._draw(request, row, generator)
@@ -168,7 +202,7 @@ class RowSampler:
         if (count := request.sampling_params.logprobs) is not None:
             noted = request.logprobs.sample
             del noted[settled - request.num_prompt_tokens :]
-            noted += [gather(rows[i], token, count) for i, token in enumerate(tokens)]
+            noted += [gather(masked[i], token, count) for i, token in enumerate(tokens)]
         return tokens
 
     @staticmethod
@@ -191,9 +225,13 @@ class RowSampler:
                 del states[min(states)]
         return generator
 
-    def _processed(self, request: Request, row: np.ndarray) -> np.ndarray:
-        """The row [vocab_size] after the processors, in their order."""
+    def _processed(self, request: Request, row: np.ndarray, masked: list[np.ndarray]) -> np.ndarray:
+        """The row [vocab_size] after masks and processors, in their order; `masked` gets it as it
+        was in between."""
         raw = row
+        for mask in self.masks:
+            row = mask(request, row)
+        masked.append(row)
         for processor in self.logits_processors:
             row = processor(request, row)
         if row is not raw and row.max() == -np.inf:

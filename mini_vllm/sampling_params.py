@@ -71,6 +71,8 @@ class SamplingParams:
     anything edits the logits; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
+    structured_outputs: Any = None
+    """A `structured_output.StructuredOutputsParams`: what the output must match; None is free."""
     _bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """Set by the engine, which has the tokenizer."""
 

@@ -254,13 +254,14 @@ class Scheduler:
         return self.skipped if request in self.skipped else self.waiting
 
     def _enqueue(self, request: Request) -> None:
-        """Put a request where its policy wants it in `waiting`."""
+        """Put a request where its policy wants it: among the `skipped` if it waits for more."""
+        queue = self.skipped if request.waits_for else self.waiting
         if self.config.policy == "priority":
-            insort(self.waiting, request)
+            insort(queue, request)
         elif request.status == RequestStatus.PREEMPTED:
-            self.waiting.appendleft(request)
+            queue.appendleft(request)
         else:
-            self.waiting.append(request)
+            queue.append(request)
 
     def _pop_victim(self) -> Request:
         """Take the request to preempt out of `running`: the last, or the least urgent."""

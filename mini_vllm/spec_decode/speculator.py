@@ -57,6 +57,9 @@ class Speculator:
         self.vocab_size = vocab_size
         self.verifier = verifier
         self.stats = SpecDecodingStats(self.k)
+        self.vet: Callable[[Request, Sequence[int], Sequence[int]], list[int]] | None = None
+        """By request, its tokens that the scheduler does not know yet, and its drafts: those of the
+        drafts that it could take."""
         self._drafts: dict[str, list[int]] = {}
         self._laws: dict[str, np.ndarray] = getattr(proposer, "laws", {})
 
@@ -107,6 +110,11 @@ class Speculator:
             drafts = self.proposer.propose(contexts)
         else:
             drafts = self.proposer.propose(plan, contexts)
+        if self.vet is not None:
+            for request in plan.scheduled_requests:
+                if (request_id := request.request_id) in drafts:
+                    beyond = contexts[request_id][request.num_tokens :]
+                    drafts[request_id] = self.vet(request, beyond, drafts[request_id])
         self._drafts |= drafts
         return drafts
 

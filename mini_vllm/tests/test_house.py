@@ -21,7 +21,7 @@ CORE = (
 
 ASSEMBLY = (
     "__init__", "engine", "input_processor", "llm", "outputs", "parallel_sampling", "parts",
-    "row_sampler",
+    "rooms", "row_sampler",
 )  # fmt: skip
 """What puts the core, a model and its attention together."""
 
@@ -31,6 +31,7 @@ BUILT_IN = {"attention", "models", "sample", "cudagraph", "releases"}
 FEATURES = (
     "lora",
     "grammar",
+    "structured",
     "encoder",
     "multimodal",
     "connector",
@@ -39,7 +40,10 @@ FEATURES = (
     "draft_model",
 )
 
-UPSTREAM_NAMES = {"use_eagle", "enable_lora", "lora_request", "LoRARequest", "LoRAConfig"}
+UPSTREAM_NAMES = {
+    "use_eagle", "enable_lora", "lora_request", "LoRARequest", "LoRAConfig", "structured_outputs",
+    "structured_outputs_config", "StructuredOutputManager",
+}  # fmt: skip
 """Knobs of the core's own rules that upstream calls after the feature that asked for them, and what
 a caller of `LLM` writes as for upstream's."""
 
@@ -70,7 +74,7 @@ def test_the_core_imports_no_room(module):
     assert not imports(ROOT / f"{module}.py") & (rooms() | set(ASSEMBLY))
 
 
-OPENED_BY_A_KNOB = {"spec_decode", "lora"}
+OPENED_BY_A_KNOB = {"spec_decode", "lora", "structured_output"}
 """Rooms that a name of the real engine's own arguments opens, and nothing else."""
 
 

@@ -1,0 +1,168 @@
+"""Grammars: what the recordings hold, which wrong treatments they catch, and the peers' masks."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conformance import (
+    grammar_mutants,
+    grammar_situations,
+    grammar_suite,
+    parts,
+    recording,
+    replay,
+    structured_texts,
+)
+from conformance.mutants import Mutant, build
+from mini_vllm.structured_output.compiler import grammar_of
+from mini_vllm.structured_output.machine import Machine
+from mini_vllm.structured_output.masks import row_of
+from mini_vllm.structured_output.matcher import Matcher
+from mini_vllm.structured_output.network import compile_network
+from mini_vllm.structured_output.vocabulary import Vocabulary, token_bytes_of
+
+
+@functools.cache
+def entries() -> list[recording.Recording]:
+    return list(recording.read(grammar_situations.FILE))
+
+
+def test_every_situation_occurs_in_the_recordings_with_grammars() -> None:
+    missing = set(grammar_situations.SITUATIONS)
+    for entry in entries():
+        if missing:
+            missing -= grammar_situations.situations_of(entry)
+    assert not missing, f"the recordings no longer hold: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("mutant", grammar_mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_recordings_with_grammars_catch_the_mutant(mutant: Mutant) -> None:
+    make_scheduler, make_request = build(mutant)
+    caught_by = next(
+        (e for e in entries() if replay.replay(e, make_scheduler, make_request)[1]), None
+    )
+    assert caught_by, f"an engine that {mutant.name} replays the recordings without a difference"
+    assert mutant.situation in grammar_situations.situations_of(caught_by)
+
+
+# ------------------------------------------------------------------ masks
+
+SURROGATES = sum(1 << byte for byte in range(0xA0, 0xC0))
+"""What xgrammar lets follow byte 0xED besides: half of a surrogate pair, which RFC 3629 forbids."""
+
+
+@functools.cache
+def mask_cases() -> tuple[dict[str, Vocabulary], list[dict[str, Any]]]:
+    known: dict[str, Vocabulary] = {}
+    cases = []
+    for case in parts.load("grammar_masks"):
+        if "tokens" in case:
+            tokens = [bytes.fromhex(token) for token in case["tokens"]]
+            known[case["vocabulary"]] = Vocabulary(tokens, [case["eos"]])
+        else:
+            cases.append(case)
+    return known, cases
+
+
+def ours(case: dict[str, Any]) -> Iterator[tuple[list[int], int, int, int]]:
+    """Prefix, and the masks of the mini engine, xgrammar and llguidance after it."""
+    vocabulary = mask_cases()[0][case["vocabulary"]]
+    spec = case["spec"] if case["kind"] == "regex" else json.dumps(case["spec"])
+    machine = Machine(compile_network(grammar_of((case["kind"], spec, False, False))))
+    masks = [int(mask, 16) for mask in case["masks"]]
+    peers = zip(case["xgrammar"], case["llguidance"] or case["xgrammar"], strict=True)
+    for text, (theirs, others) in zip(case["texts"], peers, strict=True):
+        matcher = Matcher(machine, vocabulary)
+        for index in range(len(text) + 1):
+            row = row_of(machine, matcher.state, vocabulary).tobytes()
+            found = int.from_bytes(row, "little")
+            yield text[:index], found, masks[theirs[index]], masks[others[index]]
+            assert matcher.accept_tokens("", text[index : index + 1])
+
+
+def test_over_bytes_the_masks_are_those_of_both_libraries_after_every_prefix() -> None:
+    counts = Counter[str]()
+    for case in mask_cases()[1]:
+        if case["vocabulary"] == "bytes":
+            counts["constraints"] += 1
+            counts["texts"] += len(case["texts"])
+            for prefix, mine, xgrammar, llguidance in ours(case):
+                counts["prefixes"] += 1
+                assert mine == llguidance, (case["spec"], prefix)
+                if mine != xgrammar:
+                    counts["surrogates"] += 1
+                    assert prefix[-1] == 0xED and mine | SURROGATES == xgrammar
+    assert counts["constraints"] >= 60 and counts["texts"] >= 2000
+    assert counts["prefixes"] > 10_000 and counts["surrogates"] == 7
+
+
+def test_over_words_the_masks_are_xgrammars_and_llguidances_where_it_has_a_choice() -> None:
+    """Where the text is forced, llguidance allows the one token that it would write itself."""
+    counts = Counter[str]()
+    for case in mask_cases()[1]:
+        if case["vocabulary"] == "words":
+            for prefix, mine, xgrammar, llguidance in ours(case):
+                counts["prefixes"] += 1
+                assert mine == xgrammar, (case["spec"], prefix)
+                if mine != llguidance:
+                    counts["forced"] += 1
+                    assert llguidance.bit_count() == 1 and llguidance | mine == mine
+    assert counts["prefixes"] > 1000 and 0 < counts["forced"] < counts["prefixes"] / 10
+
+
+def test_the_bytes_of_a_byte_level_vocabulary_are_those_that_xgrammar_decodes() -> None:
+    for case in parts.load("grammar_masks"):
+        if case.get("words"):
+            backend = SimpleNamespace(
+                to_str=lambda: '{"decoder": {"type": "ByteLevel"}}',
+                get_vocab=lambda words=case["words"]: {w: i for i, w in enumerate(words)},
+                get_added_tokens_decoder=lambda: {0: SimpleNamespace(special=True)},
+            )
+            found = token_bytes_of(backend)
+            assert found[0] is None and len(found) == 1200
+            assert [token.hex() for token in found[1:] if token] == case["tokens"][1:]
+            return
+    raise AssertionError("no vocabulary of words")
+
+
+# ------------------------------------------------------------------ JSON Schema, and whole texts
+
+
+def test_the_published_suite_has_no_wrong_verdict_here_and_many_there() -> None:
+    sums = Counter[str]()
+    theirs: dict[str, Counter[str]] = {}
+    for case in parts.load("grammar_suite"):
+        sums.update(grammar_suite.tally(case, grammar_suite.judge(False, case)))
+        for name, verdicts in case["verdicts"].items():
+            theirs.setdefault(name, Counter()).update(grammar_suite.tally(case, verdicts))
+    assert (sums["right"], sums["too strict"], sums["too loose"]) == (1052, 0, 0)
+    assert sums["refused"] == 205
+    for name, peer in theirs.items():
+        assert peer["too strict"] + peer["too loose"] > 0 and peer["right"] < 1052, name
+
+
+def test_constrained_texts_of_the_shipped_model_are_the_real_engines() -> None:
+    found = structured_texts.kept()
+    kinds = [tuple(each) for each in found["constraints"]]
+    assert len(kinds) == 50 and {kind for kind, _ in kinds} == {
+        "regex",
+        "choice",
+        "grammar",
+        "json",
+    }
+    answers = structured_texts.mini()
+    assert structured_texts.differing(found, answers) == []
+    asked = [constraint for _, constraint in structured_texts.rows()]
+    judged = Counter[Any]()
+    for constraint, tokens, reason in zip(asked, *answers, strict=True):
+        if constraint is not None and reason == "stop":
+            text = bytes(token for token in tokens if token < 256).decode()
+            judged[structured_texts.is_valid(constraint, text)] += 1
+    assert judged[False] == 0 and judged.total() >= 75

@@ -1,0 +1,55 @@
+"""What the scheduler asks about grammars: is this one compiled?
+
+Promises: a request whose grammar is not there is skipped and keeps its place; one whose grammar is
+there is admitted like any other. Decides as `vllm/v1/core/sched/scheduler.py:2103`
+`Scheduler._try_promote_blocked_waiting_request`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mini_vllm.plan import SchedulerOutput
+from mini_vllm.request import Request
+from mini_vllm.structured_output.request import constraint_of
+
+
+class GrammarGate:
+    """Holds requests back until their grammar is compiled."""
+
+    def admission(
+        self, request: Request, plan: SchedulerOutput
+    ) -> Literal["admit", "skip", "stop"]:
+        """ "skip" while the request waits for its grammar; from then on it waits for room alone."""
+        if request.waits_for is None:
+            return "admit"
+        constraint = constraint_of(request)
+        if constraint is None or not constraint.is_ready():
+            return "skip"
+        request.waits_for = None
+        return "admit"
+
+    def limit(self, request: Request, start: int, num_new: int) -> int:
+        """All of them: a grammar costs no tokens."""
+        return num_new
+
+    def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
+        """Nothing to note: the rows are read off the finished plan, see `rows`."""
+
+    def leaves(self, request: Request) -> bool:
+        """Its blocks are freed like any other's; its place in the grammar is kept."""
+        return False
+
+    def rows(self, plan: SchedulerOutput) -> list[str]:
+        """Whose rows of logits get a mask, in scheduling order: chunks of a prompt sample nothing.
+
+        As `vllm/v1/core/sched/scheduler.py:1259` `Scheduler.get_grammar_bitmask`.
+
+        Args:
+            plan: bound, so that it knows who samples.
+        """
+        return [
+            request.request_id
+            for request in plan.scheduled_requests
+            if constraint_of(request) is not None and request.request_id in plan.sampling_req_ids
+        ]

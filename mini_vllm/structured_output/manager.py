@@ -1,0 +1,158 @@
+"""What an engine holds when it constrains outputs: the door, the pool, the masks, the gate.
+
+Promises: a request's row is masked by what its own tokens, drafts and tokens in flight included,
+leave possible; a free request's row is not touched; one whose grammar cannot be made ends alone.
+Mirrors `vllm/v1/structured_output/__init__.py:36` `StructuredOutputManager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mini_vllm.config import EngineConfig
+from mini_vllm.models.registry import LoadedModel
+from mini_vllm.parts import EngineParts
+from mini_vllm.plan import SchedulerOutput
+from mini_vllm.request import Request
+from mini_vllm.structured_output.compiler import Compilation, GrammarCompiler, grammar_of
+from mini_vllm.structured_output.gate import GrammarGate
+from mini_vllm.structured_output.masks import allocate_bitmask
+from mini_vllm.structured_output.params import StructuredOutputsConfig, StructuredOutputsParams
+from mini_vllm.structured_output.request import Constraint, constrained, constraint_of
+from mini_vllm.structured_output.vocabulary import Vocabulary
+
+
+class StructuredOutputManager:
+    """Opened by the first request with `structured_outputs`, or by `structured_outputs_config`."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | StructuredOutputsConfig,
+        engine: EngineConfig,
+        loaded: LoadedModel,
+        parts: EngineParts,
+    ) -> None:
+        """Nothing is compiled yet.
+
+        Raises:
+            ValueError: see `StructuredOutputsConfig.of`.
+        """
+        self.config = StructuredOutputsConfig.of(config)
+        self.gate = GrammarGate()
+        self.num_drafts = engine.scheduler.num_speculative_tokens
+        self.vocab_size = loaded.vocab_size
+        self._make_request = parts.request
+        self.compiler = GrammarCompiler(
+            lambda: Vocabulary.of(loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size)
+        )
+        self._live: dict[str, tuple[Request, Compilation]] = {}
+
+    # ------------------------------------------------------------------ at the door
+
+    def maker(self, asked: Any) -> Callable[..., Request]:
+        """What makes the requests of one constraint.
+
+        Raises:
+            ValueError: not `StructuredOutputsParams`, or a constraint that cannot be served, as
+                `vllm/sampling_params.py:794` `SamplingParams._validate_structured_outputs` has it.
+        """
+        if not isinstance(asked, StructuredOutputsParams):
+            raise ValueError(f"structured_outputs={asked!r}: need StructuredOutputsParams")
+        key = asked.key(self.config)
+        grammar = grammar_of(key, refuse_as_xgrammar=self.config.backend == "xgrammar")
+        kind = constrained(self._make_request)
+
+        def make(*arguments: Any, **named: Any) -> Request:
+            request: Any = kind(*arguments, **named)
+            request.constraint = Constraint(key, grammar)
+            request.waits_for = "grammar"
+            return request
+
+        return make
+
+    # ------------------------------------------------------------------ as a mask of rows
+
+    def begin(self, request: Request) -> None:
+        """Start to compile, when a request is queued."""
+        constraint: Constraint | None = constraint_of(request)
+        if constraint is not None:
+            compilation = self.compiler.submit(constraint.key, constraint.grammar)
+            constraint.compilation = compilation
+            self._live[request.request_id] = request, compilation
+
+    def forget(self, request_id: str) -> None:
+        """The request is gone; so is its grammar, if it was wanted by nobody else and not ready."""
+        if request_id in self._live:
+            self.compiler.release(self._live.pop(request_id)[1])
+
+    def failed(self) -> dict[str, str]:
+        """Why requests that wait will never run. Upstream raises out of `schedule`: there the
+        engine dies of one grammar (`vllm/v1/structured_output/request.py:48`
+        `StructuredOutputRequest._check_grammar_completion` lets the exception through)."""
+        waiting = (r for r, _ in self._live.values() if r.waits_for is not None)
+        return {r.request_id: e for r in waiting if (e := constraint_of(r).error)}
+
+    def __call__(self, request: Request, row: np.ndarray) -> np.ndarray:
+        """The row [vocab_size] with what the grammar forbids at -inf."""
+        constraint = constraint_of(request)
+        if constraint is None:
+            return row
+        if not constraint.follow(request):
+            return np.full_like(row, -np.inf)
+        forbidden = constraint.matcher.forbidden()
+        if forbidden is None:
+            return row
+        row = row.copy()
+        row[forbidden] = -np.inf
+        return row
+
+    # ------------------------------------------------------------------ drafts, and the whole batch
+
+    def vet(self, request: Request, beyond: Sequence[int], drafts: Sequence[int]) -> list[int]:
+        """The drafts that the grammar could take after the request's tokens and those `beyond`.
+
+        As `vllm/v1/core/sched/scheduler.py:1691` `Scheduler.update_draft_token_ids`.
+        """
+        constraint = constraint_of(request)
+        if constraint is None:
+            return list(drafts)
+        if not constraint.follow(request):
+            return []
+        matcher, before = constraint.matcher, constraint.matcher.num_accepted
+        taken = matcher.accept_tokens(request.request_id, beyond)
+        valid = matcher.validate_tokens(drafts) if taken else []
+        matcher.rollback(matcher.num_accepted - before)
+        return valid
+
+    def grammar_bitmask(self, plan: SchedulerOutput) -> tuple[list[str], np.ndarray]:
+        """Whose rows are masked and their masks, a row per draft and one more for each of them.
+
+        What the real scheduler hands to the runner
+        (`vllm/v1/structured_output/__init__.py:204` `StructuredOutputManager.grammar_bitmask`); the
+        mini engine asks row by row instead, while a request holds the tokens before the row.
+
+        Args:
+            plan: bound and not yet updated.
+
+        Returns:
+            The request ids in scheduling order, and [rows, words] int32.
+        """
+        request_ids = self.gate.rows(plan)
+        requests = {request.request_id: request for request in plan.scheduled_requests}
+        num_rows = sum(1 + len(plan.spec_token_ids.get(r, ())) for r in request_ids)
+        bitmask, index = allocate_bitmask(num_rows, self.vocab_size), 0
+        for request_id in request_ids:
+            constraint = constraint_of(requests[request_id])
+            constraint.follow(requests[request_id])
+            matcher, num_taken, alive = constraint.matcher, 0, True
+            for token in (*plan.spec_token_ids.get(request_id, ()), None):
+                if alive:
+                    matcher.fill_bitmask(bitmask, index)
+                index += 1
+                alive = alive and token is not None and matcher.accept_tokens(request_id, [token])
+                num_taken += alive
+            matcher.rollback(num_taken)
+        return request_ids, bitmask
