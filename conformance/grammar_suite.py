@@ -21,6 +21,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,53 @@ def counts() -> dict[str, Counter[str]]:
     return found
 
 
+@dataclass(slots=True)
+class Language:
+    """Of one schema's texts: where both libraries say the same, and who is right where not."""
+
+    schema: Any
+    agreed: int = 0
+    ours_agree: int = 0
+    """Of the agreed ones, in xgrammar's reading."""
+    disputed: int = 0
+    right: Counter[str] = field(default_factory=Counter)
+    """By engine, of the disputed ones, by `json.loads` and `jsonschema`."""
+
+
+def languages() -> Iterator[Language]:
+    """The texts of `grammar_language`, schema by schema."""
+    for case in parts.load("grammar_language"):
+        found = Language(case["schema"])
+        closed, free = ours(True)(case["schema"]), ours(False)(case["schema"])
+        for hexed, valid, xgrammar, llguidance in case["texts"]:
+            if xgrammar is None or llguidance is None:
+                continue
+            text = bytes.fromhex(hexed)
+            said = closed(text)
+            if xgrammar == llguidance:
+                found.agreed += 1
+                found.ours_agree += said == xgrammar
+                continue
+            found.disputed += 1
+            verdicts = {"xgrammar": xgrammar, "llguidance": llguidance, "mini_vllm, xgrammar's reading": said,
+                        "mini_vllm, the standard's": free(text)}  # fmt: skip
+            found.right.update(name for name, verdict in verdicts.items() if verdict == valid)
+        yield found
+
+
+def language_table(found: Sequence[Language]) -> str:
+    """Where the libraries do not agree, who is right by the standard."""
+    names = ("xgrammar", "llguidance", "mini_vllm, xgrammar's reading", "mini_vllm, the standard's")
+    rows = [
+        [f"`{json.dumps(each.schema)}`", str(each.disputed), *(str(each.right[n]) for n in names)]
+        for each in found
+        if each.disputed
+    ]
+    totals = [str(sum(each.right[name] for each in found)) for name in names]
+    rows.append(["all", str(sum(each.disputed for each in found)), *totals])
+    return markdown_table(["schema", "disputed texts", *(f"{n} right" for n in names)], rows)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.grammar_suite")
     parser.add_argument("--write", action="store_true", help="update conformance/README.md")
@@ -153,9 +201,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [[name, *(str(sums[c]) for c in columns)] for name, sums in counts().items()]
     for row in rows:
         print(f"{row[0]:<36}" + "".join(f"{value:>8}" for value in row[1:]))
+    found = list(languages())
+    agreed, alike = sum(each.agreed for each in found), sum(each.ours_agree for each in found)
+    print(f"{agreed} texts on which the libraries agree, {alike} of them judged so here")
     if arguments.write:
         header = ["", *columns]
         write_section("grammar-suite", markdown_table(header, rows), README)
+        write_section("grammar-language", language_table(found), README)
     return 0
 
 

@@ -193,6 +193,11 @@ PARTS: dict[str, Part] = {
         "bytes and over words",
         "`test_grammar.py`", needs="engine",
     ),
+    "grammar_language": _part(
+        "grammar_language",
+        "which texts xgrammar and llguidance take as JSON of a schema, beside `jsonschema`",
+        "`grammar_suite`, `test_grammar.py`", needs="engine",
+    ),
     "grammar_suite": Part(
         "parts/grammar_suite.jsonl.gz", "grammar_suite:cases",
         "the published suite of JSON Schema 2020-12 with xgrammar's and llguidance's verdicts",

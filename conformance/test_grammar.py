@@ -148,6 +148,17 @@ def test_the_published_suite_has_no_wrong_verdict_here_and_many_there() -> None:
         assert peer["too strict"] + peer["too loose"] > 0 and peer["right"] < 1052, name
 
 
+def test_where_both_libraries_agree_the_language_of_a_schema_is_theirs() -> None:
+    """In xgrammar's reading; where they do not agree the standard's reading is always right."""
+    found = list(grammar_suite.languages())
+    agreed = sum(each.agreed for each in found)
+    assert agreed > 3000 and sum(each.ours_agree for each in found) == agreed
+    disputed = sum(each.disputed for each in found)
+    right = sum((each.right for each in found), Counter())
+    assert disputed > 300 and right["mini_vllm, the standard's"] == disputed
+    assert right["xgrammar"] < disputed and right["llguidance"] < disputed
+
+
 def test_constrained_texts_of_the_shipped_model_are_the_real_engines() -> None:
     found = structured_texts.kept()
     kinds = [tuple(each) for each in found["constraints"]]
