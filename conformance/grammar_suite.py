@@ -174,8 +174,12 @@ def languages() -> Iterator[Language]:
                 found.ours_agree += said == xgrammar
                 continue
             found.disputed += 1
-            verdicts = {"xgrammar": xgrammar, "llguidance": llguidance, "mini_vllm, xgrammar's reading": said,
-                        "mini_vllm, the standard's": free(text)}  # fmt: skip
+            verdicts = {
+                "xgrammar": xgrammar,
+                "llguidance": llguidance,
+                "mini_vllm, xgrammar's reading": said,
+                "mini_vllm, the standard's": free(text),
+            }
             found.right.update(name for name, verdict in verdicts.items() if verdict == valid)
         yield found
 

@@ -22,7 +22,7 @@ _PASSED = "                passed.append(queue.popleft())\n                conti
 _BREAK = "            if num_new == 0:\n                break\n"
 _PREEMPTED = (
     "        elif request.status == RequestStatus.PREEMPTED:\n"
-    "            self.waiting.appendleft(request)\n"
+    "            queue.appendleft(request)\n"
 )
 _FOUND = "return self.skipped if request in self.skipped else self.waiting"
 _ROOT = "root_hash(request.extra_keys)"
@@ -151,7 +151,7 @@ MUTANTS = (
     _scheduler(
         "puts a preempted request among the skipped",
         _PREEMPTED,
-        _PREEMPTED.replace("self.waiting", "self.skipped"),
+        _PREEMPTED.replace("queue.", "self.skipped."),
         "a preemption",
     ),
     _scheduler(

@@ -201,7 +201,7 @@ MUTANTS = (
     ),
     Mutant(
         "queues a preempted request at the back",
-        (("scheduler", "self.waiting.appendleft(request)", "self.waiting.append(request)"),),
+        (("scheduler", "queue.appendleft(request)", "queue.append(request)"),),
         "pressure",
         "preemption",
     ),

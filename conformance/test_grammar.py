@@ -22,6 +22,8 @@ from conformance import (
 )
 from conformance.mutants import Mutant, build
 from mini_vllm.structured_output.compiler import grammar_of
+from mini_vllm.structured_output.formats import FORMATS
+from mini_vllm.structured_output.json_schema import refused_by_xgrammar
 from mini_vllm.structured_output.machine import Machine
 from mini_vllm.structured_output.masks import row_of
 from mini_vllm.structured_output.matcher import Matcher
@@ -157,6 +159,28 @@ def test_where_both_libraries_agree_the_language_of_a_schema_is_theirs() -> None
     right = sum((each.right for each in found), Counter())
     assert disputed > 300 and right["mini_vllm, the standard's"] == disputed
     assert right["xgrammar"] < disputed and right["llguidance"] < disputed
+
+
+@pytest.mark.upstream
+def test_the_keywords_refused_for_xgrammar_are_those_that_upstream_refuses() -> None:
+    from vllm.v1.structured_output import backend_xgrammar as real
+
+    assert set(FORMATS) == real.STRING_SUPPORTED_FORMATS
+    refused = 0
+    for case in parts.load("grammar_suite"):
+        theirs = real.has_xgrammar_unsupported_json_features(case["schema"])
+        assert bool(refused_by_xgrammar(case["schema"])) == theirs, case["schema"]
+        refused += theirs
+    typed = [{"type": "object", "properties": {"a": each}} for each in (
+        {"type": "integer", "multipleOf": 2}, {"type": "array", "contains": {}},
+        {"type": "string", "format": "color"}, {"type": "object", "propertyNames": {}},
+        {"type": "string", "format": "date"}, {"multipleOf": 2}, {"uniqueItems": True},
+    )]  # fmt: skip
+    for schema in typed:
+        theirs = real.has_xgrammar_unsupported_json_features(schema)
+        assert bool(refused_by_xgrammar(schema)) == theirs, schema
+        refused += theirs
+    assert refused > 4
 
 
 def test_constrained_texts_of_the_shipped_model_are_the_real_engines() -> None:

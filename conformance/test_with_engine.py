@@ -21,11 +21,13 @@ from conformance import (
     public_api,
     real_engine,
     real_spec,
+    record,
     recording,
     replay,
     sampling_texts,
     serve_stream,
     shadow,
+    structured_texts,
 )
 from labkit import environment, processes
 from mini_vllm import LLM, SamplingParams
@@ -184,6 +186,27 @@ def test_three_adapters_and_the_base_in_one_batch_say_what_the_mini_engine_says(
     heard = lora_texts.kept(folder=tmp_path / "engine")
     assert heard["outputs"] == lora_texts.kept()["outputs"]
     assert not any(lora_texts.differing(heard, lora_texts.mini(heard)).values())
+
+
+# ------------------------------------------------------------------ constraints
+
+
+@pytest.mark.slow
+def test_fifty_constraints_say_what_the_mini_engine_says(run, tmp_path):
+    """Regexes, choices, grammars and schemas in one batch with free requests, float32, greedy."""
+    run("conformance.record", "texts-structured", "--out", str(tmp_path))
+    heard = structured_texts.kept(folder=tmp_path / "engine")
+    assert heard["outputs"] == structured_texts.kept()["outputs"]
+    assert structured_texts.differing(heard, structured_texts.mini()) == []
+
+
+def test_the_masks_of_both_libraries_are_those_that_are_kept(run, tmp_path):
+    run("conformance.record", "grammar_masks", "--out", str(tmp_path))
+    kept = recording.lines(record.FOLDER / "parts" / "grammar_masks.jsonl.gz")
+    heard = recording.lines(tmp_path / "parts" / "grammar_masks.jsonl.gz")
+    assert [line for line in heard if line.get("vocabulary") == "bytes"] == [
+        line for line in kept if line.get("vocabulary") == "bytes"
+    ]
 
 
 # ------------------------------------------------------------------ every knob

@@ -110,7 +110,7 @@ class Request:
         """Steps in flight whose tokens `reset_prefix_cache` has made stale."""
         self.waits_for: str | None = None
         """What it needs, besides room, before it can run: it is born among the skipped, and a gate
-        clears this; upstream has a status for each (`vllm/v1/request.py:319` `RequestStatus`)."""
+        clears this; upstream has a status for each (`vllm/v1/request.py:315` `RequestStatus`)."""
 
     @property
     def prompt_token_ids(self) -> list[int]:

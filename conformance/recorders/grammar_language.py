@@ -39,11 +39,11 @@ WALKS = 30
 
 def cases() -> Iterator[dict[str, Any]]:
     """Every schema with its texts and what is said of them."""
-    import jsonschema
+    import jsonschema  # type: ignore[import-untyped]
 
     from conformance import grammar_peers
 
-    peers = grammar_peers.XGrammar(), grammar_peers.LLGuidance()
+    peers: tuple[Any, ...] = grammar_peers.XGrammar(), grammar_peers.LLGuidance()
     options: tuple[dict[str, Any], ...] = {"any_whitespace": True}, {"whitespace_flexible": True}
     for number, schema in enumerate(SCHEMA_LIST):
         rng = random.Random(f"language {number}")

@@ -53,8 +53,14 @@ def grammar_of(key: Key, refuse_as_xgrammar: bool = False, effort: Effort | None
     Raises:
         GrammarError: malformed, too long, or not supported.
     """
+    try:
+        return _parsed(key, refuse_as_xgrammar, effort or Effort())
+    except RecursionError:
+        raise GrammarError(f"{key[0]}: nested too deeply") from None
+
+
+def _parsed(key: Key, refuse_as_xgrammar: bool, effort: Effort) -> Grammar:
     kind, spec, compact, closed = key
-    effort = effort or Effort()
     if len(spec) > MAX_SPEC:
         raise GrammarError(f"{kind}: {len(spec)} characters, need at most {MAX_SPEC}")
     if kind == "regex":

@@ -3,7 +3,7 @@
 Promises: literals, classes, groups, `|`, `*`, `+`, `?`, `{m,n}`, comments and rules that call each
 other; a rule that begins with itself is rewritten when it does so directly, and refused by name
 otherwise; so are lookahead and macros. Mirrors
-`vllm/v1/structured_output/backend_xgrammar.py:90` `compile_grammar`.
+`vllm/v1/structured_output/backend_xgrammar.py:77` `XgrammarBackend.compile_grammar`.
 """
 
 from __future__ import annotations

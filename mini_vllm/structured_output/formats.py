@@ -46,7 +46,8 @@ FORMATS = {
         f"|{_CHAR}+{_PATH}", f"|[A-Za-z0-9\\-._~]+{_PATH}"
     ),
     "uri-template": (
-        f"([A-Za-z0-9\\-._~!$&()*+,;=:@/?#]|%[0-9A-Fa-f]{{2}}|\\{{[+#./;?&]?{_NAME}(,{_NAME})*\\}})*"
+        "([A-Za-z0-9\\-._~!$&()*+,;=:@/?#]|%[0-9A-Fa-f]{2}"
+        f"|\\{{[+#./;?&]?{_NAME}(,{_NAME})*\\}})*"
     ),
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(0|[1-9][0-9]*)(#|{_POINTER})",

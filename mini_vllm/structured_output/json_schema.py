@@ -3,7 +3,8 @@
 Promises: whatever is written to its end is JSON and satisfies the schema; keys come in the schema's
 order, others after them; what cannot be kept is refused by name, never ignored. Subschemas become
 rules by what they say, so that schemas that use themselves end. Mirrors
-`vllm/v1/structured_output/backend_xgrammar.py:81` `compile_json_schema`; the refusals are those of
+`vllm/v1/structured_output/backend_xgrammar.py:77` `XgrammarBackend.compile_grammar`; the refusals
+are those of
 `vllm/v1/structured_output/backend_xgrammar.py:221` `has_xgrammar_unsupported_json_features`.
 """
 

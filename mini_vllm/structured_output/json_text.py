@@ -3,7 +3,7 @@
 Promises: everything here is JSON by RFC 8259. A string under no condition may use every escape; one
 under a condition has one spelling only, so that the condition sees each character once. Spaces and
 order are xgrammar's: any space or exactly `, ` and `: `
-(`vllm/v1/structured_output/backend_xgrammar.py:81` `compile_json_schema`).
+(`vllm/v1/structured_output/backend_xgrammar.py:77` `XgrammarBackend.compile_grammar`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The automaton that follows a text byte by byte: sets of states over a stack that they share.
 
-Promises: a state says exactly which bytes can follow and whether the text may end here; equal
-states are one object, so what was worked out for one (a step, a mask) is kept and found again. The
-subset construction, done as states are visited; the stack is that of a pushdown automaton, shared
-among the members of a set as in Earley's algorithm, which is what xgrammar's matcher uses too
-(`vllm/v1/structured_output/backend_xgrammar.py:132` `XgrammarGrammar` wraps it).
+Promises: a state says exactly which bytes can follow and whether the text may end here (C2); equal
+states are one object (C4), so what was worked out for one (a step, a mask) is kept and found again.
+The subset construction, done as states are visited; the stack is that of a pushdown automaton,
+shared among the members of a set as in Earley's algorithm, which is what xgrammar's matcher uses
+too (`vllm/v1/structured_output/backend_xgrammar.py:132` `XgrammarGrammar` wraps it).
 """
 
 from __future__ import annotations

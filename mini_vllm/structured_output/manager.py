@@ -1,7 +1,8 @@
 """What an engine holds when it constrains outputs: the door, the pool, the masks, the gate.
 
 Promises: a request's row is masked by what its own tokens, drafts and tokens in flight included,
-leave possible; a free request's row is not touched; one whose grammar cannot be made ends alone.
+leave possible (C3); a free request's row is not touched; one whose grammar cannot be made ends
+alone (C5).
 Mirrors `vllm/v1/structured_output/__init__.py:36` `StructuredOutputManager`.
 """
 
@@ -124,6 +125,8 @@ class StructuredOutputManager:
         matcher, before = constraint.matcher, constraint.matcher.num_accepted
         taken = matcher.accept_tokens(request.request_id, beyond)
         valid = matcher.validate_tokens(drafts) if taken else []
+        if self.config.jump_ahead and taken:
+            valid = matcher.forced_tokens(self.num_drafts) or valid
         matcher.rollback(matcher.num_accepted - before)
         return valid
 

@@ -61,6 +61,21 @@ class Matcher:
         self.rollback(count)
         return list(tokens[:count])
 
+    def forced_tokens(self, most: int) -> list[int]:
+        """The tokens that must come next, whatever the model says; nothing advances.
+
+        What xgrammar calls jump-forward, in tokens: each of them is the only one allowed.
+        """
+        found: list[int] = []
+        while len(found) < most and (state := self.state) is not None:
+            allowed = np.flatnonzero(~forbidden(self.machine, state, self.vocabulary))
+            if len(allowed) != 1:
+                break
+            found.append(int(allowed[0]))
+            self.accept_tokens("", found[-1:])
+        self.rollback(len(found))
+        return found
+
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens.
 

@@ -124,11 +124,14 @@ class StructuredOutputsConfig:
     refusals where the constraint can be kept."""
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+    jump_ahead: bool = False
+    """Ours alone: with `speculative_config`, draft the tokens that a grammar forces, so that they
+    take one step together. The texts stay the same."""
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"backend={self.backend!r}: need one of {', '.join(BACKENDS)}")
-        for name in ("disable_any_whitespace", "disable_additional_properties"):
+        for name in ("disable_any_whitespace", "disable_additional_properties", "jump_ahead"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: need True or False")
         if self.disable_any_whitespace and self.backend == "auto":

@@ -1,8 +1,8 @@
 """A request whose output a grammar constrains.
 
-Promises: it waits aside from birth until its grammar is there; every token that it is given
+Promises: it waits aside from birth until its grammar is there (C6); every token that it is given
 advances the grammar, and one that the grammar refuses ends it with an error, whatever else would
-have ended it. Mirrors `vllm/v1/structured_output/request.py:20` `StructuredOutputRequest`,
+have ended it. Mirrors `vllm/v1/structured_output/request.py:21` `StructuredOutputRequest`,
 `vllm/v1/request.py:112` `Request.__init__` (the status at birth) and
 `vllm/v1/core/sched/scheduler.py:1416` `Scheduler.update_from_output`.
 """
@@ -52,14 +52,12 @@ class Constraint:
     def is_ready(self) -> bool:
         """Whether the grammar is compiled; a failure is noted in `error`."""
         if self.matcher is None and not self.error and self.compilation is not None:
+            future = self.compilation.future
             try:
-                compiled = self.compilation.future.result(timeout=POLL_SECONDS)
-            except NotYet:
-                return False
-            except (Exception, KeyboardInterrupt) as error:
-                if not self.compilation.future.done():  # not the compilation's: ours
-                    raise
-                self.error = f"the grammar cannot be compiled: {error}"
+                compiled = future.result(timeout=POLL_SECONDS)
+            except Exception as error:
+                if not isinstance(error, NotYet) or future.done():
+                    self.error = f"the grammar cannot be compiled: {error}"
                 return False
             self.matcher = compiled.matcher()
         return self.matcher is not None

@@ -3,7 +3,8 @@
 Promises: a token is allowed exactly when its bytes, read one after the other, never leave the
 language; a token without bytes never is; EOS is where the text may end. All tokens are tried at
 once along a trie, and only along branches that are still alive. Plays the part of xgrammar's
-`TokenizerInfo` (`vllm/v1/structured_output/backend_xgrammar.py:60` `from_huggingface`).
+`TokenizerInfo`, made in
+`vllm/v1/structured_output/backend_xgrammar.py:36` `XgrammarBackend.__post_init__`.
 """
 
 from __future__ import annotations

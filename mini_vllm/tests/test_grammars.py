@@ -342,6 +342,7 @@ HOSTILE: tuple[tuple[str, Any], ...] = (
         {"$ref": "#/$defs/0", "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(5000)}},
     ),
     ("grammar", 'root ::= "(" root ")" root | "(" root root | ""'),
+    ("grammar", 'root ::= "a"' + "*" * 5000),
 )
 
 

@@ -103,6 +103,22 @@ def test_drafts_that_the_grammar_cannot_take_are_cut_before_they_are_planned():
     )
 
 
+def test_forced_tokens_are_drafted_and_taken_together():
+    pattern = "<answer>[0-9]</answer><end/>"
+    counts = {}
+    for jump_ahead in (False, True):
+        made = engine(
+            speculative_config={"method": "ngram", "num_speculative_tokens": 6},
+            structured_outputs_config={"jump_ahead": jump_ahead},
+        )
+        steps = []
+        made.observers.append(steps.append)
+        (text, reason), *_ = texts(made, ["Say "], asking(40, regex=pattern))
+        assert reason == "stop" and re.fullmatch(pattern, text)
+        counts[jump_ahead] = text, len(steps)
+    assert counts[True][0] == counts[False][0] and counts[True][1] < counts[False][1] / 3
+
+
 def test_a_contrary_model_finishes_nothing_that_is_invalid():
     made = engine(
         parts=EngineParts(sampler=Contrary),
