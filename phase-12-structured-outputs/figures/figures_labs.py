@@ -37,15 +37,15 @@ def table() -> str:
     for state, row in sorted(fsm.transitions.items()):
         x = 16 + state * (width + 4)
         accepts = state in fsm.accepting
-        name = f"state {state}" + (", accepts" if accepts else "")
-        svg.box(x + 20, 14, 106, 34, [name], fill=GREEN if accepts else GREY)
+        svg.box(x + 20, 14, 106, 34, [f"state {state}"], fill=GREEN if accepts else GREY)
         edges = "".join(sorted(row))
         word = edges if len(edges) == 1 else "0-9 a-f"
         if state + 1 in row.values():
             svg.line(x + 128, 31, x + width + 20, 31, arrow=True)
             svg.text(x + 160, 24, word, size=12, anchor="middle")
         if state in row.values():
-            svg.text(x + 132, 36, f"again: {word}", size=12)
+            svg.text(x + 132, 28, "and again", size=12)
+            svg.text(x + 132, 44, word, size=12)
         legal = lab.allowed_tokens(fsm, state, vocab) | ({eos} if accepts else set())
         for token in range(eos + 1):
             column, line = token % 4, token // 4
@@ -96,10 +96,10 @@ def depth() -> str:
             other.feed(char)
         y = 226 + line * 50
         svg.text(16, y + 20, f"after {prefix}", size=13, bold=True)
-        svg.box(150, y, 130, 32, [f"mode {other.mode}, depth {other.depth}"], fill=colors[line])
+        svg.box(140, y, 170, 32, [f"mode {other.mode}, depth {other.depth}"], fill=colors[line])
         rest = sorted(other.allowed() - lab.DIGITS)
         words = "digits and " + "  ".join("EOS" if each == lab.EOS else each for each in rest)
-        svg.text(300, y + 20, words, size=13)
+        svg.text(330, y + 20, words, size=13)
     return svg.render()
 
 
@@ -122,12 +122,12 @@ def power() -> str:
     )
     svg = Svg(
         780, 236, "Bad texts that 40 batches of 50 generations find in a machine that takes 0123",
-        "With one random order of preference for each generation no batch finds one. With scores "
-        "drawn anew for every token every batch finds some.",
+        f"With one random order of preference for each generation {sum(map(bool, fixed))} batches "
+        f"find one, with scores drawn anew for every token {sum(map(bool, redrawn))}.",
     )  # fmt: skip
     scale = 88 / max(redrawn)
     for row, (name, found, color) in enumerate(
-        (("one order for a run", fixed, GREY), ("drawn anew for each token", redrawn, GREEN))
+        (("one order for a run", fixed, GREY), ("anew for each token", redrawn, GREEN))
     ):
         floor = 70 + row * 130
         svg.text(16, floor - 40, name, size=13, bold=True)
