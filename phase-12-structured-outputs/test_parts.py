@@ -1,4 +1,4 @@
-"""Lab 12-01 as a part of the engine: masks lifted by the lab, the same texts."""
+"""Labs 12-01 and 12-04 as parts of the engine: masks and gate of the labs, the same texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ ASKED = (
 def supplied():
     labs = [lab for lab in find_labs(PHASE.parent) if lab.id.startswith("12-")]
     parts, owners = mine.parts_of(labs, lambda lab: True, lambda lab: lab.solution)
-    assert {part: lab.id for part, lab in owners.items()} == {"token_masks": "12-01"}
+    assert {part: lab.id for part, lab in owners.items()} == {
+        "token_masks": "12-01",
+        "wait_gate": "12-04",
+    }
     return parts
 
 
@@ -49,22 +52,22 @@ def texts(parts):
     return [list(request.output_token_ids) for request in requests.values()]
 
 
-def test_the_engine_says_the_same_with_the_labs_masks(supplied):
+def test_the_engine_says_the_same_with_the_labs_masks_and_gate(supplied):
     asked = []
 
     def watched(table, state, vocab):
         asked.append(state)
         return supplied["token_masks"](table, state, vocab)
 
-    own = texts(EngineParts(token_masks=watched))
+    own = texts(EngineParts(token_masks=watched, wait_gate=supplied["wait_gate"]))
     assert own == texts(EngineParts())
     assert len(asked) > 20, "every mask was the lab's"
     assert len(asked) == len(set(map(id, asked))), "one for each state"
     assert re.fullmatch(rb"0x[0-9a-f]{2,6}", bytes(token for token in own[0] if token < 256))
 
 
-def test_course_run_mine_takes_the_labs_masks(tmp_path, monkeypatch, capsys):
-    course = PassedCourse(tmp_path, ["12-01"], monkeypatch, capsys)
+def test_course_run_mine_takes_both(tmp_path, monkeypatch, capsys):
+    course = PassedCourse(tmp_path, ["12-01", "12-04"], monkeypatch, capsys)
     said = course.run("The address is ", "--mine", "--regex", "0x[0-9a-f]{4}")
-    assert "yours, from lab 12-01" in said
+    assert "yours, from lab 12-01" in said and "yours, from lab 12-04" in said
     assert re.search(r"The address is 0x[0-9a-f]{4}\n", said), said

@@ -11,6 +11,12 @@ from types import ModuleType
 
 from course.files import load_module
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, Svg
+from mini_vllm.structured_output.compiler import grammar_of
+from mini_vllm.structured_output.machine import Machine
+from mini_vllm.structured_output.masks import allocate_bitmask, unpack
+from mini_vllm.structured_output.matcher import Matcher
+from mini_vllm.structured_output.network import compile_network
+from mini_vllm.structured_output.vocabulary import Vocabulary
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 BATCHES = 40
@@ -146,8 +152,56 @@ def power() -> str:
     return svg.render()
 
 
+def rows() -> str:
+    """Lab 04: rows of the bitmask, and the rows of logits that they land on."""
+    lab = solution("lab-04-waits-and-rows")
+    regexes = {"b": "yes|no", "a": "[0-9]+x"}
+    drafts = {"a": [ord("7"), ord("x")], "c": [ord("q")]}
+    order, batch = list(regexes), ["a", "c", "b"]
+    vocabulary = Vocabulary([bytes([byte]) for byte in range(256)] + [None], [256])
+    grammars = {
+        name: Matcher(
+            Machine(compile_network(grammar_of(("regex", text, False, False)))), vocabulary
+        )
+        for name, text in regexes.items()
+    }
+    bitmask = lab.fill_rows(order, grammars, drafts, allocate_bitmask(8, 257))
+    svg = Svg(
+        780, 330, "Rows of the bitmask and the rows of logits that they land on",
+        "On the left four rows in scheduling order: one of b, three of a with its drafts 7 and x, "
+        "each with what it allows. On the right six rows of logits in the order a, c, b; lines "
+        "lead from each row to its logits; the two of c, which is free, have none.",
+    )  # fmt: skip
+    colors = {"a": BLUE, "b": ORANGE, "c": GREY}
+    svg.text(16, 26, "bitmask, in scheduling order b, a", size=13, bold=True)
+    svg.text(540, 26, "logits, in batch order a, c, b", size=13, bold=True)
+    places: list[tuple[str, list[str]]] = []
+    for name in order:
+        said = [chr(token) for token in drafts.get(name, ())]
+        places += [(name, said[:count]) for count in range(len(said) + 1)]
+    for row, (name, said) in enumerate(places):
+        y = 48 + row * 44
+        bits = unpack(bitmask[row], 257)
+        legal = ["EOS" if token == 256 else chr(token) for token in range(257) if bits[token]]
+        words = " ".join(legal).replace(" ".join("0123456789"), "0-9")
+        after = f" after {''.join(said)}" if said else ""
+        svg.cell(16, y, 110, f"{row}: {name}{after}", colors[name])
+        svg.text(140, y + 18, f"allows {words}", size=13)
+    found = lab.rows_of_logits(batch, order, drafts)
+    owners = [name for name in batch for _ in range(1 + len(drafts.get(name, ())))]
+    for index, (row, name) in enumerate(zip(found, owners, strict=True)):
+        y = 48 + index * 44
+        svg.cell(640, y, 110, f"{index}: {name}", colors[name])
+        if row is not None:
+            svg.line(330, 61 + row * 44, 632, y + 13, arrow=True)
+    said_ = "c has no grammar and no row; its draft has logits all the same."
+    svg.text(16, 318, said_, size=12, css="soft")
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-01-table.svg": table,
     "lab-03-depth.svg": depth,
     "lab-03-power.svg": power,
+    "lab-04-rows.svg": rows,
 }
