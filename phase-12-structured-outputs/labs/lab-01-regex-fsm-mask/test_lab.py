@@ -418,8 +418,13 @@ def test_a_states_tokens_are_found_once(lab, record_property):
 
     lab.allowed_tokens = watched
     try:
-        lab.constrained_generate(lab.compile_pattern(HEX), VOCAB, prefers(2, 5), EOS, 200)
+        fsm = lab.compile_pattern(HEX)
+        came = lab.constrained_generate(fsm, VOCAB, prefers(2, 5), EOS, 200)
     finally:
         lab.allowed_tokens = own
     assert len(asked) == len(set(asked)), f"a state's tokens asked for twice; came {asked[:9]}"
-    record_property("measured.masks", len(asked))
+    visited = [
+        lab.advance(fsm, fsm.start, "".join(VOCAB[t] for t in came.token_ids[:n]))
+        for n in range(200)
+    ]
+    record_property("measured.masks", len(set(visited)))
