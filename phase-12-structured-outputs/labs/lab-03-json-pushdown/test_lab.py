@@ -334,7 +334,7 @@ def test_the_oracle(lab):
     """An oracle that repeats the machine's mistakes, or takes all of JSON."""
     for text in RIGHT:
         same(lab.in_language(text), True, f"in_language({text!r})")
-    python_only = ("NaN", "Infinity", "\u0661", "{" * 100_000, "1" * 10_000)
+    python_only = ("NaN", "Infinity", "\u0661", '{"a":' * 100_000, "1" * 10_000)
     json_only = ("1e3", "1E3", "null", '{"a":null}', '{"a":[]}', '{"a":1.5}', '{"\\u0061":1}', "-0")
     for text in (*WRONG, *python_only, *json_only):
         same(lab.in_language(text), False, f"in_language({text[:30]!r})")

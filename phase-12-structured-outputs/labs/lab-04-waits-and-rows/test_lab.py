@@ -49,6 +49,12 @@ def grammar(regex, text=b""):
             self.rolled += 1
             super().rollback(num_tokens)
 
+        def fill_bitmask(self, bitmask, index):
+            assert not self.is_terminated(), (
+                "a grammar that has ended was asked for a mask; xgrammar raises there (W3)"
+            )
+            super().fill_bitmask(bitmask, index)
+
         def reset(self):
             raise AssertionError("a grammar that is reset must read its whole text again (W3)")
 
@@ -247,6 +253,8 @@ def test_behind_the_last_draft_everything_goes(lab):
         "a: 7 and two places without a draft; b: one. A row comes before its draft",
     )
     same([g.num_accepted for g in grammars.values()], [0, 0], "tokens read afterwards")
+    came, _ = rows(lab, {"a": "[0-9]+x"}, {"a": [55, -1, 120]})
+    same(came[2:], ["everything"] * 2, "drafts 7, none, x: a row after the first without one")
 
 
 def test_an_ended_grammar_masks_nothing(lab):
