@@ -105,6 +105,33 @@ def masks(repeats: int) -> list[list[str]]:
     return rows
 
 
+def compiles(repeats: int) -> list[list[str]]:
+    """A row per number of properties: from the schema's text to the first mask."""
+    vocabulary, peer = Vocabulary(grammar_peers.BYTES, [256]), grammar_peers.XGrammar()
+    bitmask = allocate_bitmask(1, vocabulary.size)
+
+    def mine(text: str) -> None:
+        machine = Machine(compile_network(grammar_of(("json", text, False, True))))
+        Matcher(machine, vocabulary).fill_bitmask(bitmask, 0)
+
+    def theirs(schema: Any) -> None:
+        peer.mask(peer.matcher("json", schema, any_whitespace=True))
+
+    rows = []
+    for count in (1, 10, 50, 200):
+        kinds = ({"type": "string"}, {"type": "integer"}, {"enum": ["red", "green"]})
+        named = {f"property_{i}": kinds[i % 3] for i in range(count)}
+        schema = {"type": "object", "properties": named, "required": list(named)[::2]}
+        timing = Paired([], [])
+        for _ in range(repeats):
+            timing.ours.append(seconds(partial(mine, json.dumps(schema))))
+            timing.theirs.append(seconds(partial(theirs, schema)))
+        taken = [f"{1000 * statistics.median(t):.1f}" for t in (timing.ours, timing.theirs)]
+        rows.append([str(count), *taken, timing.ratio_text()])
+        print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
 def follow(matchers: Sequence[Matcher], told: Sequence[Sequence[int]], size: int) -> None:
     """Ours: a mask before every token, and one more."""
     bitmask = allocate_bitmask(1, size)
@@ -177,6 +204,8 @@ def main() -> None:
     header = ["constraint", "vocabulary", "first, masks/s", "again, masks/s", "xgrammar, masks/s",
               "first, ratio (min-max)", "again, ratio (min-max)"]  # fmt: skip
     text = markdown_table(header, masks(args.repeats))
+    of_compiling = ["properties", "ours, ms", "xgrammar, ms", "ratio, median (min-max)"]
+    text += "\n\n" + markdown_table(of_compiling, compiles(args.repeats))
     of_step = ["requests in the batch", "masks first", "masks cached", "target, cached"]
     text += "\n\n" + markdown_table(of_step, shares(args.repeats))
     text += (

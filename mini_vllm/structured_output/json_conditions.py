@@ -45,6 +45,10 @@ class Shape:
     values: tuple[Given, ...] | None = None
     """The only strings, numbers, arrays and objects; None: any."""
     whole: bool = False
+    broken: bool = False
+    """No whole number."""
+    unlike: tuple[Decimal, ...] = ()
+    """Numbers that are excluded."""
     low: Bound | None = None
     high: Bound | None = None
     multiples: tuple[Decimal, ...] = ()
@@ -87,7 +91,8 @@ def merged(one: Shape, other: Shape) -> Shape | None:
         theirs = set(other.values)
         values = tuple(each for each in one.values if each in theirs)
     shape = Shape(
-        one.types & other.types, values, one.whole or other.whole,
+        one.types & other.types, values, one.whole or other.whole, one.broken or other.broken,
+        tuple(dict.fromkeys(one.unlike + other.unlike)),
         tighter(one.low, other.low, 1), tighter(one.high, other.high, -1),
         tuple(dict.fromkeys(one.multiples + other.multiples)),
         max(one.shortest, other.shortest), _least(one.longest, other.longest),
@@ -114,6 +119,8 @@ def _possible(shape: Shape) -> Shape | None:
         low, high = shape.low, shape.high
         if low.value > high.value or (low.value == high.value and (low.strict or high.strict)):
             gone.add("number")
+    if shape.whole and shape.broken:
+        gone.add("number")
     if shape.longest is not None and shape.shortest > shape.longest:
         gone.add("string")
     if shape.most_items is not None and shape.least_items > shape.most_items:

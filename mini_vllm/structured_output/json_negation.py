@@ -15,6 +15,10 @@ FORBIDDEN = "x-mini-forbidden"
 """Keyword of negations: keys that must not be there."""
 WITHOUT = "x-mini-without"
 """Keyword of negations: strings that the value must not be."""
+UNLIKE = "x-mini-unlike"
+"""Keyword of negations: numbers that the value must not be."""
+BROKEN = "x-mini-broken"
+"""Keyword of negations: no whole number."""
 NOT_REF = "x-mini-not-ref"
 """Keyword of negations: a reference whose schema must not hold."""
 
@@ -50,28 +54,32 @@ def negated(schema: Any) -> Any:
 def _type(value: Any, schema: Mapping[str, Any]) -> list[Any]:
     named = [value] if isinstance(value, str) else list(value)
     others = [each for each in ALL if each not in named]
-    if "integer" in named and "number" not in named:
-        raise GrammarError("json: type integer inside of not, oneOf or if is not supported")
-    return [{"type": others}] if others else []
+    if "integer" not in named or "number" in named:
+        return [{"type": others}] if others else []
+    kept = [each for each in others if each != "number"]
+    return [{"type": kept}, {"type": "number", BROKEN: True}]
 
 
 def _values(values: Any) -> list[Any]:
-    """Everything that is none of some values: strings can be excluded one by one, null, true and
-    false by type; of the others only a whole type can be left out."""
-    types = {"string", "null", "boolean"}
-    texts, plain = [], set()
+    """Everything that is none of some values: strings and numbers can be excluded one by one, null,
+    true and false by type."""
+    types = {"string", "null", "boolean", "number"}
+    texts, numbers, plain = [], [], set()
     for value in values:
         if isinstance(value, str):
             texts.append(value)
         elif value is None or isinstance(value, bool):
             plain.add(value)
+        elif isinstance(value, int | float):
+            numbers.append(value)
         else:
             raise GrammarError(
-                "json: numbers, arrays and objects in enum or const inside of not, oneOf or if are "
-                "not supported"
+                "json: arrays and objects in enum or const inside of not, oneOf or if are not "
+                "supported"
             )
     options: list[Any] = [{"type": [each for each in ALL if each not in types]}]
     options.append({"type": "string", WITHOUT: texts})
+    options.append({"type": "number", UNLIKE: numbers})
     options += [{"const": each} for each in (None, True, False) if each not in plain]
     return options
 
@@ -118,7 +126,7 @@ def _if(value: Any, schema: Mapping[str, Any]) -> list[Any]:
 _REFUSED = {
     "multipleOf", "pattern", "contains", "uniqueItems", "patternProperties",
     "additionalProperties", "propertyNames", "dependentRequired", "dependentSchemas",
-    "unevaluatedItems", "unevaluatedProperties", FORBIDDEN, WITHOUT, "$dynamicRef",
+    "unevaluatedItems", "unevaluatedProperties", FORBIDDEN, WITHOUT, UNLIKE, BROKEN, "$dynamicRef",
 }  # fmt: skip
 
 _WAYS: dict[str, Callable[[Any, Mapping[str, Any]], list[Any]]] = {

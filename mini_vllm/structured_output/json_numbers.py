@@ -6,6 +6,7 @@ end in `.0` where that is asked for. Bounds are compared digit by digit, never a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -62,6 +63,23 @@ def number_dfa(
         parts.append(dfa_of(_at_most(high), effort))
     parts += [_multiples(each) for each in multiples]
     return combined([(part, True) for part in parts], effort)
+
+
+def without_numbers(numbers: Dfa, values: Sequence[Decimal], whole: bool, effort: Effort) -> Dfa:
+    """The numbers without some values, however they are written; `whole`: without whole ones."""
+    zeros = Repeat(text("0"), 0, None)
+    point = optional(concat(text("."), Repeat(text("0"), 1, None)))
+    gone: list[Expression] = [concat(integer(), point)] if whole else []
+    for value in values:
+        if value == value.to_integral_value():
+            digits = text(f"{abs(value):f}".partition(".")[0])
+            sign = optional(text("-")) if value == 0 else text("-" * (value < 0))
+            gone.append(concat(sign, digits, point))
+        else:
+            gone.append(concat(text(f"{value.normalize():f}"), zeros))
+    if not gone:
+        return numbers
+    return combined([(numbers, True), (dfa_of(choice(gone), effort), False)], effort)
 
 
 def fits(value: Decimal, low: Bound | None, high: Bound | None,

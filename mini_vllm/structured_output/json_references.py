@@ -52,6 +52,7 @@ class References:
     def __init__(self, document: Any) -> None:
         self.root = node(document, "")
         self._known: dict[str, Node] = {}
+        self._num_dynamic: dict[str, int] = {}
         self._collect(document, "")
 
     def resolve(self, reference: Any, base: str) -> Node:
@@ -85,6 +86,18 @@ class References:
                 at = urljoin(at, schema["$id"])
         return node(schema, at)
 
+    def dynamic(self, reference: Any, base: str) -> Node:
+        """The schema that a `$dynamicRef` means, where no other can be meant.
+
+        Raises:
+            GrammarError: several schemas have the anchor, so that it depends on the way there; or
+                see `resolve`.
+        """
+        name = str(reference).partition("#")[2]
+        if self._num_dynamic.get(name, 0) > 1:
+            raise GrammarError(f"json: $dynamicRef={reference!r}: several $dynamicAnchor {name!r}")
+        return self.resolve(reference, base)
+
     def _collect(self, schema: Any, base: str) -> None:
         todo = [(schema, base, True)]
         while todo:
@@ -100,6 +113,8 @@ class References:
                 self._known[base] = Node(base, json.dumps(schema), schema)
                 if is_root:
                     self.root = self._known[base]
+            if isinstance(name := schema.get("$dynamicAnchor"), str):
+                self._num_dynamic[name] = self._num_dynamic.get(name, 0) + 1
             for keyword in ("$anchor", "$dynamicAnchor"):
                 if isinstance(anchor := schema.get(keyword), str):
                     self._known[f"{base}#{anchor}"] = Node(base, json.dumps(schema), schema)

@@ -31,7 +31,7 @@ from mini_vllm.structured_output.expressions import (
 )
 from mini_vllm.structured_output.formats import FORMATS
 from mini_vllm.structured_output.json_conditions import Shape
-from mini_vllm.structured_output.json_numbers import fits, number_dfa
+from mini_vllm.structured_output.json_numbers import fits, number_dfa, without_numbers
 from mini_vllm.structured_output.json_objects import Objects
 from mini_vllm.structured_output.json_references import Node, References
 from mini_vllm.structured_output.json_shapes import Shapes
@@ -178,7 +178,8 @@ class SchemaCompiler:
     # ------------------------------------------------------------------ scalars
 
     def _number(self, shape: Shape, name: str) -> Expression:
-        if shape.low is None and shape.high is None and not shape.multiples:
+        excluded = shape.multiples or shape.unlike or shape.broken
+        if shape.low is None and shape.high is None and not excluded:
             if not shape.whole:
                 return Call(NUMBER)
             if self.closed:
@@ -186,6 +187,7 @@ class SchemaCompiler:
         dfa = number_dfa(
             shape.low, shape.high, shape.multiples, shape.whole, not self.closed, self.effort
         )
+        dfa = without_numbers(dfa, shape.unlike, shape.broken, self.effort)
         return self.of_dfa(dfa, f"{name} number", plain=True)
 
     def _string(self, shape: Shape, name: str) -> Expression:
@@ -211,7 +213,9 @@ class SchemaCompiler:
             return "string" in shape.types and self.strings.holds(shape, value)
         if is_number(value):
             exact = decimal(value)
-            whole = not shape.whole or exact == exact.to_integral_value()
+            is_whole = exact == exact.to_integral_value()
+            whole = (is_whole or not shape.whole) and not (is_whole and shape.broken)
+            whole = whole and exact not in shape.unlike
             fit = fits(exact, shape.low, shape.high, shape.multiples)
             return "number" in shape.types and whole and fit
         kind = "array" if isinstance(value, list) else "object"

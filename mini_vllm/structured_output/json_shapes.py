@@ -23,7 +23,14 @@ from mini_vllm.structured_output.json_conditions import (
     tighter,
     type_of,
 )
-from mini_vllm.structured_output.json_negation import FORBIDDEN, NOT_REF, WITHOUT, negated
+from mini_vllm.structured_output.json_negation import (
+    BROKEN,
+    FORBIDDEN,
+    NOT_REF,
+    UNLIKE,
+    WITHOUT,
+    negated,
+)
 from mini_vllm.structured_output.json_numbers import Bound
 from mini_vllm.structured_output.json_references import DRAFT, DRAFTS, Node, References, node
 from mini_vllm.structured_output.json_text import decimal, given, is_number
@@ -40,7 +47,7 @@ _TYPES_OF = {
     "array": {"array"},
     "object": {"object"},
 }
-_REFUSED = ("$dynamicRef", "$recursiveRef", "dependencies", "additionalItems", "$recursiveAnchor")
+_REFUSED = ("$recursiveRef", "dependencies", "additionalItems", "$recursiveAnchor")
 
 
 class Shapes:
@@ -98,6 +105,9 @@ class Shapes:
             target = self.references.resolve(schema[NOT_REF], base)
             shapes = self._of(node(negated(target.schema), target.base))
             found = self._both(found, [shape.plain() for shape in shapes])
+        if "$dynamicRef" in schema:
+            target = self.references.dynamic(schema["$dynamicRef"], base)
+            found = self._both(found, self._of(target))
         for each in _list(schema, "allOf"):
             found = self._both(found, self._of(node(each, base)))
         apart = "unevaluatedItems" in schema or "unevaluatedProperties" in schema
@@ -269,6 +279,7 @@ def _counts(schema: Mapping[str, Any]) -> Shape:
         low=low, high=high, multiples=multiples,
         shortest=_count(schema, "minLength", 0) or 0, longest=_count(schema, "maxLength", None),
         patterns=(patterns,) if patterns is not None else (), formats=formats,
+        broken=bool(schema.get(BROKEN)), unlike=tuple(map(decimal, schema.get(UNLIKE, ()))),
         without=tuple(schema.get(WITHOUT, ())), forbidden=tuple(schema.get(FORBIDDEN, ())),
         least_items=_count(schema, "minItems", 0) or 0,
         most_items=_count(schema, "maxItems", None),

@@ -79,10 +79,14 @@ def test_every_kind_of_constraint_is_kept_beside_a_free_request():
     [
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
         {"async_scheduling": True},
+        {
+            "async_scheduling": True,
+            "speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 3},
+        },
         {"max_num_batched_tokens": 8, "max_num_seqs": 4, "long_prefill_token_threshold": 3},
         {"enable_prefix_caching": False, "num_blocks": 12},
     ],
-    ids=["drafts", "async", "chunks", "preemption"],
+    ids=["drafts", "async", "async with drafts", "chunks", "preemption"],
 )
 def test_texts_do_not_depend_on_how_the_steps_are_cut(knobs):
     prompts = ["na na na na na ", "The date is 2024-01-01, 2024-01-", "[1, 1, 1, 1, "]
