@@ -104,8 +104,7 @@ class Vocabulary:
         """The tokens that may come next as a number: bit t stands for token t."""
         found = self.eos if state.accepting else 0
         if self._lift is not None:
-            lifted = self._lift(Table(machine), state, self._texts)
-            return found | sum(1 << token for token in lifted)
+            return found | self._lifted(Table(machine), state)
         if self._is_bytes:
             return found | (state.allowed & self._root.bytes_)
         todo = [(self._root, state)]
@@ -122,6 +121,16 @@ class Vocabulary:
                     after = machine.step(at, byte)
                     assert after is not None
                     todo.append((child, after))
+        return found
+
+    def _lifted(self, table: Table, state: State) -> int:
+        """What the part finds. Raises ValueError: an id that has no text."""
+        assert self._lift is not None
+        found = 0
+        for token in self._lift(table, state, self._texts):
+            if not self._texts.get(token):
+                raise ValueError(f"token_masks part: {token!r}: need ids of tokens with text")
+            found |= 1 << token
         return found
 
 
