@@ -31,10 +31,9 @@ BYTES = Vocabulary.of(ByteTokenizer(), [256])
 
 def machine(kind: str, spec: Any, compact: bool = True, closed: bool = True) -> Machine:
     text = json.dumps(spec) if kind in ("json", "choice") else spec
-    key, effort = (kind, text, compact, closed), Effort(deadline=math.inf)  # no clock here
-    return Machine(
-        compile_network(grammar_of((kind, text, compact, closed), effort=effort), effort)
-    )
+    effort = Effort(deadline=math.inf)  # how fast the machine is does not matter here
+    grammar = grammar_of((kind, text, compact, closed), effort=effort)
+    return Machine(compile_network(grammar, effort))
 
 
 def accepts(made: Machine, text: str) -> bool:

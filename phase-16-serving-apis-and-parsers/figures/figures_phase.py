@@ -77,7 +77,7 @@ def buffers() -> str:
     steps = held()
     svg = Svg(
         820, 200, "What is held back while a text grows",
-        "One column a token. The emoji's first three bytes are held, then <tool, which turns out to "
+        "A column a token. The emoji's first three bytes are held, then <tool, which turns out to "
         "be <tools> and is released; the real tag is held until the call's name is there.",
     )  # fmt: skip
     width = 760 / len(steps)
