@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from conformance import parts
+from mini_vllm.entrypoints.openai import tool_parsers
 from mini_vllm.entrypoints.openai.reasoning_parsers import (
     END,
     START,
@@ -27,6 +32,9 @@ STREAMS: dict[str, Any] = {
 }  # fmt: skip
 
 
+cases = functools.cache(parts.load)
+
+
 def nameless(delta: Any) -> Any:
     for call in (delta or {}).get("tool_calls") or ():
         if call.get("id") is not None:
@@ -37,7 +45,7 @@ def nameless(delta: Any) -> Any:
 def differing(kind: str, make: Any) -> tuple[int, int, str]:
     """Streams recorded, those that `make`'s parser answers otherwise, and the first of them."""
     count, wrong, first = 0, 0, ""
-    for case in parts.load("tool_parsers"):
+    for case in cases("tool_parsers"):
         if case["kind"] != kind:
             continue
         for lengths, deltas in case["cuts"]:
@@ -60,7 +68,7 @@ def test_every_delta_of_the_real_parser_is_ours(kind: str) -> None:
 
 
 def test_a_whole_text_is_parsed_as_the_real_parser_does() -> None:
-    for case in parts.load("tool_parsers"):
+    for case in cases("tool_parsers"):
         if case["kind"] == "hermes":
             content, calls = parse_calls(case["text"])
             ours = [content, [[call.name, call.arguments] for call in calls]]
@@ -93,3 +101,74 @@ def test_a_vocabulary_without_the_tags_is_refused() -> None:
         Tags.of({START: 1})
     assert Tags.of({START: 1, END: 2}).ended([1, 5, 2, 7])
     assert not Tags(1, 2).ended([2, 5, 1])
+
+
+WRONG = (
+    (
+        "holds nothing back",
+        "for count in range(min(len(tag) - 1, len(text)), 0, -1):",
+        "for count in ():",
+    ),
+    ("sends text behind a call", "        end = self.text.find(OPEN)\n", "        end = -1\n"),
+    ("counts what was sent from the start", "            self.num_sent = end\n", ""),
+    ("names a call again", "                sent.name = name[1]\n", ""),
+    (
+        "skips a call without a name",
+        "                    break  # calls are told in their order",
+        "                    continue",
+    ),
+    (
+        "numbers every call 0",
+        '"type": "function", "index": index,',
+        '"type": "function", "index": 0,',
+    ),
+    ("keeps the brace that ends a call", '.removesuffix("}")', ""),
+    (
+        "forgets what was sent of the arguments",
+        "sent.arguments = arguments[len(sent.arguments) :], arguments",
+        'sent.arguments = arguments[len(sent.arguments) :], ""',
+    ),
+    ("waits for the end tag", "bodies.append((rest, _is_json(rest)))", "pass"),
+    (
+        "holds no end tag back",
+        "rest = rest[: len(rest) - held_back(rest, CLOSE)].strip()",
+        "rest = rest.strip()",
+    ),
+    (
+        "reads no call after the first",
+        "            at = self.text.find(OPEN, end + len(CLOSE))",
+        "            at = -1",
+    ),
+    ("names a forced call each time", "            self.begun = True\n", ""),
+    ("counts braces after the piece", 'depth = before.count("{") - before.count("}")', "depth = 0"),
+    ("stops at no comma", '        elif character == ",":\n            break\n', ""),
+    (
+        "names a required call at once",
+        "if not calls or not (closes or _PARAMETERS.search(calls[-1])):",
+        "if not calls:",
+    ),
+    (
+        "never begins the next call",
+        "            self.told = False\n            return None\n",
+        "            return None\n",
+    ),
+)
+"""Wrong parsers, each one edit away from the right one: its name, what is replaced, by what."""
+
+
+@pytest.mark.parametrize(("name", "old", "new"), WRONG, ids=[name for name, *_ in WRONG])
+def test_the_recorded_streams_catch_a_parser_that(name: str, old: str, new: str) -> None:
+    source = Path(tool_parsers.__file__).read_text(encoding="utf-8")
+    assert source.count(old) >= 1, "the parser has changed: mend the mutant"
+    module = ModuleType("wrong_tool_parsers")
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source.replace(old, new, 1), module.__name__, "exec"), module.__dict__)
+        makes = {
+            "hermes": module.HermesStream,
+            "required": module.RequiredStream,
+            "named": lambda: module.NamedStream("f"),
+        }
+        assert any(differing(kind, make)[1] for kind, make in makes.items()), name
+    finally:
+        del sys.modules[module.__name__]
