@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from course.site import adapter_slots, film, gantt, sampling_knobs
+from course.site import adapter_slots, allowed_bytes, film, gantt, sampling_knobs
 from mini_vllm.cudagraph import launches
 from mini_vllm.models.config import expected_shapes, parse_config
 from mini_vllm.models.files import read_json
@@ -379,5 +379,6 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "speculation": speculation,
     "sampling-knobs": sampling_knobs.sampling_knobs,
     "adapter-slots": adapter_slots.adapter_slots,
+    "allowed-bytes": allowed_bytes.allowed_bytes,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""
