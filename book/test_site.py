@@ -454,6 +454,61 @@ def test_slots_show_what_the_engine_did_and_questions_set_them(widget):
             assert host.locator("svg rect").count() == cells
 
 
+def test_pieces_of_a_stream_are_what_the_parser_sent_and_questions_set_them(widget):
+    document = widgets.WIDGETS["stream-buffers"]()
+    host = widget("stream-buffers")
+    for question in document["questions"]:
+        assert question["ask"] in host.inner_text()
+        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
+        host.get_by_role("button", name="Cut it").click()
+        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
+        host.get_by_role("button", name="Next").click()
+    for name, films in document["films"].items():
+        host.locator('[data-input="text"]').select_option(name)
+        for place, length in enumerate(document["lengths"]):
+            host.locator('[data-input="length"]').fill(str(place))
+            told, film = host.locator("[data-deltas]"), films[str(length)]
+            for key in ("deltas", "held", "calls"):
+                assert told.get_attribute(f"data-{key}") == str(film[key]), (name, length)
+            assert host.locator("tbody tr").count() == len(film["steps"])
+
+
+def test_ranks_that_change_places_change_what_the_document_says(widget):
+    document = widgets.WIDGETS["shard-matrix"]()
+    host = widget("shard-matrix")
+    for question in document["questions"]:
+        assert question["ask"] in host.inner_text()
+        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
+        host.get_by_role("button", name="Show it").click()
+        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
+        host.get_by_role("button", name="Next").click()
+    for kind, words in document["kinds"].items():
+        host.locator('[data-input="cut"]').select_option(words)
+        host.locator('[data-input="ranks"]').select_option("4")
+        host.locator('[data-rank="1"]').click()
+        host.locator('[data-rank="3"]').click()
+        film = document["cuts"][kind]["0321"]
+        assert host.locator("[data-wrong]").get_attribute("data-wrong") == str(film["wrong"])
+        for rank in range(4):  # of W, of its own results, and one of x or of the outputs
+            cells = 4 + len(film["parts"][rank]) + 1
+            assert host.locator(f"svg rect.shard-{rank}").count() == cells
+        for size in document["sizes"]:
+            host.locator('[data-input="size"]').select_option(size)
+            for tokens in document["tokens"]:
+                host.locator('[data-input="tokens"]').select_option(str(tokens))
+                bill = document["bills"][kind][size]["4"][str(tokens)]
+                told = host.locator("[data-sent]")
+                for key in ("sent", "weights"):
+                    assert told.get_attribute(f"data-{key}") == str(bill[key])
+
+
+def test_a_rank_that_is_dragged_onto_another_changes_slices_with_it(widget):
+    host = widget("shard-matrix")
+    host.locator('[data-rank="0"]').drag_to(host.locator('[data-rank="1"]'))
+    assert host.locator('[data-rank="0"]').inner_text() == "rank 0: slice 1"
+    host.get_by_text("4 of 4 outputs stand in the wrong place").wait_for()
+
+
 def test_bytes_light_up_as_the_engine_allowed_them_and_questions_go_there(widget):
     document = widgets.WIDGETS["allowed-bytes"]()
     host = widget("allowed-bytes")

@@ -198,6 +198,13 @@ PARTS: dict[str, Part] = {
         "bytes and over words",
         "`test_grammar.py`", needs="engine",
     ),
+    "grammar_rows": _part(
+        "grammar_rows",
+        "`vllm/v1/structured_output/__init__.py:204` `StructuredOutputManager.grammar_bitmask` "
+        "under drafts, `Scheduler.update_draft_token_ids_in_output` before it, "
+        "`apply_grammar_bitmask` after it",
+        "lab 12-04", needs="engine",
+    ),
     "grammar_language": _part(
         "grammar_language",
         "which texts xgrammar and llguidance take as JSON of a schema, beside `jsonschema`",

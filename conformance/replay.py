@@ -3,9 +3,8 @@
     python -m conformance.replay conformance/recordings/*.jsonl.gz
     python -m conformance.replay --block-pool path/to/solution.py:BlockPool FILE...
 
-Prints the first difference with its context and ends with `N workloads, M steps: K differ`, and by
-which field first where several do; exit status 0 when K is 0, 1 when it is not, 2 when a file is
-not a recording of the pin. Labs call `first_difference` with a learner's classes.
+Prints the first difference with its context and ends with `N workloads, M steps: K differ`; exit
+status 0 when K is 0, 1 when not, 2 for no recording of the pin. Labs call `first_difference`.
 """
 
 from __future__ import annotations
@@ -482,7 +481,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = files or [release.path]
         build, make_request = releases.builders(release.version)
     names = ("scheduler", "kv_cache_manager", "block_pool")
-    named = {name: mine for name in names if (mine := getattr(arguments, name)) is not None}
+    named = {name: mine for name in names if (mine := getattr(arguments, name))}
     build = functools.partial(build, **named)
     if not files:
         parser.error("name at least one FILE, or a release with --release")
@@ -492,9 +491,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except recording.RecordingError as error:
         print(error, file=sys.stderr)
         return 2
-    for difference in result.differences[: None if arguments.all else 1]:
-        print(difference)
-    print(result)
+    print(*result.differences[: None if arguments.all else 1], result, sep="\n")
     return 1 if result.differences else 0
 
 

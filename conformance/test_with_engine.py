@@ -209,6 +209,13 @@ def test_the_masks_of_both_libraries_are_those_that_are_kept(run, tmp_path):
     ]
 
 
+def test_the_rows_of_masks_under_drafts_are_those_that_are_kept(run, tmp_path):
+    """The real manager, scheduler and worker, with xgrammar's grammars."""
+    run("conformance.record", "grammar_rows", "--out", str(tmp_path))
+    kept = recording.lines(record.FOLDER / "parts" / "grammar_rows.jsonl.gz")
+    assert recording.lines(tmp_path / "parts" / "grammar_rows.jsonl.gz") == kept
+
+
 # ------------------------------------------------------------------ every knob
 
 

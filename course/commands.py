@@ -203,6 +203,7 @@ def generate(
     drafts: Annotated[
         int | None, typer.Option(help="n-gram drafts per step; by default 4 with a part for them")
     ] = None,
+    regex: Annotated[str | None, typer.Option(help="a pattern that the output matches")] = None,
 ) -> None:
     """Continue a prompt, or serve clients, with the engine's parts or with your own."""
     from course.learning import learner
@@ -214,8 +215,9 @@ def generate(
     if prompt is None:
         raise CourseError("run: need a prompt, or --serve")
     learner.generate(
-        terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, model, drafts
-    )
+        terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, model, drafts,
+        regex,
+    )  # fmt: skip
 
 
 @app.command()

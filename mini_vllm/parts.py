@@ -8,7 +8,7 @@ configuration asks for is refused by name. Mirrors what `vllm/plugins/__init__.p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,10 @@ class EngineParts:
     """By number of slots, something with `ensure`, `resident`, `slot_of` and `stats`."""
     adapter_delta: Callable[..., Any] | None = None
     """`(x, A, B, scaling)`: what an adapter adds to a projection's output."""
+    token_masks: Callable[..., Iterable[int]] | None = None
+    """`(table, state, texts)`: ids of the tokens whose text lives in a state of a grammar."""
+    wait_gate: Callable[[], Any] | None = None
+    """A gate with `rows`, which holds requests back until their grammar is compiled."""
 
     @property
     def named_linear(self) -> LinearFactory:

@@ -11,9 +11,9 @@ from typing import Any
 Case = dict[str, Any]
 
 ABOUT = (
-    '`{"tools", "pieces", "prompt_ended", "whole", "cuts": [[tokens per delta, deltas]]}`. `pieces` '
-    "are the tokens' texts; a tag is a token. `tools`: whether a Hermes parser reads the rest. "
-    "`whole`: [reasoning, content] of the text at once."
+    '`{"tools", "pieces", "prompt_ended", "whole", "cuts": [[tokens per delta, deltas]]}`. '
+    "`pieces` are the tokens' texts; a tag is a token. `tools`: whether a Hermes parser reads the "
+    "rest. `whole`: [reasoning, content] of the text at once."
 )
 START, END, OPEN, CLOSE = "<think>", "</think>", "<tool_call>", "</tool_call>"
 TEXTS = (

@@ -246,13 +246,15 @@ def generate(
     seed: int,
     model: str,
     drafts: int | None,
+    regex: str | None = None,
 ) -> None:
     """Continue `prompt` on the terminal, as it is generated; then say whose parts ran.
 
     Without `drafts` none are made, or 4 per step where a drafter or a verifier is the learner's. A
-    scheduler of theirs, which plans no drafts, then rests.
+    scheduler of theirs, which plans no drafts, then rests, as it does with a `regex`.
     """
     from mini_vllm import LLM, EngineParts, SamplingParams
+    from mini_vllm.structured_output import StructuredOutputsParams
 
     owners: dict[str, Lab] = {}
     supplied: dict[str, Any] = {}
@@ -261,11 +263,10 @@ def generate(
         supplied, owners = _own_parts(console, root, labs, progress)
     if drafts is None:
         drafts = 4 if {"drafter", "verifier"} & owners.keys() else 0
-    if drafts and supplied.pop("scheduler", None):
-        lab = owners.pop("scheduler")
-        told = (
-            f"Your scheduler from lab {lab.id} plans no drafts and rests; with --drafts 0 it runs."
-        )
+    if (drafts or regex is not None) and supplied.pop("scheduler", None):
+        lab, lacks = owners.pop("scheduler"), "plans no drafts" if drafts else "takes no gates"
+        without = "with --drafts 0" if drafts else "without --regex"
+        told = f"Your scheduler from lab {lab.id} {lacks} and rests; {without} it runs."
         terminal.say(console, told)
     parts = EngineParts(**supplied)
     config = {"method": "ngram", "num_speculative_tokens": drafts}
@@ -274,7 +275,10 @@ def generate(
     count = 0
     try:
         llm = LLM(model, parts=parts, speculative_config=config if drafts else None)
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+        asked = StructuredOutputsParams(regex=regex) if regex is not None else None
+        params = SamplingParams(
+            temperature=temperature, max_tokens=max_tokens, seed=seed, structured_outputs=asked
+        )
         console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
         for piece in llm.stream(prompt, params):
             count += len(piece.encode("utf-8"))

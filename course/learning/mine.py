@@ -22,6 +22,8 @@ NAMES = {
     "verifier": "speculative_token",
     "adapter_slots": "AdapterSlotCache",
     "adapter_delta": "lora_delta",
+    "token_masks": "allowed_tokens",
+    "wait_gate": "GrammarGate",
 }
 """What a lab defines for a part that the engine has no default of the same name for."""
 MODULES = ("verifier",)

@@ -12,7 +12,14 @@ import pytest
 from conformance import parts
 from course.conftest import REPOSITORY
 from course.files import load_module
-from course.site import adapter_slots, allowed_bytes, sampling_knobs, widgets
+from course.site import (
+    adapter_slots,
+    allowed_bytes,
+    sampling_knobs,
+    shard_matrix,
+    stream_buffers,
+    widgets,
+)
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.sampler import Sampler, probabilities
 from mini_vllm.structured_output import StructuredOutputsParams, explain
@@ -262,6 +269,46 @@ def test_more_slots_never_make_adapters_wait_longer_here():
     for films in adapter_slots.adapter_slots()["films"].values():
         waited = [film["waited"] for film in films.values()]
         assert waited == sorted(waited, reverse=True)
+
+
+def test_a_cut_by_inputs_is_right_in_any_order_and_one_by_outputs_in_one_alone():
+    cuts = shard_matrix.shard_matrix()["cuts"]
+    assert all(each["wrong"] == 0 for each in cuts["inputs"].values())
+    right = {order for order, each in cuts["outputs"].items() if each["wrong"] == 0}
+    assert right == {"0", "01", "0123"}
+    assert cuts["outputs"]["10"]["together"] == [10, -2, 7, 6]
+    assert cuts["inputs"]["01"]["parts"] == [[1, 2, 3, 2], [6, 4, 7, -4]]
+
+
+@pytest.mark.parametrize("kind", list(shard_matrix.CUTS))
+@pytest.mark.parametrize("ranks", shard_matrix.RANKS)
+def test_a_rank_sends_what_the_collective_counts(kind, ranks):
+    out, tokens = 64, 3
+    said = shard_matrix.bill(kind, ranks, (out, 32), tokens)["sent"]
+    item = shard_matrix.ITEM_BYTES
+    if kind == "outputs":  # a copy of my share for every other
+        assert said == (ranks - 1) * (out // ranks) * tokens * item
+    else:  # lab 10-03's ring sends as much
+        assert said == 2 * (ranks - 1) / ranks * out * tokens * item
+
+
+def test_what_ranks_hold_of_a_matrix_is_the_matrix():
+    for kind in shard_matrix.CUTS:
+        for out, inner in shard_matrix.SIZES.values():
+            for ranks in shard_matrix.RANKS:
+                held = shard_matrix.bill(kind, ranks, (out, inner), 1)["weights"]
+                assert held * ranks == out * inner
+
+
+@pytest.mark.parametrize("name", list(stream_buffers.TEXTS))
+def test_however_a_text_is_cut_the_pieces_of_a_stream_are_the_same(name):
+    films = stream_buffers.stream_buffers()["films"][name]
+    joined = {
+        (film["content"], "".join(step["arguments"] for step in film["steps"]), film["calls"])
+        for film in films.values()
+    }
+    assert len(joined) == 1
+    assert all(film["held"] < len(stream_buffers.CLOSE) for film in films.values())
 
 
 @pytest.mark.parametrize("name", allowed_bytes.CASES)

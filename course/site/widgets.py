@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from course.site import adapter_slots, allowed_bytes, film, gantt, sampling_knobs
+from course.site import (
+    adapter_slots,
+    film,
+    gantt,
+    sampling_knobs,
+    shard_matrix,
+    stream_buffers,
+)
 from mini_vllm.cudagraph import launches
 from mini_vllm.models.config import expected_shapes, parse_config
 from mini_vllm.models.files import read_json
@@ -380,5 +387,7 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "sampling-knobs": sampling_knobs.sampling_knobs,
     "adapter-slots": adapter_slots.adapter_slots,
     "allowed-bytes": allowed_bytes.allowed_bytes,
+    "shard-matrix": shard_matrix.shard_matrix,
+    "stream-buffers": stream_buffers.stream_buffers,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""

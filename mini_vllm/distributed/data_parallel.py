@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mini_vllm.checks import whole
 from mini_vllm.config import SamplingParams
 from mini_vllm.distributed.balancer import Coordinator, LoadBalancer
+from mini_vllm.distributed.pool import without_main
 from mini_vllm.input_processor import one_each, per_prompt
 from mini_vllm.outputs import RequestOutput
 from mini_vllm.request import Request
@@ -74,7 +75,8 @@ class DataParallelLLM:
                 process = context.Process(
                     target=_serve, args=(theirs, str(model), knobs), name=f"data rank {rank}"
                 )
-                process.start()
+                with without_main():
+                    process.start()
                 theirs.close()
                 self._processes.append(process)
                 self._pipes.append(ours)

@@ -169,7 +169,7 @@ class _Ranks:
                 )
                 self.pipes.append(ours)
                 self.processes.append(process)
-                with _without_main():
+                with without_main():
                     process.start()
                 theirs.close()
         finally:
@@ -353,7 +353,7 @@ class _Ranks:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
+def without_main() -> Iterator[None]:
     """Start a process that does not import the program's main module, as spawned ones do.
 
     Ranks need nothing of it, so a script may start them without `if __name__ == "__main__":`.

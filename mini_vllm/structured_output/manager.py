@@ -42,12 +42,14 @@ class StructuredOutputManager:
             ValueError: see `StructuredOutputsConfig.of`.
         """
         self.config = StructuredOutputsConfig.of(config)
-        self.gate = GrammarGate()
+        self.gate = (parts.wait_gate or GrammarGate)()
         self.num_drafts = engine.scheduler.num_speculative_tokens
         self.vocab_size = loaded.vocab_size
         self._make_request = parts.request
         self.compiler = GrammarCompiler(
-            lambda: Vocabulary.of(loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size)
+            lambda: Vocabulary.of(
+                loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size, parts.token_masks
+            )
         )
         self._live: dict[str, tuple[Request, Compilation]] = {}
 

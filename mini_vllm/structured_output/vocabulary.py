@@ -10,12 +10,16 @@ once along a trie, and only along branches that are still alive. Plays the part 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mini_vllm.structured_output.expressions import GrammarError
 from mini_vllm.structured_output.machine import Machine, State
+from mini_vllm.structured_output.table import Table
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
+
+Lift = Callable[[Table, State, Mapping[int, str]], Iterable[int]]
+"""`(table, state, texts)`: ids of the tokens that may follow. EOS is not its affair."""
 
 
 class _Node:
@@ -36,6 +40,7 @@ class Vocabulary:
         token_bytes: Sequence[bytes | None],
         eos_token_ids: Sequence[int],
         vocab_size: int | None = None,
+        lift: Lift | None = None,
     ) -> None:
         """Build the trie.
 
@@ -43,6 +48,7 @@ class Vocabulary:
             token_bytes: by token id; None or b"" for tokens that stand for no text.
             eos_token_ids: ids that end a text; whatever bytes they have do not count.
             vocab_size: ids of the model, if it has more than the tokenizer.
+            lift: finds the tokens of a state instead of the trie; see `EngineParts.token_masks`.
 
         Raises:
             ValueError: an EOS id outside, or fewer ids than tokens.
@@ -57,6 +63,8 @@ class Vocabulary:
         self.token_bytes = [b"" if t in eos_token_ids else b or b"" for t, b in
                             enumerate(token_bytes)]  # fmt: skip
         self.token_bytes += [b""] * (self.size - len(token_bytes))
+        self._lift = lift
+        self._texts = {t: data.decode("latin-1") for t, data in enumerate(self.token_bytes)}
         self._root = _Node()
         for token, data in enumerate(self.token_bytes):
             node = self._root
@@ -72,7 +80,11 @@ class Vocabulary:
 
     @classmethod
     def of(
-        cls, tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int | None = None
+        cls,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+        vocab_size: int | None = None,
+        lift: Lift | None = None,
     ) -> Vocabulary:
         """The vocabulary of a tokenizer: bytes, or any that the `tokenizers` library runs.
 
@@ -81,16 +93,18 @@ class Vocabulary:
         """
         if isinstance(tokenizer, ByteTokenizer):
             known: list[bytes | None] = [bytes([byte]) for byte in range(256)]
-            return cls([*known, None], eos_token_ids, vocab_size)
+            return cls([*known, None], eos_token_ids, vocab_size, lift)
         backend = getattr(tokenizer, "backend", None) or getattr(tokenizer, "_backend", None)
         if not hasattr(backend, "get_vocab"):
             kind = type(tokenizer).__name__
             raise GrammarError(f"structured_outputs: the bytes of a {kind}'s tokens are not known")
-        return cls(token_bytes_of(backend), eos_token_ids, vocab_size)
+        return cls(token_bytes_of(backend), eos_token_ids, vocab_size, lift)
 
     def allowed(self, machine: Machine, state: State) -> int:
         """The tokens that may come next as a number: bit t stands for token t."""
         found = self.eos if state.accepting else 0
+        if self._lift is not None:
+            return found | self._lifted(Table(machine), state)
         if self._is_bytes:
             return found | (state.allowed & self._root.bytes_)
         todo = [(self._root, state)]
@@ -107,6 +121,16 @@ class Vocabulary:
                     after = machine.step(at, byte)
                     assert after is not None
                     todo.append((child, after))
+        return found
+
+    def _lifted(self, table: Table, state: State) -> int:
+        """What the part finds. Raises ValueError: an id that has no text."""
+        assert self._lift is not None
+        found = 0
+        for token in self._lift(table, state, self._texts):
+            if not self._texts.get(token):
+                raise ValueError(f"token_masks part: {token!r}: need ids of tokens with text")
+            found |= 1 << token
         return found
 
 

@@ -352,3 +352,10 @@ def test_the_scenarios_of_these_tests_reach_every_event():
     arrivals = tuple(ScenarioRequest(i, prompt, 12, ignore_eos=True) for i in range(3))
     drive(Scenario(arrivals, block_size=2, spare_blocks=4, spare_budget=40), check)
     assert seen == {"hit", "preempted", "resumed", "finished"}
+
+
+def test_without_features_there_is_no_gate_no_mask_and_nothing_in_flight():
+    engine = LLMEngine("toy")
+    engine.generate(["a"], SamplingParams(max_tokens=2))
+    assert engine.scheduler.gates == () and engine.rows.masks == []
+    assert (engine.ranks, engine.batches, engine.adapters, engine.speculator) == (None,) * 4

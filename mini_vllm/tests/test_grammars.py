@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import re
 from typing import Any
@@ -30,7 +31,9 @@ BYTES = Vocabulary.of(ByteTokenizer(), [256])
 
 def machine(kind: str, spec: Any, compact: bool = True, closed: bool = True) -> Machine:
     text = json.dumps(spec) if kind in ("json", "choice") else spec
-    return Machine(compile_network(grammar_of((kind, text, compact, closed))))
+    effort = Effort(deadline=math.inf)  # how fast the machine is does not matter here
+    grammar = grammar_of((kind, text, compact, closed), effort=effort)
+    return Machine(compile_network(grammar, effort))
 
 
 def accepts(made: Machine, text: str) -> bool:

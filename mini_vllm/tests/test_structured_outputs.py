@@ -396,9 +396,3 @@ def test_parts_that_cannot_wait_aside_are_refused_by_name():
     made = engine(parts=EngineParts(request=Bare))
     with pytest.raises(ValueError, match="request part Bare: has no waits_for"):
         made.add_request("a", asking(regex="a"))
-
-
-def test_without_constraints_there_is_no_gate_and_no_mask():
-    made = engine()
-    made.generate(["a"], asking(2))
-    assert made.scheduler.gates == () and made.rows.masks == []

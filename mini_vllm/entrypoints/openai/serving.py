@@ -222,9 +222,12 @@ def new_id(prefix: str, asked: Generation, header: str | None) -> str:
     return f"{prefix}-{header or asked.request_id or uuid.uuid4().hex}"
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def sse(event: Mapping[str, Any] | str) -> str:
     """One server-sent event."""
-    text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+    text = event if isinstance(event, str) else _encode(event)
     return f"data: {text}\n\n"
 
 

@@ -1,0 +1,158 @@
+"""Lab 12-02: is it one hundred per cent? A claim, a control and what the claim leaves out.
+
+Two arms answer the same prompts with the same seeds: one free, one constrained by a JSON schema.
+Every answer gets one of five verdicts, and the arms are compared answer by answer. What holds:
+
+- Q1: a verdict that the judge cannot give is an error; no keyword of a schema is passed over.
+- Q2: both arms differ in the constraint alone, and are judged by the same rules.
+- Q3: an answer that was cut off is a case of its own, whatever it looks like.
+- Q4: a rate comes with its number of answers and its interval; no answers, no rate.
+
+Sources: `vllm/sampling_params.py:41` `StructuredOutputsParams`,
+`vllm/v1/structured_output/__init__.py:115` `StructuredOutputManager.grammar_init`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mini_vllm import LLM, SamplingParams
+from mini_vllm.structured_output import StructuredOutputsParams
+
+VERDICTS = ("valid", "wrapped", "wrong schema", "unparseable", "truncated")
+CONFIG = {"backend": "xgrammar", "disable_any_whitespace": True}
+"""What both engines are started with (given): the mini one and the real one."""
+KEYWORDS = {"type", "properties", "required", "items", "enum", "minimum", "maximum"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of an arm (given)."""
+
+    prompt: str
+    seed: int
+    text: str
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an arm came to (given)."""
+
+    counts: dict[str, int]
+    """By verdict, all five of them."""
+    completed: int
+    """Answers that were not cut off."""
+    rate: float | None
+    """Valid ones of those completed; None where none was."""
+    interval: tuple[float, float] | None
+    """Of the rate, see `wilson`."""
+
+
+def conforms(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a value that was read from JSON keeps a schema.
+
+    The keywords are those of `KEYWORDS`: `type` (a name or a list of names of null, boolean,
+    integer, number, string, array, object), `properties`, `required`, `items`, `enum`, `minimum`
+    and `maximum`. As in the standard, a keyword about objects says nothing of other values, and so
+    on; true is no number, 1.0 is an integer, and properties that are not named may be there.
+
+    Raises:
+        ValueError: another keyword, anywhere in the schema that is looked at (Q1).
+    """
+    raise NotImplementedError
+
+
+def classify(text: str, finish_reason: str, schema: Mapping[str, Any]) -> str:
+    """The verdict on one answer.
+
+    - "truncated": `finish_reason` is "length", also where the text is whole by chance (Q3);
+    - "valid": the whole text is JSON (space around it is allowed) and conforms;
+    - "wrong schema": the whole text is JSON and does not conform;
+    - "wrapped": it is not, and somewhere in it stands an object that conforms, as in a fence or
+      behind a sentence;
+    - "unparseable": anything else. NaN and Infinity are no JSON.
+
+    A trace with {"type": "object", "required": ["a"]}: `{"a": 1}` is valid, `{"b": 1}` has the
+    wrong schema, `Sure: {"a": 1}` is wrapped, `{"a": ` with "stop" is unparseable.
+    """
+    raise NotImplementedError
+
+
+def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's interval of a rate: the rates that would not be surprised by what came (Q4).
+
+    The two rates p at which |successes/trials - p| = z sqrt(p (1 - p) / trials).
+
+    A trace: 50 of 50 is (0.9287, 1.0); 0 of 50 is (0.0, 0.0713); 5 of 10 is (0.2366, 0.7634).
+
+    Raises:
+        ValueError: no trials, or successes outside [0, trials].
+    """
+    raise NotImplementedError
+
+
+def report(answers: Sequence[Answer], schema: Mapping[str, Any]) -> Report:
+    """An arm in numbers (Q3, Q4).
+
+    Raises:
+        ValueError: there are no answers.
+    """
+    raise NotImplementedError
+
+
+def paired(
+    free: Sequence[Answer], constrained: Sequence[Answer], schema: Mapping[str, Any]
+) -> dict[tuple[str, str], int]:
+    """How often the free arm got one verdict and the constrained one another (Q2).
+
+    Returns:
+        (free verdict, constrained verdict) to a count, pairs that occur only.
+
+    Raises:
+        ValueError: the arms do not have the same prompts and seeds in the same order.
+    """
+    raise NotImplementedError
+
+
+def compile_seconds(times: Sequence[tuple[str, float]]) -> float:
+    """What a new constraint costs its first request, from the times of requests (Q4).
+
+    Requests of one token each came one after the other. The engine's first constrained request also
+    imports a library and reads the vocabulary, so its constraint does not count at all. Of every
+    other constraint the first request compiled it and the second found it compiled.
+
+    A trace: A 1.5, A 0.1, B 0.3, B 0.1, C 0.2, C 0.1, C 0.1: the first ones of B and C have the
+    median 0.25, the second ones 0.1: 0.15.
+
+    Args:
+        times: constraint and seconds of every request, in order.
+
+    Returns:
+        The median of the first times less the median of the second.
+
+    Raises:
+        ValueError: no constraint but the engine's first has two requests.
+    """
+    raise NotImplementedError
+
+
+def run_mini(
+    prompts: Sequence[str],
+    schema: Mapping[str, Any] | None,
+    max_tokens: int,
+    temperature: float = 0.8,
+) -> list[Answer]:
+    """One arm on `mini_vllm` and the shipped model (Q2).
+
+    Request i has seed i. The engine is `LLM(dtype="float32", structured_outputs_config=CONFIG)`,
+    and all prompts are generated in one call.
+
+    Args:
+        schema: the constraint of every request, or None for the free arm.
+    """
+    raise NotImplementedError
