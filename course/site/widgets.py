@@ -14,6 +14,7 @@ import numpy as np
 
 from course.site import (
     adapter_slots,
+    allowed_bytes,
     film,
     gantt,
     sampling_knobs,
