@@ -101,7 +101,7 @@ def written(name: str) -> dict[str, Any]:
     """
     prompt, constraint, max_tokens = CASES[name]
     engine, before = LLMEngine(dtype="float64"), _Before()
-    engine.rows.masks.append(before)  # type: ignore[arg-type]
+    engine.rows.masks.append(before)
     masked: list[np.ndarray] = []
 
     def keep(request: Request, row: np.ndarray) -> np.ndarray:

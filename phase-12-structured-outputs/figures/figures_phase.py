@@ -116,7 +116,7 @@ class _Watch:
 def legal_mass() -> list[tuple[str, str, list[float]]]:
     """Of three greedy runs: a name, the text, and the legal tokens' probability at each place."""
     llm, watch = LLM(dtype="float64"), _Watch()
-    llm.llm_engine.rows.masks.append(watch)  # type: ignore[arg-type]
+    llm.llm_engine.rows.masks.append(watch)
     found = []
     for prompt, name, wanted in (
         ("The date is ", "date", StructuredOutputsParams(regex="[0-9]{4}-[0-9]{2}-[0-9]{2}")),
@@ -192,7 +192,8 @@ def row() -> str:
     vocabulary = Vocabulary([word.encode() for word in words] + [None], [10])
     machine = machine_of(HEX)
     texts = ("", "0x", "0x1")
-    rows = [row_of(machine, machine.run(machine.initial, t.encode()), vocabulary) for t in texts]
+    states = [machine.run(machine.initial, text.encode()) for text in texts]
+    rows = [row_of(machine, state, vocabulary) for state in states if state is not None]
     svg = Svg(
         780, 216, "States, tokens, bits, a number",
         "; ".join(f"after {t!r} the row is {int(r[0])}" for t, r in zip(texts, rows, strict=True)),
