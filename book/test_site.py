@@ -509,6 +509,28 @@ def test_a_rank_that_is_dragged_onto_another_changes_slices_with_it(widget):
     host.get_by_text("4 of 4 outputs stand in the wrong place").wait_for()
 
 
+def test_bytes_light_up_as_the_engine_allowed_them_and_questions_go_there(widget):
+    document = widgets.WIDGETS["allowed-bytes"]()
+    host = widget("allowed-bytes")
+    for question in document["questions"]:
+        assert question["ask"] in host.inner_text()
+        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
+        host.get_by_role("button", name="Show it").click()
+        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
+        host.get_by_role("button", name="Next").click()
+    for name, film in document["films"].items():
+        host.locator('[data-input="case"]').select_option(name)
+        for place in (0, len(film["places"]) // 2, len(film["places"]) - 1):
+            host.locator('[data-input="place"]').fill(str(place))
+            told = host.locator("[data-count]")
+            runs = film["places"][place]["allowed"]
+            legal = sum(last - first + 1 for first, last in runs)
+            assert told.get_attribute("data-count") == str(legal), (name, place)
+            assert float(told.get_attribute("data-legal")) == film["places"][place]["legal"]
+            lit = host.locator("svg rect.allowed-legal, svg rect.allowed-taken").count()
+            assert lit == legal
+
+
 def test_the_sliders_of_drafts_show_what_they_say(widget):
     host = widget("speculation")
     for name, value in {"alpha": "0.7", "k": "5", "c": "0.05", "batch": "15"}.items():

@@ -12,9 +12,17 @@ import pytest
 from conformance import parts
 from course.conftest import REPOSITORY
 from course.files import load_module
-from course.site import adapter_slots, sampling_knobs, shard_matrix, stream_buffers, widgets
+from course.site import (
+    adapter_slots,
+    allowed_bytes,
+    sampling_knobs,
+    shard_matrix,
+    stream_buffers,
+    widgets,
+)
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.sampler import Sampler, probabilities
+from mini_vllm.structured_output import StructuredOutputsParams, explain
 
 
 @pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
@@ -301,3 +309,27 @@ def test_however_a_text_is_cut_the_pieces_of_a_stream_are_the_same(name):
     }
     assert len(joined) == 1
     assert all(film["held"] < len(stream_buffers.CLOSE) for film in films.values())
+
+
+@pytest.mark.parametrize("name", allowed_bytes.CASES)
+def test_what_may_follow_is_what_the_machine_of_the_constraint_says(name):
+    constraint = StructuredOutputsParams(**allowed_bytes.CASES[name][1])
+    film = allowed_bytes.written(name)
+    tokens = film["tokens"]
+    text = bytes(token for token in tokens if token < 256)
+    places = explain.allowed_bytes(constraint, text)[: len(tokens)]
+    for token, shown, place in zip(tokens, film["places"], places, strict=True):
+        runs = [range(first, last + 1) for first, last in shown["allowed"]]
+        legal = [allowed for run in runs for allowed in run]
+        assert legal == [*place.allowed, *([256] if place.may_end else [])]
+        assert token in legal and token == shown["after"][0][0]
+    assert (film["reason"] == "stop") == (tokens[-1] == 256)
+
+
+def test_the_mask_keeps_the_odds_of_what_may_follow():
+    for name in allowed_bytes.CASES:
+        for place in allowed_bytes.written(name)["places"]:
+            after = dict(place["after"])
+            for token, share in place["before"]:
+                if token in after and share > 0.01:
+                    assert after[token] == pytest.approx(share / place["legal"], rel=0.02)

@@ -14,6 +14,7 @@ import numpy as np
 
 from course.site import (
     adapter_slots,
+    allowed_bytes,
     film,
     gantt,
     sampling_knobs,
@@ -386,6 +387,7 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "speculation": speculation,
     "sampling-knobs": sampling_knobs.sampling_knobs,
     "adapter-slots": adapter_slots.adapter_slots,
+    "allowed-bytes": allowed_bytes.allowed_bytes,
     "shard-matrix": shard_matrix.shard_matrix,
     "stream-buffers": stream_buffers.stream_buffers,
 }
