@@ -1,7 +1,7 @@
 """The figures of the labs of phase 16; `course figures` draws them.
 
-Lab 03's rows are the reference solution's, a recording of the real class's, and a control's. No
-upstream counterpart.
+Lab 01 shows the reference solution at work; lab 03 the reference solution, a recording of the real
+class, and a control. No upstream counterpart.
 """
 
 from __future__ import annotations
@@ -63,4 +63,47 @@ def held() -> str:
     return svg.render()
 
 
-FIGURES = {"lab-03-held.svg": held}
+def tags() -> str:
+    """Lab 01: what is given and what is held, after each character of a short text."""
+    lab = solution("lab-01-tool-call-parser")
+    call = '{"name":"f","arguments":{}}'
+    chunks = [*"a<b <<tool_ca", "ll>", call, "</tool_call>", "!"]
+    parser, text, given = lab.StreamingToolParser(), "", 0
+    svg = Svg(
+        780, 40 + 22 * len(chunks), "What a parser of calls gives, and what it keeps",
+        "One line for each piece of a text. A bracket that may begin a tag is held; the character "
+        "that rules the tag out releases it; from the tag on nothing is content; the call comes "
+        "with the end of its closing tag.",
+    )  # fmt: skip
+    for x, head in ((14, "piece"), (230, "given"), (520, "held"), (700, "in a block")):
+        svg.text(x, 20, head, bold=True)
+    for line, chunk in enumerate(chunks):
+        y = 44 + line * 22
+        events = parser.feed(chunk)
+        text += chunk
+        content = "".join(value for kind, value in events if kind == "content")
+        given += len(content)
+        calls = [value["name"] for kind, value in events if kind == "tool_call"]
+        if calls:
+            given = len(text)
+        svg.text(14, y, shown(chunk), css="ink mono", size=12)
+        if events:
+            svg.rect(224, y - 14, 280, 19, fill=ORANGE if calls else GREEN, radius=3, opacity=0.35)
+        words = f"the call of {calls[0]}" if calls else shown(content)
+        svg.text(230, y, words, css="ink mono", size=12)
+        kept = "" if calls else text[given:]
+        if kept:
+            svg.rect(514, y - 14, 176, 19, fill=GREY, radius=3, opacity=0.25)
+        svg.text(
+            520, y, kept if len(kept) < 20 else f"{len(kept)} characters", css="ink mono", size=12
+        )
+        svg.text(700, y, "yes" if parser.in_block else "", size=12)
+    return svg.render()
+
+
+def shown(text: str) -> str:
+    """A piece of text with its spaces visible."""
+    return text.replace(" ", "\u00b7")
+
+
+FIGURES = {"lab-01-tags.svg": tags, "lab-03-held.svg": held}
