@@ -1,7 +1,7 @@
 """The figures of the labs of phase 16; `course figures` draws them.
 
 Lab 01 shows the reference solution at work; lab 03 the reference solution, a recording of the real
-class, and a control. No upstream counterpart.
+class, and a control; lab 04 the reference solution before the engine. No upstream counterpart.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from types import ModuleType
 from conformance import parts
 from course.files import load_module
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, Svg
+from mini_vllm import LLMEngine, SamplingParams
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 BYTES = "C3A9FF80E4BDA0"
@@ -106,4 +107,36 @@ def shown(text: str) -> str:
     return text.replace(" ", "\u00b7")
 
 
-FIGURES = {"lab-01-tags.svg": tags, "lab-03-held.svg": held}
+def pieces() -> str:
+    """Lab 04: three readers of one request, by the reference solution and the engine."""
+    lab = solution("lab-04-clients-that-leave")
+    svg = Svg(
+        780, 190, "One request of 24 tokens, three readers",
+        "A reader that is always there gets 24 pieces of one token, one that comes at every "
+        "eighth step gets three of eight, and one that comes at the end gets one of 24.",
+    )  # fmt: skip
+    for line, (name, every) in enumerate(
+        (("always there", 1), ("every 8th", 8), ("at the end", 24))
+    ):
+        door = lab.FrontDoor(LLMEngine(model="toy", num_blocks=64))
+        reader = door.open("r", [1, 2, 3], SamplingParams(max_tokens=24, ignore_eos=True))
+        y, step, found = 40 + line * 48, 0, 0
+        svg.text(14, y + 18, name)
+        while door.num_open:
+            door.step()
+            step += 1
+            if step % every == 0:
+                for delta in reader.get_nowait() or ():
+                    wide = len(delta.token_ids) * 24
+                    x = 140 + step * 24 - wide
+                    svg.rect(x, y, wide - 3, 28, fill=GREEN if every == 1 else BLUE, opacity=0.45)
+                    svg.text(x + wide / 2 - 2, y + 19, str(len(delta.token_ids)), anchor="middle")
+                    found += 1
+        svg.text(728, y + 18, str(found), bold=True)
+    svg.text(140, 22, "steps of the engine", size=12, css="soft")
+    svg.text(728, 22, "pieces", size=12, css="soft")
+    svg.text(14, 184, "a box: one read, and its tokens", size=12, css="soft")
+    return svg.render()
+
+
+FIGURES = {"lab-04-pieces.svg": pieces, "lab-01-tags.svg": tags, "lab-03-held.svg": held}
