@@ -19,7 +19,8 @@ ABOUT = (
 
 def script(rng: random.Random) -> list[Any]:
     """One life of a collector: tokens count up, a completion ends once."""
-    open_, token, ops = list(range(rng.randint(1, 3))), 0, []
+    open_, token = list(range(rng.randint(1, 3))), 0
+    ops: list[Any] = []
     for _ in range(rng.randint(4, 40)):
         kind = rng.random()
         if kind < 0.35:
@@ -63,7 +64,8 @@ def cases() -> Iterator[Case]:
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
     async def lived(ops: list[Any]) -> list[Any]:
-        made, got = RequestOutputCollector(RequestOutputKind.DELTA, "r"), []
+        made = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+        got: list[Any] = []
         for op, *rest in ops:
             if op == "put":
                 made.put(output(*rest))

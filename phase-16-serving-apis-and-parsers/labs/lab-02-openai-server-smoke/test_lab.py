@@ -69,7 +69,7 @@ def test_cut_anywhere(lab, real):
                 *(cuts(data, rng) for _ in range(50)),
             ):
                 same(
-                    lab.parse_sse(chunks), events,
+                    lab.parse_sse(iter(chunks)), events,
                     f"{name}, in {len(chunks)} pieces, lines that end with {end!r}",
                 )  # fmt: skip
 
@@ -270,6 +270,14 @@ def test_tools_without_flags(lab):
             f"a server without --enable-auto-tool-choice, asked with {sorted(request)} and the "
             f"choice {request.get('tool_choice', 'left out')}: beside tools, none means auto",
         )  # fmt: skip
+    for more, expected in (
+        ({"model": "nope"}, (404, "model")),
+        ({"max_tokens": 99999}, (400, None)),
+    ):
+        same(
+            lab.predict_error({**tools, **more}, server(lab, auto_tools=False)), expected,
+            f"the same server, and {more}: after the model, before the length",
+        )  # fmt: skip
 
 
 def test_the_first_layer_decides(lab):
@@ -282,6 +290,7 @@ def test_the_first_layer_decides(lab):
         ({"messages": long, "max_tokens": 99999}, (400, "max_tokens")),
         ({"temperature": -1, "top_p": 2, "max_tokens": 0}, (400, "temperature")),
         ({"top_p": 2, "max_tokens": 0}, (400, "top_p")),
+        ({"model": "nope", "stream_options": {"include_usage": True}}, (400, "stream_options")),
     ):
         same(
             lab.predict_error({**base, **more}, server(lab)), expected,

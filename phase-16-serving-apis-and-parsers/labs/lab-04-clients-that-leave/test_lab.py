@@ -183,6 +183,19 @@ def test_every_token_arrives_once(lab):
     same(usage(door), 0.0, "at the end nobody holds a block")
 
 
+def test_a_step_without_tokens_says_nothing(lab):
+    small = LLMEngine(model="toy", num_blocks=64, max_num_batched_tokens=16, max_num_seqs=8)
+    door, heard = lab.FrontDoor(small), []
+    made = door.open("a", [5] * 40, params(2))
+    while door.num_open:
+        door.step()
+        heard.append(made.get_nowait())
+    same(
+        [found is not None for found in heard], [False, False, True, True],
+        "a prompt of 40 tokens at 16 a step, then two tokens: when there was something to read",
+    )  # fmt: skip
+
+
 def test_a_slow_reader_holds_nobody_up(lab, record_property):
     door = lab.FrontDoor(engine())
     slow, never = (door.open(str(n), PROMPTS[n], params()) for n in range(2))
