@@ -259,6 +259,17 @@ PARTS: dict[str, Part] = {
         "tool parser, texts cut between tokens",
         "`test_tool_parsers.py`",
     ),
+    "detokenizer": _part(
+        "detokenizer",
+        "`vllm/v1/engine/detokenizer.py:250` `SlowIncrementalDetokenizer` and the fast one, byte "
+        "by byte",
+        "lab 16-03",
+    ),
+    "output_collector": _part(
+        "output_collector",
+        "`vllm/v1/engine/output_processor.py:45` `RequestOutputCollector`, readers who are late",
+        "lab 16-04",
+    ),
     "block_sizes": _part(
         "block_sizes", "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",
         "the rule in `test_parts.py`",

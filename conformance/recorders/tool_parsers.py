@@ -52,6 +52,9 @@ HERMES = (
     "text </tool_call> text",
     f"{_CALL}{_CALL[:30]}",
     "<tool_call><tool_call>",
+    "If a <tool",
+    f"A{_CALL}B{_CALL}C",
+    '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>',
 )
 REQUIRED = (
     "[]",
