@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import random
 import re
@@ -36,7 +37,8 @@ from mini_vllm.structured_output.vocabulary import Vocabulary, token_bytes_of
 
 @functools.cache
 def entries() -> list[recording.Recording]:
-    return list(recording.read(grammar_situations.FILE))
+    """The first workloads, which hold every situation; all are replayed by `test_replay`."""
+    return list(itertools.islice(recording.read(grammar_situations.FILE), 200))
 
 
 def test_every_situation_occurs_in_the_recordings_with_grammars() -> None:
