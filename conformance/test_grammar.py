@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import random
 import re
@@ -36,7 +37,8 @@ from mini_vllm.structured_output.vocabulary import Vocabulary, token_bytes_of
 
 @functools.cache
 def entries() -> list[recording.Recording]:
-    return list(recording.read(grammar_situations.FILE))
+    """The first workloads, which hold every situation; all are replayed by `test_replay`."""
+    return list(itertools.islice(recording.read(grammar_situations.FILE), 200))
 
 
 def test_every_situation_occurs_in_the_recordings_with_grammars() -> None:
@@ -140,13 +142,27 @@ def test_the_bytes_of_a_byte_level_vocabulary_are_those_that_xgrammar_decodes() 
 # ------------------------------------------------------------------ JSON Schema, and whole texts
 
 
-def test_the_published_suite_has_no_wrong_verdict_here_and_many_there() -> None:
+def tallied(cases: list[dict[str, Any]]) -> tuple[Counter[str], dict[str, Counter[str]]]:
+    """Our verdicts on some schemas of the published suite, and those of each library."""
     sums = Counter[str]()
     theirs: dict[str, Counter[str]] = {}
-    for case in parts.load("grammar_suite"):
+    for case in cases:
         sums.update(grammar_suite.tally(case, grammar_suite.judge(False, case)))
         for name, verdicts in case["verdicts"].items():
             theirs.setdefault(name, Counter()).update(grammar_suite.tally(case, verdicts))
+    return sums, theirs
+
+
+def test_on_a_quarter_of_the_published_suite_no_verdict_is_wrong_here_and_some_are_there() -> None:
+    sums, theirs = tallied(parts.load("grammar_suite")[::4])
+    assert sums["right"] > 200 and sums["too strict"] + sums["too loose"] == 0
+    for name, peer in theirs.items():
+        assert peer["too strict"] + peer["too loose"] > 0, name
+
+
+@pytest.mark.slow
+def test_the_published_suite_has_no_wrong_verdict_here_and_many_there() -> None:
+    sums, theirs = tallied(parts.load("grammar_suite"))
     assert (sums["right"], sums["too strict"], sums["too loose"]) == (1098, 0, 0)
     assert sums["refused"] == 159
     for name, peer in theirs.items():

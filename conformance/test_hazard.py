@@ -38,18 +38,24 @@ def test_random_workloads_that_show_the_hazard_do_not_with_the_flag(seed: int) -
     assert shadow.stale_reads(replay.run(workload, hazard.build(True))) == []
 
 
-def test_the_flag_leaves_no_stale_read_in_withdrawing_workloads() -> None:
+@pytest.mark.parametrize(
+    ("num", "some"), [(100, 20), pytest.param(300, 50, marks=pytest.mark.slow)]
+)
+def test_the_flag_leaves_no_stale_read_in_withdrawing_workloads(num: int, some: int) -> None:
     withdrawn = 0
-    for seed in range(workloads.PROFILES.index("withdrawal"), 2700, len(workloads.PROFILES)):
+    first, step = workloads.PROFILES.index("withdrawal"), len(workloads.PROFILES)
+    for seed in range(first, num * step, step):
         entry = replay.run(workloads.generate(seed), hazard.build(True))
         assert shadow.stale_reads(entry) == [], seed
         withdrawn += any(step["preempted"] for step in entry["steps"])
-    assert withdrawn > 50
+    assert withdrawn > some
 
 
-def test_no_kept_recording_reads_a_stale_slot() -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_kept_recording_reads_a_stale_slot(every: int) -> None:
     for name in ("priority", "withdrawal"):
-        for entry in recording.read(mutants.RECORDINGS / f"{name}.jsonl.gz"):
+        path = mutants.RECORDINGS / f"{name}.jsonl.gz"
+        for entry in recording.read(path, wanted=lambda number: number % every == 0):
             assert shadow.stale_reads(entry) == [], (name, entry["seed"])
 
 

@@ -87,10 +87,17 @@ def test_what_a_failing_test_measured_is_not_compared(course, lab, little_course
         ("[" * 500, "predictions.yaml cannot be read: "),
     ],
 )
-def test_an_answer_that_is_none_is_told_and_commits_nothing(course, lab, text, words):
+def test_an_answer_that_is_none_is_named_and_commits_nothing(lab, text, words):
     write(lab, text)
+    answers, (problem,) = predictions.committed(lab.folder, lab.manifest.predictions)
+    assert answers == {} and words in problem
+
+
+def test_an_answer_that_is_none_is_told_and_the_grade_stands(course, lab):
+    write(lab, "blocks: many\n")
     ran = course("check", "90-08")
-    assert ran.code == 0 and words in ran.out and ran.out.count("none committed") == 3
+    assert ran.code == 0 and "blocks: answer is 'many': give a number" in ran.out
+    assert ran.out.count("none committed") == 3
 
 
 def test_predict_asks_and_keeps_comments_and_what_was_there(course, lab, monkeypatch):

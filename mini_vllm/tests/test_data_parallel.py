@@ -81,13 +81,13 @@ def test_what_no_rank_can_serve_is_refused_and_leaves_no_process(
     assert len(multiprocessing.active_children()) == before
 
 
-def test_a_rank_that_dies_is_named_and_the_others_end_in_time() -> None:
-    llm = DataParallelLLM(data_parallel_size=2, **KNOBS)
-    processes = list(llm._processes)
+def test_a_rank_that_dies_is_named_and_the_others_end_in_time(two: DataParallelLLM) -> None:
+    """The last test of the file: it ends the engines of the others."""
+    processes = list(two._processes)
     assert processes[1].pid is not None
     os.kill(processes[1].pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="data rank 1 died"):
-        llm.generate(PROMPTS, SamplingParams(max_tokens=200))
+        two.generate(PROMPTS, SamplingParams(max_tokens=200))
     assert not any(process.is_alive() for process in processes)
     with pytest.raises(ValueError, match="closed"):
-        llm.generate(PROMPTS)
+        two.generate(PROMPTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from mini_vllm.distributed.bytes_moved import (
 )
 from mini_vllm.distributed.collectives import bounds
 from mini_vllm.distributed.config import ParallelConfig
+from mini_vllm.distributed.pool import RankPool
 from mini_vllm.tests.ranks_support import (
     DENSE,
     MOE,
@@ -26,18 +29,28 @@ from mini_vllm.tests.ranks_support import (
     pieces,
     pool,
     ranked,
+    running,
 )
 
 SHAPE = (11, 5)
 LARGE = (300, 301)
 """Larger than a ring of shared memory and than a socket's buffers."""
 
-both = pytest.mark.parametrize("transport", ["shared_memory", "sockets"])
+both = pytest.mark.parametrize(
+    "transport", ["shared_memory", pytest.param("sockets", marks=pytest.mark.slow)]
+)
 sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
 
 
 def ran(transport: str, size: int, operation: str, shape=SHAPE) -> list:
     return pool(transport).rpc("run", collective, size, operation, shape)[:size]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RankPool]:
+    """Two ranks that talk over sockets."""
+    with running(lambda: RankPool(2, "sockets", timeout_s=20.0)) as ranks:
+        yield ranks
 
 
 def brought(size: int, shape=SHAPE) -> list[np.ndarray]:
@@ -106,6 +119,17 @@ def test_broadcast_copies_the_root(transport):
 def test_what_is_sent_arrives_in_order_and_once(transport):
     for rank, (got, _) in enumerate(ran(transport, 4, "ring")):
         assert np.array_equal(got, numbers((rank - 1) % 4, SHAPE))
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "all_to_all"])
+def test_two_ranks_with_sockets_between_them_agree_with_two_that_share_memory(operation, two):
+    for (got, stats), (expected, theirs) in zip(
+        two.rpc("run", collective, 2, operation, LARGE),
+        ran("shared_memory", 2, operation, LARGE),
+        strict=True,
+    ):
+        assert all(map(np.array_equal, got, expected))
+        assert stats.total_bytes() == theirs.total_bytes() > 0
 
 
 def test_a_rank_sends_what_a_ring_would_where_the_parts_are_even():

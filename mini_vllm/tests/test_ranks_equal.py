@@ -10,6 +10,7 @@ from mini_vllm.distributed.groups import Place
 from mini_vllm.distributed.shards import FolderSource, part_of
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.transformer import Linear
+from mini_vllm.structured_output.params import StructuredOutputsParams
 from mini_vllm.tests.ranks_support import (
     ALL_BIASES,
     DENSE,
@@ -91,7 +92,9 @@ def test_ranks_answer_as_one_process_under_every_rule(model, sizes, transport, k
     assert got.distance(expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "sockets"])
+@pytest.mark.parametrize(
+    "transport", ["shared_memory", pytest.param("sockets", marks=pytest.mark.slow)]
+)
 def test_the_transport_changes_no_bit(transport):
     source = SOURCES["moe"]
     sizes = TP2 | PP2 | EP
@@ -247,3 +250,15 @@ def test_a_function_runs_in_every_rank_and_only_where_there_are_ranks():
 def test_asynchronous_scheduling_works_over_tensor_parallel_ranks():
     got = served("dense", TP2, async_scheduling=True)
     assert got.tokens == alone(SOURCES["dense"]).tokens
+
+
+def test_a_constraint_holds_where_the_model_runs_on_two_stages():
+    params = SamplingParams(
+        max_tokens=24, structured_outputs=StructuredOutputsParams(regex="[a-f]{3}-[0-9]{4}")
+    )
+    prompts = ["The scheduler", "A block", "Every step"]
+    plain = LLMEngine("byte-llama", dtype="float64").generate(prompts, params)
+    with LLM("byte-llama", dtype="float64", rank_pool=pool(), **PP2) as llm:
+        split = llm.generate(prompts, params)
+    assert [r.outputs[0].text for r in split] == [r.outputs[0].text for r in plain]
+    assert all(r.outputs[0].finish_reason == "stop" for r in split)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mini_vllm import LLM, LLMEngine, SamplingParams
+from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SchedulerConfig
 from mini_vllm.distributed.pipeline import BatchQueue, PipelineScheduler
@@ -13,7 +13,6 @@ from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
-from mini_vllm.structured_output.params import StructuredOutputsParams
 from mini_vllm.tests.ranks_support import DENSE, RandomSource
 from mini_vllm.tests.support import Scenario, ScenarioRequest, drive, for_all, scenarios
 
@@ -158,15 +157,3 @@ def test_a_model_that_reads_its_cache_answers_the_same_with_batches_in_flight():
     for depth in (2, 3, 4):
         got = drive(scenario, engine=piped(scenario, depth, MODEL))
         assert tokens(got, scenario) == expected
-
-
-def test_a_constraint_holds_where_the_model_runs_on_two_stages():
-    params = SamplingParams(
-        max_tokens=24, structured_outputs=StructuredOutputsParams(regex="[a-f]{3}-[0-9]{4}")
-    )
-    prompts = ["The scheduler", "A block", "Every step"]
-    plain = LLMEngine("byte-llama", dtype="float64").generate(prompts, params)
-    with LLM("byte-llama", dtype="float64", pipeline_parallel_size=2) as llm:
-        split = llm.generate(prompts, params)
-    assert [r.outputs[0].text for r in split] == [r.outputs[0].text for r in plain]
-    assert all(r.outputs[0].finish_reason == "stop" for r in split)
