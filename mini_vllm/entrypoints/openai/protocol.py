@@ -2,7 +2,7 @@
 
 Promises: fields, defaults and what is refused are vLLM's, with its status, `type`, `param` and
 `code`; messages are our own. Unknown fields are accepted and ignored, as there. Mirrors
-`vllm/entrypoints/openai/completion/protocol.py:41` `CompletionRequest` and
+`vllm/entrypoints/openai/completion/protocol.py:42` `CompletionRequest` and
 `vllm/entrypoints/openai/chat_completion/protocol.py:183` `ChatCompletionRequest`.
 """
 
