@@ -263,7 +263,7 @@ PARTS: dict[str, Part] = {
         "detokenizer",
         "`vllm/v1/engine/detokenizer.py:250` `SlowIncrementalDetokenizer` and the fast one, byte "
         "by byte",
-        "lab 16-03",
+        "`test_detokenizer.py`, lab 16-03",
     ),
     "output_collector": _part(
         "output_collector",

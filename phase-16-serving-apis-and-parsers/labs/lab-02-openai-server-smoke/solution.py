@@ -169,7 +169,7 @@ def _tools_refused(request: dict[str, Any]) -> bool:
 def predict_error(request: dict[str, Any], server: Server) -> tuple[int, str | None] | None:
     """Status and `param` of the error with which a chat is refused; None if it is served.
 
-    Only these rules are asked for, and the first that is broken decides:
+    Only these rules are asked for, and the first that is broken decides; null is as left out:
 
     - body: `messages` are there; `tools` are not an empty list; a `tool_choice` other than "none"
       has tools, is "auto", "required" or an object, and an object names one of them: 400, no param.
@@ -194,9 +194,10 @@ def predict_error(request: dict[str, Any], server: Server) -> tuple[int, str | N
         return 400, "max_tokens"
     if server.prompt_tokens(request) + (limit or 0) > server.max_model_len:
         return 400, "input_tokens"
-    if request.get("temperature", 1.0) < 0:
+    temperature, top_p = request.get("temperature"), request.get("top_p")
+    if temperature is not None and temperature < 0:
         return 400, "temperature"
-    if not 0 < request.get("top_p", 1.0) <= 1:
+    if top_p is not None and not 0 < top_p <= 1:
         return 400, "top_p"
     if limit is not None and limit < 1:
         return 400, "max_tokens"

@@ -112,7 +112,7 @@ def assemble(events: Iterable[dict[str, Any] | str], choice: int = 0) -> Reply:
 def predict_error(request: dict[str, Any], server: Server) -> tuple[int, str | None] | None:
     """Status and `param` of the error with which a chat is refused; None if it is served.
 
-    Only these rules are asked for, and the first that is broken decides:
+    Only these rules are asked for, and the first that is broken decides; null is as left out:
 
     - body: `messages` are there; `tools` are not an empty list; a `tool_choice` other than "none"
       has tools, is "auto", "required" or an object, and an object names one of them: 400, no param.

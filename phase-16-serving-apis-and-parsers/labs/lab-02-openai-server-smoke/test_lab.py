@@ -290,6 +290,8 @@ def test_the_first_layer_decides(lab):
         ({"messages": long, "max_tokens": 99999}, (400, "max_tokens")),
         ({"temperature": -1, "top_p": 2, "max_tokens": 0}, (400, "temperature")),
         ({"top_p": 2, "max_tokens": 0}, (400, "top_p")),
+        ({"top_p": 0}, (400, "top_p")),
+        ({"temperature": None, "top_p": None, "max_tokens": None, "tools": None}, None),
         ({"model": "nope", "stream_options": {"include_usage": True}}, (400, "stream_options")),
     ):
         same(

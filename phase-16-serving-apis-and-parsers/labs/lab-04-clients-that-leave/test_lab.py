@@ -144,6 +144,33 @@ def test_who_waits_is_woken(lab):
     )  # fmt: skip
 
 
+def test_who_waits_is_told_of_an_error(lab):
+    async def scene():
+        made = lab.Collector()
+        task = asyncio.ensure_future(made.get())
+        await asyncio.sleep(0)
+        made.fail(KeyError("dead"))
+        return (await asyncio.gather(task, return_exceptions=True))[0]
+
+    got = within(scene())
+    assert isinstance(got, KeyError), f"a reader that waits gets the error\ncame     {got!r}"
+
+
+def test_who_waits_does_nothing(lab):
+    async def scene():
+        waiting = lab.Collector().get().__await__()
+        try:
+            return next(waiting)
+        finally:
+            waiting.close()
+
+    found = asyncio.run(scene())
+    assert isinstance(found, asyncio.Future), (
+        "get() with nothing to read must wait for an event\n"
+        f"came     {found!r}: it asks again and again, and a hundred readers eat the loop"
+    )
+
+
 def test_what_is_kept_does_not_grow(lab):
     made = lab.Collector()
     Counted.copied = 0
