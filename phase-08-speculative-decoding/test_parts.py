@@ -73,6 +73,7 @@ def test_the_labs_verifier_judges_every_draft_of_a_sampled_text(supplied, monkey
     assert len(asked) <= stats.num_draft_tokens
 
 
+@pytest.mark.slow
 def test_course_run_mine_drafts_and_verifies_with_the_learners_labs(tmp_path, monkeypatch, capsys):
     """A course of these two labs, both solved: `course run --mine` grades and uses them."""
     root = tmp_path / "course"
