@@ -93,7 +93,7 @@ CourseWidgets.mount("roofline", (data) => {
         const never = (shape.attention_flops * ctx + 2 * shape.parameters) / (ctx * shape.kv_bytes_per_token);
         const bytes = step.weight_bytes + step.kv_bytes;
         const over = bytes > card.gib * 2 ** 30
-            ? ` It does not fit: ${count(bytes / 1e9)} GB on a card of ${count(card.gib * 2 ** 30 / 1e9)} GB.` : "";
+            ? ` It does not fit: the card holds ${card.gib} GiB.` : "";
         verdict.textContent = `Bound by ${limit}. The KV cache is ${(100 * share).toFixed(0)} % of the bytes.`
             + (ctx && never < step.ridge
                 ? ` At this context no batch gets past ${never.toFixed(0)} FLOP per byte.` : "") + over;

@@ -64,8 +64,8 @@ class Contents:
 def contents(root: Path) -> Contents:
     """Put every page of the repository in its place.
 
-    Front matter, the phases, the back matter, then what the pages so far link to. A page that is required
-    and missing, and a page that nothing lists or links, are findings on line 1 of that page.
+    Front matter, the phases, the back matter, then what the pages so far link to. A page that is
+    required and missing, and a page that nothing lists or links, are findings on line 1 of it.
     """
     root = root.resolve()
     found = Contents()

@@ -126,7 +126,9 @@ def _strip(phase: Path, page: Path) -> str:
 def _place(phase: Path) -> str:
     """Which phase of how many: they are numbered from 00."""
     number = phase.name.split("-")[1]
-    return f'<p class="phase-place">Phase {number}, {int(number) + 1} of {len(curriculum.PHASES)}</p>'
+    return (
+        f'<p class="phase-place">Phase {number}, {int(number) + 1} of {len(curriculum.PHASES)}</p>'
+    )
 
 
 def _facts(page: Path) -> str:

@@ -1,4 +1,4 @@
-"""The last hand on a page that mdBook wrote: for a phone, for a reader's hand, for a link that is shared.
+"""The last hand on a page that mdBook wrote: for a phone, and for a link that is shared.
 
 Promises: no word of a page changes; names in code break after `_`, `/` and `.` and nowhere else;
 a table that is too wide for a phone can be stacked row by row, each cell with its column's name;
@@ -33,7 +33,7 @@ _CELL = re.compile(r"<t([hd])((?: [^>]*)?)>(.*?)</t\1>", re.DOTALL)
 _FORMULA = re.compile(r"<math\b.*?</math>", re.DOTALL)
 _TAG = re.compile(r"\[(?:CPU-OK|GPU-OPT|GPU-REQ)\]")
 _BREAK = re.compile(r"(?<=\w)([_/.]+)(?=\w)")
-_LONG_NAME = 8
+_LONG_NAME = re.compile(r"[\w./]{8,}")
 _MAY = "\u200b"
 
 
@@ -71,7 +71,10 @@ def tables_stack(text: str) -> str:
 
 def _stacked(table: str) -> str:
     rows = [
-        [words(_FORMULA.sub(_as_text, cell[3]).replace("<wbr>", _MAY)) for cell in _CELL.finditer(row)]
+        [
+            words(_FORMULA.sub(_as_text, cell[3]).replace("<wbr>", _MAY))
+            for cell in _CELL.finditer(row)
+        ]
         for row in _ROW.findall(table)
     ]
     if len(rows) < 2:
@@ -123,6 +126,10 @@ def _longest_part(text: str) -> int:
 # ------------------------------------------------------------------ names and tags
 
 
+def _in_parts(name: re.Match[str]) -> str:
+    return _BREAK.sub(r"\1<wbr>", name[0])
+
+
 def breakable(text: str) -> str:
     """Allow long names in code to break after `_`, `/` and `.`; keep a tag on one line."""
     out = []
@@ -134,7 +141,7 @@ def breakable(text: str) -> str:
         elif fenced:
             pass
         elif code:
-            piece = re.sub(r"[\w./]{%d,}" % _LONG_NAME, lambda m: _BREAK.sub(r"\1<wbr>", m[0]), piece)
+            piece = _LONG_NAME.sub(_in_parts, piece)
         else:
             piece = _TAG.sub(lambda m: f'<span class="tag">{m[0]}</span>', piece)
         out.append(piece)
