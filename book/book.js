@@ -1,4 +1,4 @@
-/* Repairs for keyboards and screen readers that the theme's own pages lack. */
+/* What the theme's own pages lack: for keyboards, screen readers, small screens and paper. */
 "use strict";
 
 (() => {
@@ -15,6 +15,67 @@
     scrolling();
     window.addEventListener("resize", scrolling);
     window.addEventListener("load", scrolling);
+
+    // The theme turns the page on an arrow key, also where the arrow has something else to move.
+    const moved = 'input, select, textarea, [contenteditable], [tabindex="0"], dialog';
+    document.documentElement.addEventListener("keydown", (event) => {
+        if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+        if (event.target.closest(moved) || document.querySelector("dialog[open]")) event.stopPropagation();
+    });
+
+    // A figure alone, over the page. Escape, the button and the space beside it close it.
+    const enlarge = (link) => {
+        const small = link.querySelector("img");
+        const large = new Image();
+        large.alt = small.alt;
+        large.src = link.href;
+        large.style.minWidth = `${small.naturalWidth}px`;
+        const close = document.createElement("button");
+        close.type = "button";
+        close.textContent = "Close";
+        const room = document.createElement("div");
+        room.tabIndex = 0;
+        room.setAttribute("role", "region");
+        room.setAttribute("aria-label", "The figure; scrolls");
+        room.append(large);
+        const shown = document.createElement("dialog");
+        shown.className = "figure-large";
+        shown.setAttribute("aria-label", "Figure");
+        shown.append(close, room);
+        close.addEventListener("click", () => shown.close());
+        room.addEventListener("click", (event) => event.target === room && shown.close());
+        shown.addEventListener("close", () => {
+            shown.remove();
+            link.focus();
+        });
+        document.body.append(shown);
+        shown.showModal();
+    };
+    document.addEventListener("click", (event) => {
+        const link = event.target.closest("a.figure");
+        if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+        event.preventDefault();
+        enlarge(link);
+    });
+
+    // The list of pages shows the pages of the phase you are in; the others unfold by their title.
+    for (const part of document.querySelectorAll(".sidebar li.part-title")) {
+        const pages = [];
+        for (let next = part.nextElementSibling; next && !next.matches(".part-title"); next = next.nextElementSibling) {
+            pages.push(next);
+        }
+        const button = document.createElement("button");
+        button.type = "button";
+        button.append(...part.childNodes);
+        part.append(button);
+        const fold = (open) => {
+            button.setAttribute("aria-expanded", open);
+            for (const page of pages) page.classList.toggle("folded", !open);
+        };
+        button.addEventListener("click", () => fold(button.getAttribute("aria-expanded") !== "true"));
+        fold(pages.some((page) => page.querySelector("a.active")));
+    }
+    document.querySelector(".sidebar a.active")?.scrollIntoView({ block: "nearest" });
 
     // A printed page has no folds: open the answers for it, and close them again.
     const opened = [];

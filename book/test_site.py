@@ -7,92 +7,17 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from course.learning.labs import CourseError
-from course.site import book, book_site, widgets
+from course.site import widgets
 
 pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[1]
-CHROMIUM = next(
-    (
-        found
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (found := shutil.which(name))
-    ),
-    None,
-)
 FIRST_PAGE_LIMIT = 200_000
 PAGE_LIMIT = 1_500_000
-
-
-@pytest.fixture(scope="session")
-def site():
-    """The folder of the finished site, built now."""
-    pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs chromium on the PATH")
-    pytest.importorskip("latex2mathml", reason="needs the book extra")
-    try:
-        book.find_mdbook()
-    except CourseError:
-        pytest.skip("needs mdbook, from the book extra")
-    tree = ROOT / "upstream"
-    if not tree.is_dir():
-        pytest.skip("needs the pinned tree: course upstream fetch")
-    assert book.build(ROOT, tree) == []
-    return book.site_folder(ROOT)
-
-
-@pytest.fixture(scope="session")
-def url(site):
-    """The site's address, below a path of its own, as on a shared host."""
-    with book_site.serving(site.parent, 0) as address:
-        yield f"{address}{site.name}/"
-
-
-@pytest.fixture(scope="session")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs chromium on the PATH")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def open_page(browser, url):
-    """Open a page of the site; what the browser complained about is in `page.complaints`."""
-    contexts = []
-
-    def open_(path: str = "", *, width: int = 1280, theme: str = "light", javascript: bool = True):
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, java_script_enabled=javascript
-        )
-        context.set_default_timeout(10_000)
-        contexts.append(context)
-        page = context.new_page()
-        page.complaints = []
-        page.on("console", lambda m: m.type == "error" and page.complaints.append(m.text))
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on(
-            "request",
-            lambda r: r.url.startswith((url, "data:")) or page.complaints.append(f"left: {r.url}"),
-        )
-        if javascript:
-            page.add_init_script(f"localStorage.setItem('mdbook-theme', '{theme}')")
-        page.goto(url + path)
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
 
 
 def pages_of(site: Path) -> list[str]:
@@ -123,6 +48,32 @@ def shown(host, selector: str, attribute: str) -> list[str]:
 # ------------------------------------------------------------------ pages
 
 
+TOO_WIDE = """() => {
+    const found = [];
+    const wide = document.documentElement.scrollWidth - innerWidth;
+    if (wide > 0) found.push(`the page is ${wide} pixels too wide`);
+    for (const box of document.querySelectorAll(".content .table-wrapper")) {
+        const over = box.scrollWidth - box.clientWidth;
+        if (over > 0) found.push(`${over} pixels too wide: ${box.innerText.slice(0, 60)}`);
+    }
+    const lines = (node) => {
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        return new Set([...range.getClientRects()].map((box) => Math.round(box.top / 4))).size;
+    };
+    for (const tag of document.querySelectorAll(".content .tag")) {
+        if (lines(tag) > 1) found.push(`broken: ${tag.textContent}`);
+    }
+    for (const code of document.querySelectorAll(".content :is(td, th) code")) {
+        for (const part of code.childNodes) {
+            const name = part.textContent;
+            if (/^[\\w./]+$/.test(name) && lines(part) > 1) found.push(`broken: ${name}`);
+        }
+    }
+    return found;
+}"""
+
+
 @pytest.mark.parametrize(("width", "theme"), [(390, "navy"), (1280, "light")])
 def test_every_page_loads_in_silence_fits_its_screen_and_asks_nobody_else(
     site, url, open_page, width, theme
@@ -131,9 +82,7 @@ def test_every_page_loads_in_silence_fits_its_screen_and_asks_nobody_else(
     wrong = []
     for path in pages_of(site):
         page.goto(url + path)
-        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        if wide > 0:
-            wrong.append(f"{path}: {wide} pixels too wide at {width}")
+        wrong += [f"{path} at {width}: {found}" for found in page.evaluate(TOO_WIDE)]
         wrong += [f"{path}: {text}" for text in page.complaints]
         page.complaints.clear()
     assert not wrong, "\n".join(wrong)

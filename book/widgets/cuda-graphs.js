@@ -58,7 +58,9 @@ CourseWidgets.mount("cuda-graphs", (data) => {
         texts.kernel.textContent = `${kernelUs} µs`;
         const kernels = Array.from({ length: count }, () => data.layer).flat();
         const lines = data.modes.map((mode) => [mode, formulas.launches(kernels, mode, launchUs, kernelUs)]);
-        const longest = Math.max(...lines.map(([, line]) => Math.max(line.step_us, line.launches.at(-1).end)));
+        const latest = Math.max(...lines.map(([, line]) => Math.max(line.step_us, line.launches.at(-1).end)));
+        // One scale for many settings, so that a bar grows when a slider does: the next of 50, 100, 200, 400...
+        const longest = 50 * 2 ** Math.max(0, Math.ceil(Math.log2(latest / 50)));
         const x = (us) => L + ((W - L - R) * us) / longest;
         const parts = [svg("title", {}, "Host launches and GPU kernels in three modes")];
         lines.forEach(([mode, line], i) => {

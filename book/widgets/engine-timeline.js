@@ -9,6 +9,7 @@ CourseWidgets.mount("engine-timeline", (run) => {
         preempted: "preempted",
     };
     const box = el("section", { class: "widget-box", "aria-label": "Engine timeline" });
+    const tokens = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
     const steps = run.totals.length;
     const largest = Math.max(...run.totals.map((total) => total.budget));
     const cells = run.requests.map((request) => new Map(request.cells.map((c) => [c.step, c])));
@@ -27,7 +28,7 @@ CourseWidgets.mount("engine-timeline", (run) => {
             const node = el("td", {
                 class: cell ? `line-${cell.kind}` : "line-absent",
                 "data-tokens": cell ? cell.tokens : 0, "data-kind": cell ? cell.kind : "absent",
-                title: cell ? `${request.id}, step ${step}: ${words[cell.kind]}, ${cell.tokens} tokens` : null,
+                title: cell ? `${request.id}, step ${step}: ${words[cell.kind]}, ${tokens(cell.tokens)}` : null,
                 onclick: () => go(step),
             }, shown);
             columns[step].push(node);
@@ -51,8 +52,9 @@ CourseWidgets.mount("engine-timeline", (run) => {
     function sentence(total) {
         const parts = [`${total.scheduled} of ${total.budget} tokens scheduled`];
         if (total.admitted.length) parts.push(`${total.admitted.join(", ")} admitted`);
-        if (total.hits) parts.push(`${total.hits} tokens from the prefix cache`);
-        if (total.preempted.length) parts.push(`${total.preempted.join(", ")} preempted, nobody admitted`);
+        if (total.hits) parts.push(`${tokens(total.hits)} from the prefix cache`);
+        if (total.preempted.length) parts.push(`no block was free for another: ${total.preempted.join(", ")} preempted, `
+            + "the blocks given back, nobody admitted");
         if (total.finished.length) parts.push(`${total.finished.join(", ")} finished`);
         return `${parts.join("; ")}.`;
     }
@@ -77,7 +79,7 @@ CourseWidgets.mount("engine-timeline", (run) => {
             const blocks = cell.blocks.length ? `, blocks [${cell.blocks.join(", ")}]` : "";
             const after = cell.computed + cell.tokens;
             const text = cell.tokens
-                ? `${words[cell.kind]}, ${cell.tokens} tokens, computed ${cell.computed} → ${after} of ${cell.known}`
+                ? `${words[cell.kind]}, ${tokens(cell.tokens)}, computed ${cell.computed} → ${after} of ${cell.known}`
                 : words[cell.kind];
             return [el("li", {}, el("b", {}, request.id), ` ${text}${blocks}`,
                 cell.sampled ? ", samples a token" : "", cell.finish ? `, ends: ${cell.finish}` : "")];
@@ -86,7 +88,7 @@ CourseWidgets.mount("engine-timeline", (run) => {
 
     const legend = el("p", { class: "widget-legend" }, Object.entries(words).map(([kind, text]) =>
         el("span", {}, el("i", { class: `line-${kind}`, "aria-hidden": "true" }), text)));
-    const [controls, go] = stepper(box, steps, "step", show);
+    const [controls, go] = stepper(box, steps, "step", show, 0);
     box.append(el("p", { class: "widget-title" }, run.title), controls, said, facts, scroll, legend,
         el("details", {}, el("summary", {}, "Every request in this step"), detail));
     go(0);

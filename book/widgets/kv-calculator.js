@@ -61,9 +61,9 @@ CourseWidgets.mount("kv-calculator", (data) => {
                 + `${kvBytes.value} B = ${count(perToken)} B per token`),
             el("li", {}, `${gib.value} GiB × ${utilization.value} = ${gibs(requested)} for the engine`),
             el("li", {}, `− ${gibs(weights)} weights (${(shape.parameters / 1e9).toFixed(2)} billion) `
-                + `− ${other.value} GiB other = ${gibs(Math.max(0, available))} for the cache`
-                + (available < 0 ? ": the weights alone do not fit" : "")),
-            el("li", {}, `÷ ${count(result.bytes_per_block)} B per block = ${count(result.num_blocks)} blocks`),
+                + `− ${other.value} GiB other = ${gibs(available)} `
+                + (available < 0 ? "left: nothing for the cache" : "for the cache")),
+            el("li", {}, `${gibs(Math.max(0, available))} ÷ ${count(result.bytes_per_block)} B per block = ${count(result.num_blocks)} blocks`),
             el("li", {}, `÷ ${Math.ceil(Number(length.value) / Number(blockSize.value))} blocks per request of `
                 + `${count(Number(length.value))} tokens = ${result.max_concurrency.toFixed(2)} at once`));
     }

@@ -50,7 +50,7 @@ CourseWidgets.mount("roofline", (data) => {
             parts.push(svg("line", { x1: L, x2: W - R, y1: y(tick), y2: y(tick), class: "roof-grid" }),
                 text(L - 6, y(tick) + 4, tick >= 1e12 ? `${tick / 1e12} T` : `${tick / 1e9} G`, "end"));
         }
-        parts.push(text((L + W - R) / 2, H - 8, "arithmetic intensity, FLOP per byte"),
+        parts.push(text(L - 6, T - 4, "FLOP/s", "end"), text((L + W - R) / 2, H - 8, "arithmetic intensity, FLOP per byte"),
             svg("polyline", { points: [0.5, step.ridge, 5000].map(at).join(" "), class: "roof-line" }),
             text(x(step.ridge), y(card.peak_flops) - 6, `ridge ${step.ridge.toFixed(0)}`, "end"));
         for (const [ctxOf, css] of [[0, "roof-weights"], [ctx, "roof-kv"]]) {
@@ -91,9 +91,12 @@ CourseWidgets.mount("roofline", (data) => {
         const limit = step.intensity < step.ridge ? "memory" : "arithmetic";
         const share = step.kv_bytes / (step.kv_bytes + step.weight_bytes);
         const never = (shape.attention_flops * ctx + 2 * shape.parameters) / (ctx * shape.kv_bytes_per_token);
+        const bytes = step.weight_bytes + step.kv_bytes;
+        const over = bytes > card.gib * 2 ** 30
+            ? ` It does not fit: the card holds ${card.gib} GiB.` : "";
         verdict.textContent = `Bound by ${limit}. The KV cache is ${(100 * share).toFixed(0)} % of the bytes.`
             + (ctx && never < step.ridge
-                ? ` At this context no batch gets past ${never.toFixed(0)} FLOP per byte.` : "");
+                ? ` At this context no batch gets past ${never.toFixed(0)} FLOP per byte.` : "") + over;
     }
 
     box.append(

@@ -49,9 +49,9 @@ const CourseWidgets = (() => {
 
     /** Buttons, a slider and the arrow keys over `length` places; calls `show(place)` on a move.
      *
-     * `box` is what the keys work in. Returns the row of controls and a function to go somewhere.
+     * `box` is what the keys work in; `from` is what the first place is called. Returns the row of controls and a function to go somewhere.
      */
-    function stepper(box, length, noun, show) {
+    function stepper(box, length, noun, show, from = 1) {
         let place = 0;
         let timer = null;
         const button = (label, title, action) =>
@@ -65,13 +65,17 @@ const CourseWidgets = (() => {
         const back = button("◀", `Previous ${noun}`, () => go(place - 1));
         const play = button("Play", `Play every ${noun}`, () => (timer ? stop() : run()));
         const next = button("▶", `Next ${noun}`, () => go(place + 1));
+        const speed = el("select", { class: "widget-speed", "aria-label": "Speed", onchange: () => timer && start() },
+            [0.5, 1, 2, 4].map((times) => el("option",
+                { value: times, selected: times === 1 ? "" : null }, `${times}×`)));
         const last = button("▶|", `Last ${noun}`, () => go(length - 1));
 
         function go(target) {
             place = Math.max(0, Math.min(length - 1, target));
             slider.value = place;
-            slider.setAttribute("aria-valuetext", `${noun} ${place + 1} of ${length}`);
-            where.textContent = `${noun} ${place + 1} of ${length}`;
+            where.textContent = from === 1 ? `${noun} ${place + 1} of ${length}`
+                : `${noun} ${place + from}, ${from} to ${length - 1 + from}`;
+            slider.setAttribute("aria-valuetext", where.textContent);
             box.dataset.place = place;
             first.disabled = back.disabled = place === 0;
             next.disabled = last.disabled = place === length - 1;
@@ -81,7 +85,11 @@ const CourseWidgets = (() => {
         function run() {
             if (place === length - 1) go(0);
             play.textContent = "Pause";
-            timer = setInterval(() => go(place + 1), 1200);
+            start();
+        }
+        function start() {
+            clearInterval(timer);
+            timer = setInterval(() => go(place + 1), 1200 / Number(speed.value));
         }
         function stop() {
             clearInterval(timer);
@@ -99,7 +107,7 @@ const CourseWidgets = (() => {
             }
         });
         const row = el("div", { class: "widget-controls", role: "group", "aria-label": "Controls" },
-            first, back, play, next, last, slider, where);
+            first, back, play, next, last, speed, slider, where);
         return [row, go];
     }
 

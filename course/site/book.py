@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course.learning.labs import CourseError, lab_folders, phase_title
-from course.site import book_extras, book_pages, book_site
+from course.site import book_extras, book_finish, book_pages, book_site
 from course.truth import checking, pages
 from course.truth.citations import Finding
 
@@ -29,9 +29,9 @@ FRONT = (
     "SINCE_THE_PIN",
     "GLOSSARY",
     "CAREER",
-    "PUBLISHING",
-    "CHANGES",
 )
+BACK = ("PUBLISHING", "CHANGES")
+"""For who keeps the course, not for who takes it: after the phases."""
 CHAPTERS = ("00-guide.md", "01-deep-dive.md", "02-mini-build.md")
 LABS = "labs/README.md"
 CLOSING = ("EXERCISES.md", "INTERVIEW.md", "CHEATSHEET.md")
@@ -64,8 +64,8 @@ class Contents:
 def contents(root: Path) -> Contents:
     """Put every page of the repository in its place.
 
-    Front matter, then the phases, then what the pages so far link to. A page that is required
-    and missing, and a page that nothing lists or links, are findings on line 1 of that page.
+    Front matter, the phases, the back matter, then what the pages so far link to. A page that is
+    required and missing, and a page that nothing lists or links, are findings on line 1 of it.
     """
     root = root.resolve()
     found = Contents()
@@ -75,7 +75,8 @@ def contents(root: Path) -> Contents:
         found.findings.append(Finding(root / "README.md", 1, "the book needs this page"))
     for phase in sorted(root.glob("phase-[0-9][0-9]-*")):
         found.parts.append((phase_title(phase), list(_phase(phase, found.findings))))
-    found.parts.append(("Reference", []))
+    back = [root / f"{name}.md" for name in BACK]
+    found.parts.append(("Reference", [_chapter(page) for page in back if page.is_file()]))
     _add_linked(root, found)
     listed = set(found.listed())
     for page in pages.find(root):
@@ -133,9 +134,15 @@ def _place(root: Path, found: Contents, page: Path) -> None:
             if home and home.parent.name == "labs" and page.is_relative_to(home):
                 chapters.insert(index + 1, _chapter(page, chapter.depth + 1))
                 return
-        chapters.append(_chapter(page))
+        closing = [i for i, chapter in enumerate(chapters) if _closes(chapter)]
+        chapters.insert(closing[0] if closing else len(chapters), _chapter(page))
         return
     found.parts[-1][1].append(_chapter(page))
+
+
+def _closes(chapter: Chapter) -> bool:
+    """Whether a page is of a phase's last part, which a cheat sheet ends."""
+    return chapter.page is not None and chapter.page.name in CLOSING
 
 
 def _chapter(page: Path, depth: int = 0) -> Chapter:
@@ -267,6 +274,7 @@ def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CourseError(f"mdbook failed:\n{(done.stderr or done.stdout).strip()}")
+    book_finish.finish(root, new)
     findings = book_site.check(root, new)
     if not findings and not aside:
         book_site.publish(new, site_folder(root))

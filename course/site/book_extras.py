@@ -18,7 +18,8 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from course.learning import manifest
-from course.truth import pages
+from course.learning.labs import phase_title
+from course.truth import curriculum, pages
 from course.truth.citations import Finding
 
 WORDS_PER_MINUTE = 200
@@ -96,8 +97,9 @@ def frame(root: Path, page: Path, text: str, listed: Sequence[Path]) -> str:
     top = f"\n{_strip(phase, page)}\n{facts}\n"
     match = _TITLE.search(text)
     if match:
-        text = text[: match.end()] + "\n" + top + text[match.end() :]
-    return f"{text.rstrip()}\n\n{_neighbours(phase, page, listed)}\n"
+        place = f"{_place(phase)}\n\n"
+        text = text[: match.start()] + place + match[0] + "\n" + top + text[match.end() :]
+    return f"{text.rstrip()}\n\n{_neighbours(root, phase, page, listed)}\n"
 
 
 def phase_of(root: Path, page: Path) -> Path | None:
@@ -121,6 +123,14 @@ def _strip(phase: Path, page: Path) -> str:
     return f'<nav class="phase-strip" aria-label="{label}">{"".join(items)}</nav>'
 
 
+def _place(phase: Path) -> str:
+    """Which phase of how many: they are numbered from 00."""
+    number = phase.name.split("-")[1]
+    return (
+        f'<p class="phase-place">Phase {number}, {int(number) + 1} of {len(curriculum.PHASES)}</p>'
+    )
+
+
 def _facts(page: Path) -> str:
     minutes = minutes_to_read(page.read_text(encoding="utf-8"))
     facts = [f"{minutes} min to read"]
@@ -132,7 +142,7 @@ def _facts(page: Path) -> str:
     return f'<p class="page-facts">{" · ".join(facts)}</p>\n'
 
 
-def _neighbours(phase: Path, page: Path, listed: Sequence[Path]) -> str:
+def _neighbours(root: Path, phase: Path, page: Path, listed: Sequence[Path]) -> str:
     own = [other for other in listed if other.is_relative_to(phase)]
     at = own.index(page)
     links = []
@@ -143,7 +153,16 @@ def _neighbours(phase: Path, page: Path, listed: Sequence[Path]) -> str:
             links.append(
                 f'<a class="{word.lower()}-page" href="{href}"><small>{word}</small>{title}</a>'
             )
-    return f'<nav class="neighbours" aria-label="Within this phase">{"".join(links)}</nav>'
+    end = own[-1]
+    if page == end:
+        after = [other for other in listed[listed.index(end) + 1 :] if phase_of(root, other)]
+        if after:
+            title = html.escape(phase_title(root / after[0].relative_to(root).parts[0]))
+            links.append(
+                f'<a class="next-page" href="{_href(page, after[0])}">'
+                f"<small>Next phase</small>{title}</a>"
+            )
+    return f'<nav class="neighbours" aria-label="Before and after this page">{"".join(links)}</nav>'
 
 
 def _name(phase: Path, page: Path) -> str:

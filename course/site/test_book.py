@@ -108,6 +108,8 @@ def test_a_page_of_a_phase_shows_where_it_stands_and_what_it_takes(root):
     guide(root, "# The guide\n\n" + "word " * 1000)
     assert staged(root) == []
     text = page_of_book(root)
+    place, _, text = text.partition("\n\n")
+    assert place == '<p class="phase-place">Phase 00, 1 of 20</p>'
     assert text.startswith('# The guide\n\n<nav class="phase-strip" aria-label="Phase 00, first ')
     assert '<a href="00-guide.html" aria-current="page">Guide</a>' in text
     assert '<a href="labs/index.html">Labs</a>' in text
@@ -193,13 +195,35 @@ def test_pages_that_pages_link_follow_their_lab_their_phase_or_the_last_phase(ro
     lines = page_of_book(root, "SUMMARY.md").splitlines()
     at = lines.index(f"  - [Lab]({PHASE}/labs/lab-01-count/index.md)")
     assert lines[at + 1] == f"    - [Data]({PHASE}/labs/lab-01-count/data/index.md)"
-    assert lines[-5:] == [
-        f"- [More]({PHASE}/MORE.md)",
-        "",
-        "# Reference",
-        "",
-        "- [Results](results/index.md)",
-    ]
+    at = lines.index(f"- [More]({PHASE}/MORE.md)")
+    assert lines[at + 1] == f"- [00 Exercises]({PHASE}/EXERCISES.md)", (
+        "the cheat sheet ends a phase"
+    )
+    assert lines[-3:] == ["# Reference", "", "- [Results](results/index.md)"]
+
+
+def test_what_is_for_those_who_keep_the_course_follows_the_phases(root):
+    for name in ("PUBLISHING", "CHANGES"):
+        (root / f"{name}.md").write_text(f"# {name.capitalize()}\n", encoding="utf-8")
+    assert staged(root) == []
+    assert page_of_book(root, "SUMMARY.md").endswith(
+        f"- [00 Cheat sheet]({PHASE}/CHEATSHEET.md)\n\n# Reference\n\n"
+        "- [Publishing](PUBLISHING.md)\n- [Changes](CHANGES.md)\n"
+    )
+
+
+def test_the_last_page_of_a_phase_leads_to_the_next_one_and_the_last_phase_ends(root):
+    second = "phase-01-second-steps"
+    (root / second / "labs").mkdir(parents=True)
+    (root / second / "labs" / "README.md").write_text("# The labs\n", encoding="utf-8")
+    assert staged(root) == []
+    end = page_of_book(root, f"{PHASE}/CHEATSHEET.md")
+    assert (
+        f'<a class="next-page" href="../{second}/labs/index.html">'
+        "<small>Next phase</small>01 Second steps</a>"
+    ) in end
+    assert "Next phase" not in page_of_book(root, f"{PHASE}/INTERVIEW.md")
+    assert "next-page" not in page_of_book(root, f"{second}/labs/index.md")
 
 
 @pytest.mark.parametrize(

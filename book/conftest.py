@@ -1,0 +1,99 @@
+"""The finished site in a real browser, for the tests of this folder.
+
+Needs playwright, the book extra and a Chromium on the PATH; skips with a reason where one lacks.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from course.learning.labs import CourseError
+from course.site import book, book_site
+
+ROOT = Path(__file__).resolve().parents[1]
+CHROMIUM = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
+
+
+@pytest.fixture(scope="session")
+def site():
+    """The folder of the finished site, built now."""
+    pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs chromium on the PATH")
+    pytest.importorskip("latex2mathml", reason="needs the book extra")
+    try:
+        book.find_mdbook()
+    except CourseError:
+        pytest.skip("needs mdbook, from the book extra")
+    tree = ROOT / "upstream"
+    if not tree.is_dir():
+        pytest.skip("needs the pinned tree: course upstream fetch")
+    assert book.build(ROOT, tree) == []
+    return book.site_folder(ROOT)
+
+
+@pytest.fixture(scope="session")
+def url(site):
+    """The site's address, below a path of its own, as on a shared host."""
+    with book_site.serving(site.parent, 0) as address:
+        yield f"{address}{site.name}/"
+
+
+@pytest.fixture(scope="session")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs chromium on the PATH")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser, url):
+    """Open a page of the site; what the browser complained about is in `page.complaints`."""
+    contexts = []
+
+    def open_(
+        path: str = "",
+        *,
+        width: int = 1280,
+        theme: str = "light",
+        javascript: bool = True,
+        touch: bool = False,
+    ):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            java_script_enabled=javascript,
+            has_touch=touch,
+            is_mobile=touch,
+        )
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.complaints = []
+        page.on("console", lambda m: m.type == "error" and page.complaints.append(m.text))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on(
+            "request",
+            lambda r: r.url.startswith((url, "data:")) or page.complaints.append(f"left: {r.url}"),
+        )
+        if javascript:
+            page.add_init_script(f"localStorage.setItem('mdbook-theme', '{theme}')")
+        page.goto(url + path)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()

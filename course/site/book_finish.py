@@ -1,0 +1,222 @@
+"""The last hand on a page that mdBook wrote: for a phone, and for a link that is shared.
+
+Promises: no word of a page changes; names in code break after `_`, `/` and `.` and nowhere else;
+a table that is too wide for a phone can be stacked row by row, each cell with its column's name;
+every figure leads to itself alone; what a shared link shows is the page's own title and words.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import shutil
+from pathlib import Path
+
+IMAGE = "social.png"
+"""The picture of a shared link, in `book/` and at the root of the site."""
+ADDRESS = "COURSE_SITE"
+"""The environment variable with the address that the site will have: some readers of a shared link
+take a picture only from a full address."""
+DESCRIPTION_LIMIT = 200
+PHONE = 36
+"""Characters that fit side by side in the columns of a table at 390 pixels."""
+
+_MAIN = re.compile(r"(<main>)(.*)(</main>)", re.DOTALL)
+_PIECE = re.compile(
+    r"<script\b.*?</script>|<math\b.*?</math>|<!--.*?-->|<(?:[^<>\"']|\"[^\"]*\"|'[^']*')*>|[^<]+|<",
+    re.DOTALL,
+)
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
+_CELL = re.compile(r"<t([hd])((?: [^>]*)?)>(.*?)</t\1>", re.DOTALL)
+_FORMULA = re.compile(r"<math\b.*?</math>", re.DOTALL)
+_TAG = re.compile(r"\[(?:CPU-OK|GPU-OPT|GPU-REQ)\]")
+_BREAK = re.compile(r"(?<=\w)([_/.]+)(?=\w)")
+_LONG_NAME = re.compile(r"[\w./]{8,}")
+_MAY = "\u200b"
+
+
+def finish(root: Path, site: Path) -> None:
+    """Go over every page of the finished site, and put the picture of shared links beside them."""
+    image = root / "book" / IMAGE
+    if image.is_file():
+        shutil.copyfile(image, site / IMAGE)
+    for file in sorted(site.rglob("*.html")):
+        made = file.read_text(encoding="utf-8")
+        main = _MAIN.search(made)
+        if main is None:
+            continue
+        inside = figures_open(tables_stack(breakable(main[2])))
+        made = made[: main.start(2)] + inside + made[main.end(2) :]
+        path = file.relative_to(site)
+        if image.is_file() and path.name != "toc.html":
+            made = shared(made, main[2], path.as_posix(), os.environ.get(ADDRESS, ""))
+        file.write_text(made, encoding="utf-8")
+
+
+def words(piece: str) -> str:
+    """The text of a piece of HTML, on one line."""
+    piece = re.sub(r"<(script|math|style)\b.*?</\1>", "", piece, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", "", piece)).split())
+
+
+# ------------------------------------------------------------------ tables
+
+
+def tables_stack(text: str) -> str:
+    """Give each cell the name of its column, and mark the tables that a phone has no room for."""
+    return _TABLE.sub(lambda table: _stacked(table[0]), text)
+
+
+def _stacked(table: str) -> str:
+    rows = [
+        [
+            words(_FORMULA.sub(_as_text, cell[3]).replace("<wbr>", _MAY))
+            for cell in _CELL.finditer(row)
+        ]
+        for row in _ROW.findall(table)
+    ]
+    if len(rows) < 2:
+        return table
+    names = [name.replace(_MAY, "") for name in rows[0]]
+
+    def labelled(row: re.Match[str]) -> str:
+        place = iter(names)
+
+        def cell(match: re.Match[str]) -> str:
+            name = next(place, "")
+            if match[1] == "h" or not name:
+                return match[0]
+            return f'<td{match[2]} data-label="{html.escape(name)}">{match[3]}</td>'
+
+        return _CELL.sub(cell, row[0])
+
+    mark = '<table class="stack">' if too_wide(rows) else "<table>"
+    return mark + _ROW.sub(labelled, table).removeprefix("<table>")
+
+
+def _as_text(formula: re.Match[str]) -> str:
+    """The signs of a formula as one part: it is never broken."""
+    return "".join(re.sub(r"<[^>]+>", "", formula[0]).split())
+
+
+def too_wide(rows: list[list[str]]) -> bool:
+    """Whether a table's rows stand one under the other on a phone.
+
+    Args:
+        rows: the texts of the cells, the names of the columns first; a zero-width space stands
+            where a word may be broken.
+    """
+    columns = max(map(len, rows))
+    if columns < 2:
+        return False
+    room = PHONE - 2 * columns  # what the padding leaves
+    parts = [[_longest_part(row[i]) if i < len(row) else 0 for row in rows] for i in range(columns)]
+    lines = max(sum(map(len, row)) for row in rows) / room
+    return sum(map(max, parts)) > room or lines > 3
+
+
+def _longest_part(text: str) -> int:
+    """Characters of the longest part that is not broken."""
+    parts = re.split(rf"\s+|{_MAY}|(?<=[a-z]-)(?=[a-z])", text)
+    return max(map(len, parts), default=0)
+
+
+# ------------------------------------------------------------------ names and tags
+
+
+def _in_parts(name: re.Match[str]) -> str:
+    return _BREAK.sub(r"\1<wbr>", name[0])
+
+
+def breakable(text: str) -> str:
+    """Allow long names in code to break after `_`, `/` and `.`; keep a tag on one line."""
+    out = []
+    fenced = code = 0
+    for piece in _PIECE.findall(text):
+        if piece.startswith("<"):
+            fenced += piece.startswith("<pre") - (piece == "</pre>")
+            code += (piece == "<code>") - (piece == "</code>" and code > 0)
+        elif fenced:
+            pass
+        elif code:
+            piece = _LONG_NAME.sub(_in_parts, piece)
+        else:
+            piece = _TAG.sub(lambda m: f'<span class="tag">{m[0]}</span>', piece)
+        out.append(piece)
+    return "".join(out)
+
+
+# ------------------------------------------------------------------ figures
+
+
+def figures_open(text: str) -> str:
+    """Make each figure a link to itself alone; book.js shows it over the page instead."""
+    out = []
+    links = 0
+    folds: list[bool] = []  # of the open <div>s: is it a widget?
+    for piece in _PIECE.findall(text):
+        if piece.startswith("<div"):
+            folds.append("data-widget=" in piece)
+        elif piece == "</div>" and folds:
+            folds.pop()
+        links += piece.startswith("<a ") - (piece == "</a>")
+        if piece.startswith("<img ") and not links and not any(folds):
+            source = re.search(r'\bsrc="([^"]+\.svg)"', piece)
+            if source:
+                piece = f'<a class="figure" href="{source[1]}" title="Open large">{piece}</a>'
+        out.append(piece)
+    return "".join(out)
+
+
+# ------------------------------------------------------------------ shared links
+
+
+def shared(page: str, main: str, path: str, address: str) -> str:
+    """The page with its own description and the tags that a shared link is shown by.
+
+    Args:
+        page: the whole page; `main` is its text.
+        path: the page in the site, with slashes.
+        address: of the site, or "": then the picture's place is given from the page.
+    """
+    site_title = re.search(r'<h1 class="menu-title">(.*?)</h1>', page, re.DOTALL)
+    heading = re.search(r"<h1\b[^>]*>(.*?)</h1>", main, re.DOTALL)
+    name = words(site_title[1]) if site_title else ""
+    title = words(heading[1]) if heading else name
+    about = description(main)
+    home = address.rstrip("/") + "/" if address else "../" * path.count("/")
+    tags = {
+        "og:type": "website" if path == "index.html" else "article",
+        "og:site_name": name,
+        "og:title": title,
+        "og:description": about,
+        "og:image": home + IMAGE,
+        "og:image:alt": "Requests of an engine's run, one row each, step by step",
+        "twitter:card": "summary_large_image",
+    }
+    if address:
+        tags["og:url"] = home + path
+    lines = [
+        f'<meta {"name" if key.startswith("twitter") else "property"}="{key}" '
+        f'content="{html.escape(value)}">'
+        for key, value in tags.items()
+        if value
+    ]
+    if about:
+        own = f'<meta name="description" content="{html.escape(about)}">'
+        page = re.sub(r'<meta name="description" content="[^"]*">', lambda _: own, page, count=1)
+    return page.replace("</head>", "    " + "\n        ".join(lines) + "\n    </head>", 1)
+
+
+def description(main: str) -> str:
+    """The first paragraph of a page's own words, cut at a word."""
+    for attributes, inside in re.findall(r"<p((?: [^>]*)?)>(.*?)</p>", main, re.DOTALL):
+        text = words(inside)
+        if attributes or len(text) < 40:
+            continue
+        if len(text) > DESCRIPTION_LIMIT:
+            text = text[: DESCRIPTION_LIMIT - 1].rsplit(" ", 1)[0].rstrip(",;:") + "\u2026"
+        return text
+    return ""
