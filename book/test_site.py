@@ -54,7 +54,8 @@ TOO_WIDE = """() => {
     if (wide > 0) found.push(`the page is ${wide} pixels too wide`);
     for (const box of document.querySelectorAll(".content .table-wrapper")) {
         const over = box.scrollWidth - box.clientWidth;
-        if (over > 0 && innerWidth < 600) found.push(`${over} pixels too wide: ${box.innerText.slice(0, 60)}`);
+        if (over > 0 && innerWidth < 600)
+            found.push(`${over} pixels too wide: ${box.innerText.slice(0, 60)}`);
     }
     const lines = (node) => {
         const range = document.createRange();
