@@ -44,6 +44,7 @@
         shown.append(close, room);
         close.addEventListener("click", () => shown.close());
         room.addEventListener("click", (event) => event.target === room && shown.close());
+        shown.addEventListener("keydown", (event) => event.key === "Escape" && shown.close());
         shown.addEventListener("close", () => {
             shown.remove();
             link.focus();
