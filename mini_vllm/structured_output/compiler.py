@@ -149,7 +149,7 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar, effort: Effort) -> CompiledGrammar:
         if self._vocabulary is None:
             self._vocabulary = self._open()
-        effort.deadline = Effort().deadline  # it begins now, not when it was queued
+        effort.seconds = Effort().seconds  # parsing does not count
         machine = Machine(compile_network(grammar, effort))
         row_of(machine, machine.initial, self._vocabulary)
         return CompiledGrammar(machine, self._vocabulary)

@@ -31,7 +31,7 @@ BYTES = Vocabulary.of(ByteTokenizer(), [256])
 
 def machine(kind: str, spec: Any, compact: bool = True, closed: bool = True) -> Machine:
     text = json.dumps(spec) if kind in ("json", "choice") else spec
-    effort = Effort(deadline=math.inf)  # how fast the machine is does not matter here
+    effort = Effort(seconds=math.inf)  # how fast the machine is does not matter here
     grammar = grammar_of((kind, text, compact, closed), effort=effort)
     return Machine(compile_network(grammar, effort))
 
@@ -376,9 +376,9 @@ def test_a_hostile_constraint_is_refused_or_stays_within_its_bounds(kind, spec):
 
 def test_a_compilation_whose_time_is_up_ends_with_an_error():
     with pytest.raises(GrammarError, match=r"more than 0\.8 s"):
-        grammar_of(("json", '{"minimum": 1}', True, True), effort=Effort(deadline=0.0))
+        grammar_of(("json", '{"minimum": 1}', True, True), effort=Effort(seconds=-1.0))
     with pytest.raises(GrammarError, match=r"more than 0\.8 s"):
-        compile_network(grammar_of(("regex", "a", False, False)), Effort(deadline=0.0))
+        compile_network(grammar_of(("regex", "a", False, False)), Effort(seconds=-1.0))
     with pytest.raises(GrammarError, match="cancelled"):
         compile_network(grammar_of(("regex", "a", False, False)), Effort(cancelled=True))
 

@@ -221,7 +221,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     def held(grammar, effort):
         assert may_go.wait(20)
-        effort.deadline = Effort().deadline
+        effort.seconds = Effort().seconds
         return compile_network(grammar, effort)
 
     monkeypatch.setattr(compiler, "compile_network", held)
