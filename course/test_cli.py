@@ -90,6 +90,7 @@ def test_watch_grades_now_and_whatever_is_saved_until_interrupted(
     assert ran.out.endswith("Stopped. Your progress is kept.\n")
 
 
+@pytest.mark.slow
 def test_watch_grades_what_was_saved_while_it_was_grading(course, starter, monkeypatch):
     from course.learning import grading
 

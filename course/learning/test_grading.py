@@ -106,6 +106,7 @@ def test_an_endless_loop_ends_at_the_time_limit_and_says_where_it_was(little_cou
     assert re.search(r"Your code was at starter.py, line [23], in num_blocks.", told)
 
 
+@pytest.mark.slow
 def test_an_endless_loop_after_a_failed_test_says_where_it_was_too(little_course):
     (path,) = little_course.glob("phase-90-little/labs/lab-00-*/test_lab.py")
     with path.open("a", encoding="utf-8") as file:
@@ -144,6 +145,7 @@ def test_a_long_message_is_cut():
     assert (len(words), len(compared)) == (50, show.LONGEST_COMPARISON + len(" ..."))
 
 
+@pytest.mark.slow
 def test_cancelling_the_time_limit_does_not_put_it_off(little_course):
     report, told = grade(
         little_course,
