@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import bench_scheduler
 from conformance import replay, workloads
-from conformance.recorders import grammar, lora, scheduler, spec
+from conformance.recorders import grammar, lora, pipeline, scheduler, spec
 from mini_vllm.config import SamplingParams
 
 NUM_WORKLOADS = int(os.environ.get("CONFORMANCE_WORKLOADS", "720"))
@@ -79,6 +79,9 @@ def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
             continue
         if "max_loras" in kept["config"]:
             assert next(lora.record([kept["seed"]])) == kept, path.name
+            continue
+        if "pipeline_parallel_size" in kept["config"]:
+            assert next(pipeline.record([kept["seed"]])) == kept, path.name
             continue
         if "speculative" in kept["config"]:
             drafted = spec.record_async if path.name[0] == "a" else spec.record
