@@ -41,7 +41,7 @@ from mini_vllm.entrypoints.openai.serving import Served, new_id, version
 
 MAX_BODY_BYTES = 4 * 2**20
 MAX_CONCURRENT = 1024
-OPEN_PATHS = ("/v1", "/v2", "/inference")
+GUARDED_PATHS = ("/v1", "/v2", "/inference")
 """Where a key is needed, as upstream's `AuthenticationMiddleware`; the rest is open."""
 
 
@@ -52,7 +52,7 @@ class Keyed:
         self.app, self.keys = app, [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(OPEN_PATHS):
+        if scope["type"] == "http" and scope["path"].startswith(GUARDED_PATHS):
             headers = dict(scope["headers"])
             kind, _, token = headers.get(b"authorization", b"").partition(b" ")
             known = [hmac.compare_digest(token, key) for key in self.keys]
