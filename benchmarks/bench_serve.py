@@ -60,7 +60,7 @@ async def client(number: int, port: int, until: float, heard: Heard) -> None:
     text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8")
     asked = 0
     while time.monotonic() < until:
-        start = 101 * number + 977 * asked
+        start = (101 * number + 977 * asked) % (len(text) - PROMPT_LEN)
         body: dict[str, Any] = {
             "model": f"models/{MODEL}",
             "prompt": text[start : start + PROMPT_LEN],
@@ -72,11 +72,11 @@ async def client(number: int, port: int, until: float, heard: Heard) -> None:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
         head += "Content-Type: application/json\r\nConnection: close\r\n\r\n"
         writer.write(head.encode() + content)
-        pieces = 0
+        pieces, ended = 0, False
         while line := await reader.readline():
             if not line.startswith(b"data: "):
                 continue
-            if line.startswith(b"data: [DONE]"):
+            if ended := line.startswith(b"data: [DONE]"):
                 heard.answers[number] = heard.answers.get(number, 0) + 1
                 heard.tokens += MAX_TOKENS
                 break
@@ -84,6 +84,8 @@ async def client(number: int, port: int, until: float, heard: Heard) -> None:
             (heard.gaps if pieces else heard.first).append(now - (last if pieces else began))
             last, pieces = now, pieces + 1
         writer.close()
+        if not ended:
+            raise RuntimeError(f"client {number}, request {asked}: the stream ended early")
         asked += 1
 
 

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from mini_vllm.config import SamplingParams, whole
 from mini_vllm.engine import LLMEngine
-from mini_vllm.entrypoints.cli_serve import serve
+from mini_vllm.entrypoints.cli_serve import core, serve
 from mini_vllm.models.config import num_parameters, parse_config
 from mini_vllm.models.files import read_json
 from mini_vllm.models.loader import resolve
@@ -387,6 +387,7 @@ def _short(text: str) -> str:
 
 
 app.command()(_clean_exit(serve))
+app.command()(_clean_exit(core))
 
 
 def main() -> None:

@@ -80,3 +80,41 @@ def _named(text: str) -> tuple[str, str]:
     if not equals or not name or not folder:
         raise ValueError(f"--lora-modules {text!r}: need NAME=FOLDER")
     return name, folder
+
+
+def core(
+    address: Annotated[str, typer.Argument(help="Where the front end waits: tcp://HOST:PORT.")],
+    model: ModelArgument = "byte-llama",
+    max_model_len: Annotated[int | None, typer.Option(help="Prompt and output together.")] = None,
+    num_blocks: Annotated[int, typer.Option(help="KV-cache blocks.")] = 1024,
+    max_num_seqs: Annotated[int, typer.Option(help="Most requests running at once.")] = 128,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of one step.")] = 2048,
+    async_scheduling: Annotated[bool, typer.Option(help="Plan one step ahead.")] = False,
+    enable_lora: Annotated[bool, typer.Option(help="Take adapters from the front end.")] = False,
+    max_loras: Annotated[int, typer.Option(help="Adapters in one step.")] = 4,
+    disable_any_whitespace: Annotated[
+        bool, typer.Option(help="JSON of structured outputs without optional spaces.")
+    ] = False,
+) -> None:
+    """Be the engine core of a `vllm serve` that waits for one; ends when that ends."""
+    try:
+        from mini_vllm.entrypoints.zmq_core import FrontEndGone, ZmqCore
+    except ImportError as error:
+        raise ValueError(f"core: needs the extra 'core' ({error.name} is not here)") from None
+    from mini_vllm.engine import LLMEngine
+
+    knobs: dict[str, Any] = {"enable_lora": True, "max_loras": max_loras} if enable_lora else {}
+    if disable_any_whitespace:
+        knobs["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
+    knobs |= {
+        "num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len,
+        "max_num_batched_tokens": max_num_batched_tokens, "async_scheduling": async_scheduling,
+    }  # fmt: skip
+    engine = LLMEngine(model, **knobs)
+    if engine.max_model_len is None:
+        raise ValueError("max_model_len: need one, this model has no context length of its own")
+    print(f"greeting the front end at {address}", flush=True)
+    try:
+        ZmqCore(engine, address).run()
+    except FrontEndGone as gone:
+        print(gone, flush=True)
