@@ -173,7 +173,7 @@ class BlockPool:
             )
         blocks = [self.free_queue.popleft() for _ in range(num_blocks)]
         for block in blocks:
-            if self.enable_caching:
+            if block.block_hash is not None:
                 self.evict(block)
             assert block.ref_cnt == 0
             block.ref_cnt = 1

@@ -207,7 +207,8 @@ class KVCacheManager:
         start, num_full = self._num_cached.get(request.request_id, 0), num_tokens // self.block_size
         if num_full <= start or not self.enable_caching:
             return
-        self._extend_hashes(request)
+        if len(request.block_hashes) < num_full:  # a prompt's are there since it was looked up
+            self._extend_hashes(request)
         blocks = self.req_to_blocks[request.request_id][start:num_full]
         hashes = request.block_hashes[start:num_full]
         self.block_pool.cache_full_blocks(blocks, hashes)
