@@ -6,7 +6,7 @@ Mirrors `vllm/entrypoints/openai/chat_completion/serving.py:85` `OpenAIServingCh
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,13 @@ from mini_vllm.entrypoints.openai.serving import (
     LOWEST,
     Grown,
     Served,
+    beams_of,
+    framed,
     merged,
     new_id,
     piece,
     prompt_logprobs,
     raise_if_failed,
-    sse,
     usage,
 )
 from mini_vllm.entrypoints.openai.templates import flat, render
@@ -39,7 +40,6 @@ from mini_vllm.entrypoints.openai.tool_parsers import (
     parse_calls,
     required_calls,
 )
-from mini_vllm.sample.beam_search import beam_search
 from mini_vllm.sampling_params import SamplingParams
 
 _Parser = HermesStream | NamedStream | RequiredStream | ReasoningFirst
@@ -173,7 +173,7 @@ class _Chat:
         """
         noted = None
         if self.params is None:
-            grown = await self._beams()
+            grown = await beams_of(self.served, self.asked, self.ids)
         else:
             grown = [Grown() for _ in range(self.num_choices)]
             async with self.served.streams(
@@ -194,20 +194,6 @@ class _Chat:
             "prompt_text": self.prompt if self.asked.return_prompt_text else None,
             "kv_transfer_params": None,
         }  # fmt: skip
-
-    async def _beams(self) -> list[Grown]:
-        served, asked = self.served, self.asked
-        most = served.most_tokens(asked, len(self.ids))
-        params = asked.beam_search_params(most, served.defaults)
-        (found,) = await served.engine.call(beam_search, [self.ids], params)
-        grown = []
-        for beam in found.sequences:
-            new = beam.tokens[len(self.ids) :]
-            stopped = bool(new) and new[-1] in served.engine.about.eos_token_ids
-            text = served.tokenizer.decode(new[:-1] if stopped else new)
-            reason = "stop" if stopped else "length"
-            grown.append(Grown(text, new, finish_reason=reason))
-        return grown
 
     def _choice(self, index: int, choice: Grown) -> dict[str, Any]:
         asked = self.asked
@@ -282,55 +268,44 @@ class _Chat:
             return RequiredStream()
         return HermesStream() if self.served.tool_parser else None  # whatever tools are offered
 
-    async def chunks(self) -> AsyncIterator[str]:
+    def chunks(self) -> AsyncIterator[str]:
         """The events of the stream, the last one `[DONE]`."""
-        if self.params is None:
-            async for event in self._beams_at_once():
-                yield event
-            return
+        return framed(self._chunks() if self.params else self._beams_at_once())
+
+    async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        assert self.params is not None
         grown = [Grown() for _ in range(self.num_choices)]
         parsers = [self._parser() for _ in grown]
         begun = False
-        try:
-            async with self.served.streams(
-                [self.ids], [self.params], self.request_id, self.asked
-            ) as streams:
-                async for _, delta in merged(streams):
-                    raise_if_failed(delta)
-                    if not begun:
-                        begun = True
-                        for chunk in self._first():
-                            yield sse(chunk)
-                    choice = grown[delta.index]
-                    choice.take(delta)
-                    found = self._chunk(delta, choice, parsers[delta.index])
-                    if found is not None:
-                        yield sse(self._with_usage(found, len(choice.token_ids)))
-                if self.asked.include_usage:
-                    total = sum(len(choice.token_ids) for choice in grown)
-                    yield sse(
-                        {**self.head("chat.completion.chunk"), "choices": [],
-                         "usage": usage(len(self.ids), total),
-                         "system_fingerprint": self.served.fingerprint}
-                    )  # fmt: skip
-        except APIError as error:
-            yield sse(error.body())
-        except Exception as error:
-            yield sse(APIError(str(error), "InternalServerError", 500).body())
-        yield sse("[DONE]")
+        opened = self.served.streams([self.ids], [self.params], self.request_id, self.asked)
+        async with opened as streams:
+            async for _, delta in merged(streams):
+                raise_if_failed(delta)
+                if not begun:
+                    begun = True
+                    for chunk in self._first():
+                        yield chunk
+                choice = grown[delta.index]
+                choice.take(delta)
+                found = self._chunk(delta, choice, parsers[delta.index])
+                if found is not None:
+                    yield self._with_usage(found, len(choice.token_ids))
+            if self.asked.include_usage:
+                total = sum(len(choice.token_ids) for choice in grown)
+                yield {
+                    **self.head("chat.completion.chunk"), "choices": [],
+                    "usage": usage(len(self.ids), total),
+                    "system_fingerprint": self.served.fingerprint,
+                }  # fmt: skip
 
-    async def _beams_at_once(self) -> AsyncIterator[str]:
+    async def _beams_at_once(self) -> AsyncGenerator[dict[str, Any], None]:
         """Beams are known when all have ended: one chunk each."""
-        try:
-            grown = await self._beams()
-            for chunk in self._first():
-                yield sse(chunk)
-            for index, choice in enumerate(grown):
-                delta = Delta(index, choice.text, choice.token_ids, [], choice.finish_reason)
-                yield sse(self._chunk(delta, choice, self._parser()) or {})
-        except Exception as error:
-            yield sse(APIError(str(error), "InternalServerError", 500).body())
-        yield sse("[DONE]")
+        grown = await beams_of(self.served, self.asked, self.ids)
+        for chunk in self._first():
+            yield chunk
+        for index, choice in enumerate(grown):
+            delta = Delta(index, choice.text, choice.token_ids, [], choice.finish_reason)
+            yield self._chunk(delta, choice, self._parser()) or {}
 
     def _first(self) -> list[dict[str, Any]]:
         """The chunks that come before any text: who speaks, and what is echoed."""

@@ -6,7 +6,7 @@ Mirrors `vllm/entrypoints/openai/completion/serving.py:54` `OpenAIServingComplet
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,15 +17,15 @@ from mini_vllm.entrypoints.openai.serving import (
     LOWEST,
     Grown,
     Served,
+    beams_of,
+    framed,
     merged,
     new_id,
     piece,
     prompt_logprobs,
     raise_if_failed,
-    sse,
     usage,
 )
-from mini_vllm.sample.beam_search import beam_search
 from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import SamplingParams
 
@@ -135,24 +135,16 @@ class _Completion:
         }  # fmt: skip
 
     async def _beams(self) -> tuple[list[dict[str, Any]], int]:
-        served, asked = self.served, self.asked
-        choices: list[dict[str, Any]] = []
-        num_tokens = 0
-        for ids in self.prompts:
-            params = asked.beam_search_params(served.most_tokens(asked, len(ids)), served.defaults)
-            (found,) = await served.engine.call(beam_search, [ids], params)
-            for beam in found.sequences:
-                new = beam.tokens[len(ids) :]
-                stopped = bool(new) and new[-1] in served.engine.about.eos_token_ids
-                num_tokens += len(new)
-                text = served.tokenizer.decode(new[:-1] if stopped else new)
-                reason = "stop" if stopped else "length"
-                choices.append(
-                    {"index": len(choices), "text": text, "logprobs": None,
-                     "finish_reason": reason, "stop_reason": None, "token_ids": None,
-                     "prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
-                )  # fmt: skip
-        return choices, num_tokens
+        each = [
+            beam for ids in self.prompts for beam in await beams_of(self.served, self.asked, ids)
+        ]
+        choices = [
+            {"index": index, "text": beam.text, "logprobs": None,
+             "finish_reason": beam.finish_reason, "stop_reason": None, "token_ids": None,
+             "prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
+            for index, beam in enumerate(each)
+        ]  # fmt: skip
+        return choices, sum(len(beam.token_ids) for beam in each)
 
     def _logprobs(self, ids: Sequence[int], noted: Sequence[Any], offset: int) -> dict[str, Any]:
         """The `logprobs` object of consecutive tokens, the first at character `offset`."""
@@ -182,33 +174,29 @@ class _Completion:
 
     # ------------------------------------------------------------------ streamed
 
-    async def chunks(self) -> AsyncIterator[str]:
+    def chunks(self) -> AsyncIterator[str]:
         """The events of the stream, the last one `[DONE]`."""
+        return framed(self._chunks())
+
+    async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         grown = [Grown() for _ in range(self.num_choices * len(self.prompts))]
         num_prompt = [len(ids) for ids in self.prompts]
-        try:
-            async with self.served.streams(
-                self.prompts, self.params, self.request_id, self.asked
-            ) as streams:
-                async for number, delta in merged(streams):
-                    raise_if_failed(delta)
-                    index = number * self.num_choices + delta.index
-                    chunk = self._chunk(index, grown[index], delta, streams[number])
-                    if self.asked.continuous_usage:
-                        so_far = len(grown[index].token_ids)
-                        chunk["usage"] = usage(num_prompt[number], so_far)
-                    yield sse(chunk)
-                if self.asked.include_usage:
-                    total = sum(len(choice.token_ids) for choice in grown)
-                    yield sse(
-                        {**self.head(), "choices": [], "system_fingerprint":
-                         self.served.fingerprint, "usage": usage(sum(num_prompt), total)}
-                    )  # fmt: skip
-        except APIError as error:
-            yield sse(error.body())
-        except Exception as error:
-            yield sse(APIError(str(error), "InternalServerError", 500).body())
-        yield sse("[DONE]")
+        opened = self.served.streams(self.prompts, self.params, self.request_id, self.asked)
+        async with opened as streams:
+            async for number, delta in merged(streams):
+                raise_if_failed(delta)
+                index = number * self.num_choices + delta.index
+                chunk = self._chunk(index, grown[index], delta, streams[number])
+                if self.asked.continuous_usage:
+                    so_far = len(grown[index].token_ids)
+                    chunk["usage"] = usage(num_prompt[number], so_far)
+                yield chunk
+            if self.asked.include_usage:
+                total = sum(len(choice.token_ids) for choice in grown)
+                yield {
+                    **self.head(), "choices": [], "system_fingerprint": self.served.fingerprint,
+                    "usage": usage(sum(num_prompt), total),
+                }  # fmt: skip
 
     def _chunk(self, index: int, choice: Grown, delta: Delta, stream: Stream) -> dict[str, Any]:
         asked, back = self.asked, bool(self.asked.return_token_ids)

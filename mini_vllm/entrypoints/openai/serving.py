@@ -10,8 +10,8 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +21,7 @@ from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, Stream
 from mini_vllm.entrypoints.openai.errors import APIError
 from mini_vllm.entrypoints.openai.protocol import Generation
 from mini_vllm.entrypoints.openai.reasoning_parsers import Tags
+from mini_vllm.sample.beam_search import beam_search
 from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.tokenizer import Tokenizer
@@ -291,6 +292,32 @@ async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Delta]]:
     finally:
         for task in pumps:
             task.cancel()
+
+
+async def framed(chunks: AsyncGenerator[Mapping[str, Any], None]) -> AsyncIterator[str]:
+    """A stream's events: its chunks, an error in their place if one is raised, and `[DONE]`."""
+    try:
+        async with aclosing(chunks):  # a client that leaves ends them at once
+            async for chunk in chunks:
+                yield sse(chunk)
+    except APIError as error:
+        yield sse(error.body())
+    except Exception as error:
+        yield sse(APIError(str(error), "InternalServerError", 500).body())
+    yield sse("[DONE]")
+
+
+async def beams_of(served: Served, asked: Any, ids: list[int]) -> list[Grown]:
+    """A prompt's beams, the best first; a stop token counts as a token and has no text."""
+    params = asked.beam_search_params(served.most_tokens(asked, len(ids)), served.defaults)
+    (found,) = await served.engine.call(beam_search, [ids], params)
+    grown = []
+    for beam in found.sequences:
+        new = beam.tokens[len(ids) :]
+        stopped = bool(new) and new[-1] in served.engine.about.eos_token_ids
+        text = served.tokenizer.decode(new[:-1] if stopped else new)
+        grown.append(Grown(text, new, finish_reason="stop" if stopped else "length"))
+    return grown
 
 
 def names_of_tokens(folder: Path) -> tuple[list[str], dict[int, str]]:
