@@ -25,11 +25,14 @@ def tab(browser):
     context.set_default_timeout(10_000)
     head = '<meta name="course-token" content="secret">'
     body = f"<!doctype html>{head}<script>{SCRIPT}</script>"
-    for path, text in (("", body), ("plain", body.replace(head, ""))):
+
+    def serve(path: str, text: str) -> None:
         context.route(
-            ADDRESS + path,
-            lambda route, text=text: route.fulfill(body=text, content_type="text/html"),
+            ADDRESS + path, lambda route: route.fulfill(body=text, content_type="text/html")
         )
+
+    serve("", body)
+    serve("plain", body.replace(head, ""))
 
     def open_(script: str = "", path: str = ""):
         page = context.new_page()
