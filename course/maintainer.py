@@ -267,7 +267,7 @@ def book_build(console: Console, root: Path, aside: bool = False) -> int:
     if findings:
         terminal.say(console, f"{len(findings)} to mend; {seconds}", "red")
         return 1
-    count = len(book.contents(root).listed())
+    count = len(book.contents(root).order())
     index = terminal.relative(book.site_folder(root) / "index.html", root)
     terminal.say(console, f"{count} pages in {index}; {seconds}", "green")
     return 0

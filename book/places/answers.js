@@ -33,7 +33,7 @@
         return (question.number.toLocaleString("en", { maximumFractionDigits: 20 }) + unit).trim();
     };
 
-    const store = () => window.CourseStore;
+    const store = typeof CourseStore === "undefined" ? null : CourseStore;
 
     const draw = (host) => {
         const question = JSON.parse(host.querySelector("script").textContent);
@@ -95,14 +95,14 @@
                 return;
             }
             const correct = CourseQuiz.check(question, text);
-            store()?.saveAnswer(question.id, { given: text, right: correct, at: new Date().toISOString() });
+            store?.saveAnswer(question.id, { given: text, right: correct, at: new Date().toISOString() });
             if (correct) right();
             else wrong();
         });
 
         host.append(ask, form, verdict);
         host.hidden = false;
-        const kept = store()?.answer(question.id);
+        const kept = store?.answer(question.id);
         if (!kept) return;
         given.set(kept.given);
         if (kept.right) right();

@@ -33,16 +33,8 @@ def embed(page: Path, text: str, depth: int, hold: Callable[[str], str]) -> str:
         depth: folders between the page and the root of the site.
         hold: keeps a piece of HTML out of reach of what reads the page after this.
     """
-    if page.name not in PAGES:
-        return text
     rows = text.split("\n")
-    boxes: dict[int, list[Question]] = {}
-    for question in questions(page.parent):
-        for place in places(question, page.name):
-            row = spot(rows, place)
-            if row is not None:
-                boxes.setdefault(row, []).append(question)
-                break
+    boxes = spots(page, rows)
     if not boxes:
         return text
     for row in sorted(boxes, reverse=True):
@@ -60,6 +52,24 @@ def questions(phase: Path) -> tuple[Question, ...]:
     """The sound questions of a phase's quiz; its own check names the others."""
     path = phase / quiz.FILE
     return tuple(quiz.load(path)[0]) if path.is_file() else ()
+
+
+def spots(page: Path, rows: list[str]) -> dict[int, list[Question]]:
+    """By row of the page: the questions whose boxes stand before it."""
+    boxes: dict[int, list[Question]] = {}
+    for question in questions(page.parent) if page.name in PAGES else ():
+        for place in places(question, page.name):
+            row = spot(rows, place)
+            if row is not None:
+                boxes.setdefault(row, []).append(question)
+                break
+    return boxes
+
+
+def on_page(page: Path) -> list[Question]:
+    """The questions that can be answered on a page, in its order."""
+    boxes = spots(page, page.read_text(encoding="utf-8").split("\n"))
+    return [question for row in sorted(boxes) for question in boxes[row]]
 
 
 def places(question: Question, name: str) -> Iterator[str]:

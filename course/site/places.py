@@ -58,9 +58,11 @@ def landing(root: Path, phase: Path, order: Sequence[Path]) -> str:
     """
     labs = [lab for lab in find_labs(root) if lab.folder.is_relative_to(phase)]
     number, _, name = phase_title(phase).partition(" ")
-    goal = _goal(int(number))
-    first = phase / GUIDE if (phase / GUIDE).is_file() else phase / LABS
-    start = first.relative_to(phase).as_posix()
+    guided = (phase / GUIDE).is_file()
+    if not guided and int(number) < len(curriculum.PHASES):
+        name = curriculum.PHASES[int(number)][0]
+    goal = _goal(int(number)) if guided else ""
+    first = phase / (GUIDE if guided else LABS)
     parts = [
         f"# {name}",
         f'<p class="place-goal">{html.escape(goal)}</p>' if goal else "",
@@ -68,7 +70,7 @@ def landing(root: Path, phase: Path, order: Sequence[Path]) -> str:
         f'<div class="place-now" data-phase="{phase.name}" hidden></div>',
         opening(phase, int(number)),
         f'<p class="place-start"><a href="{_href(phase, first)}">'
-        f"{'Start with the guide' if start == GUIDE else 'Start with the labs'}</a></p>",
+        f"{'Start with the guide' if guided else 'Start with the labs'}</a></p>",
         picture(phase, labs),
         "## The way through",
         _way(phase, labs, order),
@@ -132,6 +134,8 @@ def time_told(phase: Path, labs: Sequence[Lab]) -> str:
     told = [f"About {hours(reading + doing)}", f"{hours(reading)} to read"]
     if labs:
         told.append(f"{hours(doing)} for {count}")
+    if (phase / "EXERCISES.md").is_file():
+        told.append("answering exercises comes on top")
     return " · ".join(told)
 
 
@@ -147,7 +151,7 @@ def _way(phase: Path, labs: Sequence[Lab], order: Sequence[Path]) -> str:
         page = phase / name
         if not page.is_file():
             continue
-        own = [q for q in answers.questions(phase) if any(answers.places(q, name))]
+        own = answers.on_page(page)
         asked = f' data-questions="{" ".join(q.id for q in own)}"' if own else ""
         told = f"{html.escape(tells)}{_checked(len(own))}"
         link = f'<a href="{_href(phase, page)}">{book_extras.SHORT[name]}</a>'
