@@ -12,7 +12,6 @@ import hashlib
 import html
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -21,8 +20,8 @@ from pathlib import Path
 FOLDER = "search"
 SHARD = 14_000
 """Characters of postings in a file, or the few more that one word takes."""
-TITLE, BODY, CODE = 6.0, 1.0, 0.35
-"""What a word in a heading, in the text and in a block of code counts."""
+TITLE, BODY, CODE = 6.0, 1.0, 0.5
+"""What a word in a heading and in the text counts each time, and one in blocks of code once."""
 SATURATION, LENGTH = 1.2, 0.4
 """BM25's k and b: how soon a repeated word counts less, how much a long section loses."""
 LEVELS = 63
@@ -32,6 +31,7 @@ ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
 _WORD = re.compile(r"[^\W_]+(?:[_.\-][^\W_]+)*")
 _JOINT = re.compile(r"[_.\-]")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_TAG = re.compile(r" \[(?:CPU-OK|GPU-OPT|GPU-REQ)\]$")
 _TEXT_TAGS = {"p", "li", "td", "th", "summary", "pre", "br", "dt", "dd", "div", "tr"}
 _SKIPPED_CLASSES = {
     *("phase-strip", "neighbours", "page-facts", "phase-place", "drift-line", "upstream"),
@@ -170,7 +170,7 @@ def read(site: Path, file: Path) -> Page:
     reader = _Reader()
     reader.feed(made)
     sections = [
-        Section(s.anchor, _one_line(s.title), _one_line(s.text), _one_line(s.code))
+        Section(s.anchor, _TAG.sub("", _one_line(s.title)), _one_line(s.text), _one_line(s.code))
         for s in reader.sections
     ]
     sections[0].title = sections[0].title or crumb
@@ -186,12 +186,14 @@ def _one_line(text: str) -> str:
 
 def impacts(sections: Sequence[Section]) -> list[dict[str, int]]:
     """For each section its words, each with what it says there: 1 to LEVELS."""
-    counts: list[Counter[str]] = []
+    counts: list[dict[str, float]] = []
     for section in sections:
-        count: Counter[str] = Counter()
-        for text, weight in ((section.title, TITLE), (section.text, BODY), (section.code, CODE)):
+        count: dict[str, float] = {}
+        for text, weight in ((section.title, TITLE), (section.text, BODY)):
             for word, share in words(text):
-                count[word] += weight * share  # type: ignore[assignment]
+                count[word] = count.get(word, 0) + weight * share
+        for word, share in dict(words(section.code)).items():
+            count[word] = count.get(word, 0) + CODE * share
         counts.append(count)
     lengths = [sum(count.values()) for count in counts]
     mean = sum(lengths) / max(1, len(lengths))
@@ -261,7 +263,7 @@ def write(site: Path) -> None:
 
 def _shown(section: Section) -> str:
     """What a result may quote."""
-    return section.text or section.code
+    return f"{section.text} {section.code}".strip()
 
 
 def _script(folder: Path, kind: str, place: int, data: object) -> str:
