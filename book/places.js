@@ -153,7 +153,7 @@ const CoursePlaces = (() => {
         document.querySelector(".place-home")?.remove();
         if (!on) return;
         const line = make("p", { className: "place-home" }, onward(on));
-        (document.querySelector("[data-continue]") ?? document.querySelector("main h1"))?.after(line);
+        (document.querySelector(".home-start") ?? document.querySelector("main h1"))?.after(line);
     };
 
     const draw = () => {
