@@ -14,7 +14,7 @@ from course import terminal
 from course.files import write_atomically
 from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
-from course.site import book, book_site
+from course.site import book, book_site, local
 from course.truth import checking, figures, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
@@ -278,7 +278,8 @@ def book_serve(console: Console, root: Path, port: int) -> int:
     if book_build(console, root):
         return 1
     swapping = threading.Lock()
-    with book_site.serving(book.site_folder(root), port, swapping) as address:
+    own = local.Local(root)
+    with book_site.serving(book.site_folder(root), port, swapping, own) as address:
         terminal.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
         with contextlib.suppress(KeyboardInterrupt):
             for _ in book_site.changes(root):

@@ -56,8 +56,7 @@ def grade(
         )
         return False
     try:
-        both = answers.keys() & measured.keys()
-        progress.record(lab, report, {name: (answers[name], measured[name]) for name in both})
+        keep(progress, lab, report)
     except OSError as error:
         terminal.say(
             console, f"The result cannot be kept ({error}): your progress is as it was.", "red"
@@ -70,11 +69,28 @@ def grade(
     return report.ok
 
 
-def run_starter(root: Path, lab: Lab, time_limit: float = grading.TIME_LIMIT) -> grading.Report:
+def keep(progress: Progress, lab: Lab, report: grading.Report) -> None:
+    """Keep a result, and what was predicted beside what was measured.
+
+    Raises:
+        OSError: it cannot be kept.
+    """
+    answers, _ = predictions.committed(lab.folder, lab.manifest.predictions)
+    measured = {n: v for result in report.passed for n, v in result.measured.items()}
+    both = answers.keys() & measured.keys()
+    progress.record(lab, report, {name: (answers[name], measured[name]) for name in both})
+
+
+def run_starter(
+    root: Path,
+    lab: Lab,
+    time_limit: float = grading.TIME_LIMIT,
+    follow: Callable[[list[dict[str, Any]]], bool] | None = None,
+) -> grading.Report:
     """The learner's file against the lab's tests, in a child process.
 
     The report's digest is that of the files, "" when one of them was saved meanwhile: nobody can
-    tell then which text was graded.
+    tell then which text was graded. `follow` is that of `grading.run`.
     """
     before = digest_of(lab)
     try:
@@ -88,6 +104,7 @@ def run_starter(root: Path, lab: Lab, time_limit: float = grading.TIME_LIMIT) ->
         expected=expected,
         time_limit=time_limit,
         memory=grading.MEMORY_LIMIT if lab.manifest.tag == "CPU-OK" else 0,
+        follow=follow,
     )
     report.digest = before if digest_of(lab) == before else ""
     return report
