@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course.learning.labs import CourseError, lab_folders, phase_title
-from course.site import book_extras, book_finish, book_pages, book_site
+from course.site import book_extras, book_finish, book_pages, book_site, desk
 from course.truth import checking, pages
 from course.truth.citations import Finding
 
@@ -209,7 +209,8 @@ def stage(root: Path, tree: Path, target: Path) -> list[Finding]:
         out = target / staged(page.relative_to(root))
         out.parent.mkdir(parents=True, exist_ok=True)
         text, files, wrong = book_pages.render(root, tree, page, listed)
-        out.write_text(book_extras.frame(root, page, text, order), encoding="utf-8")
+        framed = book_extras.frame(root, page, text, order)
+        out.write_text(desk.furnish(root, page, framed), encoding="utf-8")
         findings += wrong
         for path in files:
             copy = target / path.relative_to(root)
@@ -275,6 +276,7 @@ def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
     if done.returncode:
         raise CourseError(f"mdbook failed:\n{(done.stderr or done.stdout).strip()}")
     book_finish.finish(root, new)
+    desk.write(root, new, contents(root).listed())
     findings = book_site.check(root, new)
     if not findings and not aside:
         book_site.publish(new, site_folder(root))
