@@ -30,7 +30,10 @@ from course.site.play_pins import BUNDLER, CARRIED, CARRIER, EDITOR, NUMPY, PYOD
 RECIPE = 1
 """Counts the ways this file packed the same parts: another number fetches anew."""
 WHOLE = "whole.json"
-CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+STDLIB = "python_stdlib.zip"
+CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", STDLIB)
+PACKAGES = "/lib/python3.14/site-packages"
+"""Where the worker unpacks numpy and pytest."""
 LOCK = {
     "info": {
         "abi_version": "2026_0",
@@ -66,7 +69,8 @@ def folder(root: Path) -> Path:
 def recipe(root: Path) -> str:
     """Names what `make` would make now."""
     told = repr((RECIPE, PYODIDE, BUNDLER, EDITOR, CARRIER, NUMPY, TOOLS, _PYGMENTS))
-    return _digest((told + (root / "book/play/editor.js").read_text(encoding="utf-8")).encode())
+    scripts = [(root / "book/play" / name).read_bytes() for name in ("editor.js", "compile.mjs")]
+    return _digest(b"".join([told.encode(), *scripts]))
 
 
 def problem(root: Path) -> str:
@@ -115,8 +119,10 @@ def make(root: Path, say: Say, run: Run | None = None) -> bool:
         say("From the package index: numpy for Pyodide, pytest ...")
         wheels = _wheels(work, run)
         _core(packed[PYODIDE.name], new / "core")
-        (new / "numpy.zip").write_bytes(zipped(numpy_files(wheels[NUMPY.name])))
-        (new / "tools.zip").write_bytes(zipped(tool_files(wheels)))
+        (work / "numpy.zip").write_bytes(zipped(numpy_files(wheels[NUMPY.name])))
+        (work / "tools.zip").write_bytes(zipped(tool_files(wheels)))
+        say("Compiling their Python files ...")
+        _compile(root, node, new, work, run)
         say("Bundling the editor ...")
         _bundle(root, node, packed, work, new / "editor.mjs", run)
         play_licences.write(new / "licences", packed, wheels)
@@ -158,7 +164,8 @@ def _run(command: Sequence[str], cwd: Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CourseError(f"{name}: {error}") from None
     if done.returncode:
-        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+        said = (done.stderr or done.stdout).strip().splitlines()[-8:]
+        last = "\n".join(line[:300] for line in said)
         raise CourseError(
             f"{name} ended with {done.returncode}; is there a network, and does it reach the "
             f"package indexes?\n{last}"
@@ -283,6 +290,34 @@ def _core(archive: Path, into: Path) -> None:
             held = tar.extractfile(f"package/{name}")
             assert held is not None
             (into / name).write_bytes(held.read())
+
+
+def _compile(root: Path, node: str, new: Path, work: Path, run: Run) -> None:
+    """Archives of compiled modules, by Pyodide's own compiler, in the place of the sources.
+
+    The standard library and numpy lose their docstrings, which are a third of their bytes.
+    """
+    library = new / "core" / STDLIB
+    sources = {
+        work / "numpy.zip": (new / "numpy.zip", PACKAGES, 2),
+        work / "tools.zip": (new / "tools.zip", PACKAGES, 0),  # pytest means its assertions
+        library: (work / "compiled.zip", "/lib/python314.zip", 2),
+    }
+    job = {
+        "core": f"{new / 'core'}{os.sep}",
+        "lock": LOCK,
+        "date": ARCHIVE_DATE,
+        "archives": [
+            {"from": str(source), "to": str(to), "place": place, "optimize": optimize}
+            for source, (to, place, optimize) in sources.items()
+        ],
+    }
+    (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    run([node, str(root / "book/play/compile.mjs"), str(work / "job.json")], work)
+    for to, _, _ in sources.values():
+        if not to.is_file():
+            raise CourseError(f"{to.name} was not compiled.")
+    (work / "compiled.zip").replace(library)
 
 
 def _bundle(
