@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course.learning.labs import CourseError, lab_folders, phase_title
-from course.site import book_extras, book_finish, book_pages, book_site, desk
+from course.site import book_extras, book_finish, book_pages, book_site, desk, play_payload
 from course.truth import checking, pages
 from course.truth.citations import Finding
 
@@ -277,6 +277,7 @@ def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
         raise CourseError(f"mdbook failed:\n{(done.stderr or done.stdout).strip()}")
     book_finish.finish(root, new)
     desk.write(root, new, contents(root).listed())
+    play_payload.install(root, new)
     findings = book_site.check(root, new)
     if not findings and not aside:
         book_site.publish(new, site_folder(root))
