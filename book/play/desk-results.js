@@ -107,6 +107,7 @@ CourseDesk.results = ({ data, goTo, text, solution }) => {
             }
         }
         fold();
+        box.scrollIntoView({ block: "nearest" });
     }
 
     function broken(message) {
