@@ -1,7 +1,7 @@
-"""How long a phone waits for its first search result: 4x slower, 1.6 Mbit/s, 150 ms a round trip.
+"""How long a phone waits for its first search result: 4x slower, 1.6 Mbit/s, round trips of 150 ms.
 
-Run `python book/measure_search.py [SITE]` with playwright and a Chromium; SITE is a finished site, by
-default the one `course book build` made. Files are sent compressed, as hosts do. A site with
+Run `python book/measure_search.py [SITE]` with playwright and a Chromium; SITE is a finished site,
+by default the one `course book build` made. Files are sent compressed, as hosts do. A site with
 mdBook's own search is measured as well, for comparison. Two waits are printed: from the key that
 opens the search, with the word typed at once, and for a second word after that.
 """
@@ -85,7 +85,8 @@ def waits(page: Page, address: str) -> tuple[float, float, int]:
             const input = document.querySelector(field);
             if (!input || input.disabled) return setTimeout(type, 5);
             input.value = word;
-            for (const name of ["input", "keyup"]) input.dispatchEvent(new Event(name, {bubbles: true}));
+            for (const name of ["input", "keyup"])
+                input.dispatchEvent(new Event(name, {bubbles: true}));
             seen();
         };
         type();
@@ -112,10 +113,11 @@ def main() -> None:
             found.append(waits(page, f"http://127.0.0.1:{server.server_address[1]}/index.html"))
             browser.close()
     server.shutdown()
-    for name, column in zip(("first answer", "second answer"), zip(*found, strict=True)):
+    first, second, sizes = zip(*found, strict=True)
+    print(f"fetched for the first: {statistics.median(sizes) / 1000:.0f} kB")
+    for name, column in {"first answer": first, "second answer": second}.items():
         low, middle, high = min(column), statistics.median(column), max(column)
         print(f"{name}: {low:.2f} / {middle:.2f} / {high:.2f} s (min / median / max of {RUNS})")
-    print(f"fetched for the first: {statistics.median(row[2] for row in found) / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course.learning.labs import CourseError, lab_folders, phase_title
-from course.site import book_extras, book_finish, book_pages, book_site, places, search
+from course.site import (
+    book_extras,
+    book_finish,
+    book_pages,
+    book_site,
+    desk,
+    places,
+    play_payload,
+    search,
+)
 from course.truth import checking, pages
 from course.truth.citations import Finding
 
@@ -223,8 +232,12 @@ def stage(root: Path, tree: Path, target: Path) -> list[Finding]:
         made = places.is_landing(root, page)
         source = places.landing(root, page.parent, order) if made else None
         text, files, wrong = book_pages.render(root, tree, page, listed, source)
-        out.write_text(book_extras.frame(root, page, text, order), encoding="utf-8")
-        findings += wrong
+        framed = book_extras.frame(root, page, text, order)
+        shown = framed if made else desk.furnish(root, page, framed)
+        out.write_text(shown, encoding="utf-8")
+        findings += (
+            [] if made else wrong
+        )  # what a landing page repeats is named where it is written
         for path in files:
             copy = target / path.relative_to(root)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -291,6 +304,8 @@ def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
         raise CourseError(f"mdbook failed:\n{(done.stderr or done.stdout).strip()}")
     book_finish.finish(root, new)
     search.write(new)
+    desk.write(root, new, contents(root).listed())
+    play_payload.install(root, new)
     findings = book_site.check(root, new)
     if not findings and not aside:
         book_site.publish(new, site_folder(root))

@@ -1,4 +1,4 @@
-"""The landing page of each phase: what it promises, how long it takes, the way through, what it makes.
+"""The landing page of each phase: its promise, its hours, the way through, what you will have.
 
 Promises: nothing on it is typed that can be counted or read elsewhere: its words are the guide's
 opening and the course's table, its times those of the pages and labs, its parts those that labs
@@ -128,7 +128,9 @@ def hours(minutes: int) -> str:
 def time_told(phase: Path, labs: Sequence[Lab]) -> str:
     """How long the phase takes, in a line."""
     pages = [phase / name for name in TELLS if (phase / name).is_file()]
-    reading = sum(map(minutes_of, pages)) + sum(minutes_of(lab.folder / "README.md") for lab in labs)
+    reading = sum(map(minutes_of, pages)) + sum(
+        minutes_of(lab.folder / "README.md") for lab in labs
+    )
     doing = sum(lab.manifest.minutes for lab in labs)
     count = f"{len(labs)} lab{'s' * (len(labs) != 1)}"
     told = [f"About {hours(reading + doing)}", f"{hours(reading)} to read"]
@@ -174,7 +176,9 @@ def _way(phase: Path, labs: Sequence[Lab], order: Sequence[Path]) -> str:
 
 def _lab_step(phase: Path, lab: Lab) -> str:
     told = lab.manifest
-    link = f'<a href="{_href(phase, lab.folder / "README.md")}">{lab.id} {html.escape(told.title)}</a>'
+    link = (
+        f'<a href="{_href(phase, lab.folder / "README.md")}">{lab.id} {html.escape(told.title)}</a>'
+    )
     return f"<li>{link} <small>{told.minutes} min, {told.tag}</small></li>\n"
 
 
@@ -215,9 +219,9 @@ def outcome(labs: Sequence[Lab]) -> str:
         f"[{lab.id}]({lab.folder.relative_to(lab.folder.parents[1]).as_posix()}/README.md)"
         for lab, part, name in parts
     )
-    one = len(parts) == 1
-    return (
-        f"{text}\n\n{'One of the labs supplies' if one else f'{len(parts)} labs supply'} a part of the "
-        f"engine. Once {'it has' if one else 'they have'} passed, "
-        f'`course run --mine "The scheduler"` serves the shipped model with what you wrote:\n\n{rows}'
-    )
+    if len(parts) == 1:
+        told = "One of the labs supplies a part of the engine. Once it has passed"
+    else:
+        told = f"{len(parts)} labs supply a part of the engine. Once they have passed"
+    command = '`course run --mine "The scheduler"` serves the shipped model with what you wrote'
+    return f"{text}\n\n{told}, {command}:\n\n{rows}"

@@ -1,9 +1,9 @@
 """The search of the site: an index in small parts, made of the finished pages.
 
-Promises: the list of pages and headings is one file; postings lie in shards by the first letters of
-their words, a page's text in a file of its own; each is loaded when it is asked for, as a script, so
-that the search also works from a folder; names say their content, so nothing old is kept by a
-browser. Words are cut and stemmed as `book/search-engine.js` does it, which ranks them.
+Promises: the list of pages and headings is one file; postings lie in shards by the first letters
+of their words, a page's text in a file of its own; each is loaded when it is asked for, as a
+script, so that the search also works from a folder; names say their content, so nothing old is
+kept by a browser. Words are cut and stemmed as `book/search-engine.js` does it, which ranks them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ SATURATION, LENGTH = 1.2, 0.4
 LEVELS = 63
 ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
 """Digits of base 64, for postings."""
+
+ENDINGS = (
+    *(("ization", 2, "iz"), ("ation", 3, "at"), ("ion", 4, "")),
+    *(("ing", 3, ""), ("ed", 3, ""), ("er", 4, ""), ("or", 4, "")),
+)
+"""What is cut, how many letters must be left, and what takes its place: the first that fits."""
 
 _WORD = re.compile(r"[^\W_]+(?:[_.\-][^\W_]+)*")
 _JOINT = re.compile(r"[_.\-]")
@@ -72,7 +78,15 @@ def stem(word: str) -> str:
         word = word[:-2]
     elif word.endswith("s") and word[-2] not in "sui":
         word = word[:-1]
-    for ending, least in (("ization", 2), ("ation", 3), ("ion", 4), ("ing", 3), ("ed", 3), ("er", 4), ("or", 4)):
+    for ending, least in (
+        ("ization", 2),
+        ("ation", 3),
+        ("ion", 4),
+        ("ing", 3),
+        ("ed", 3),
+        ("er", 4),
+        ("or", 4),
+    ):
         if word.endswith(ending) and len(word) - len(ending) >= least:
             word = word[: -len(ending)] + {"ization": "iz", "ation": "at"}.get(ending, "")
             break
@@ -196,7 +210,7 @@ def impacts(sections: Sequence[Section]) -> list[dict[str, int]]:
             count[word] = count.get(word, 0) + CODE * share
         counts.append(count)
     lengths = [sum(count.values()) for count in counts]
-    mean = sum(lengths) / max(1, len(lengths))
+    mean = sum(lengths) / max(1, len(lengths)) or 1
     found = []
     for count, length in zip(counts, lengths, strict=True):
         room = SATURATION * (1 - LENGTH + LENGTH * length / mean)
@@ -238,7 +252,9 @@ def shards(rows: Sequence[dict[str, int]]) -> Iterator[list[str]]:
 
 def write(site: Path) -> None:
     """Put the search beside the pages, and its name into each of them."""
-    files = [file for file in sorted(site.rglob("*.html")) if file.name not in ("toc.html", "print.html")]
+    files = [
+        file for file in sorted(site.rglob("*.html")) if file.name not in ("toc.html", "print.html")
+    ]
     pages = [read(site, file) for file in files]
     folder = site / FOLDER
     folder.mkdir()
@@ -251,7 +267,13 @@ def write(site: Path) -> None:
     for n, part in enumerate(shards(rows)):
         parts.append([part[0].partition(" ")[0], _script(folder, "shard", n, "\n".join(part))])
     listed = [
-        [page.path, page.crumb, text, [s.title for s in page.sections], [s.anchor for s in page.sections]]
+        [
+            page.path,
+            page.crumb,
+            text,
+            [s.title for s in page.sections],
+            [s.anchor for s in page.sections],
+        ]
         for page, text in zip(pages, texts, strict=True)
     ]
     name = _script(folder, "index", 0, {"pages": listed, "shards": parts})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,15 @@ def test_a_landing_page_says_what_a_phase_promises_takes_and_makes(phase):
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name[:8])
 def test_a_landing_page_leads_to_every_page_and_lab_there_is_and_to_no_other(phase):
     links = re.findall(r'href="([^"]+)"|\]\(([^)\s]+\.md)\)', landing(phase))
-    targets = {(phase / (a or b).replace("index.html", "README.md")).with_suffix(".md") for a, b in links}
+    targets = {
+        (phase / (a or b).replace("index.html", "README.md")).with_suffix(".md") for a, b in links
+    }
     assert all(target.is_file() for target in targets), targets
-    labs = {lab.folder / "README.md" for lab in find_labs(REPOSITORY) if lab.folder.is_relative_to(phase)}
+    labs = {
+        lab.folder / "README.md"
+        for lab in find_labs(REPOSITORY)
+        if lab.folder.is_relative_to(phase)
+    }
     pages = {phase / name for name in places.TELLS if (phase / name).is_file()}
     assert labs | pages <= targets
 
@@ -51,10 +58,13 @@ def test_every_phase_of_the_book_begins_with_its_landing_page_and_the_former_lea
         for phase in PHASES
     ]
     assert firsts == [places.page_of(phase) for phase in PHASES]
-    for phase, after in zip(PHASES, PHASES[1:], strict=False):
+    for phase, after in pairwise(PHASES):
         last = [page for page in order() if book_extras.phase_of(REPOSITORY, page) == phase][-1]
         made = book_extras.frame(REPOSITORY, last, "# x\n", order())
-        assert f'<a class="next-page" href="../{after.name}/index.html"><small>Next phase</small>' in made
+        assert (
+            f'<a class="next-page" href="../{after.name}/index.html"><small>Next phase</small>'
+            in made
+        )
 
 
 def test_the_labs_stand_in_the_order_of_their_phase():
@@ -67,8 +77,10 @@ def test_times_are_those_of_the_pages_and_labs():
     phase = REPOSITORY / "phase-19-capstone-maintainer-and-startup"
     (lab,) = [lab for lab in find_labs(REPOSITORY) if lab.folder.is_relative_to(phase)]
     assert f"{places.hours(lab.manifest.minutes)} for 1 lab" in landing(phase)
-    assert [places.hours(m) for m in (45, 119, 120, 134, 136, 599, 600, 800)] == [
-        "45 minutes", "119 minutes", "2 hours", "2 hours", "2.5 hours", "10 hours", "10 hours", "13 hours"
+    times = (45, 119, 120, 134, 136, 599, 600, 800)
+    assert [places.hours(minutes) for minutes in times] == [
+        "45 minutes", "119 minutes", "2 hours", "2 hours",
+        "2.5 hours", "10 hours", "10 hours", "13 hours",
     ]  # fmt: skip
 
 
@@ -82,7 +94,9 @@ def test_the_parts_named_are_those_that_the_labs_supply():
 def test_what_can_be_checked_on_a_page_is_counted_by_its_boxes():
     phase = REPOSITORY / "phase-02-paged-attention"
     count = len(answers.on_page(phase / "EXERCISES.md"))
-    assert count and f"questions to answer in writing; {count} of them can be checked" in landing(phase)
+    assert count and f"questions to answer in writing; {count} of them can be checked" in landing(
+        phase
+    )
     assert "done; " not in landing(phase), "the guide has no boxes"
 
 

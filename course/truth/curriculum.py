@@ -38,9 +38,9 @@ PHASES = (
 )
 FLAGSHIPS = {2, 3}
 OPENINGS = {
-    19: "An engine is true to one release, and releases go on. At the end you can find what a later "
-    "release decides another way, mend one rule after the other until the recordings agree again, "
-    "and say what a comparison does not cover.",
+    19: "An engine is true to one release, and releases go on. At the end you can find what a "
+    "later release decides another way, mend one rule after the other until the recordings agree "
+    "again, and say what a comparison does not cover.",
 }
 """What the landing page of a phase promises where it has no guide whose opening says so."""
 
