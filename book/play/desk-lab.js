@@ -54,6 +54,7 @@ CourseDesk.lab = (host) => {
         document.documentElement.classList.toggle("desk-is-beside", on);
         beside.setAttribute("aria-pressed", on);
         beside.textContent = on ? "Below the text" : "Beside the text";
+        window.dispatchEvent(new Event("resize")); // other boxes of code scroll now
     }
 
     // ------------------------------------------------------------ the desk itself
@@ -182,7 +183,9 @@ CourseDesk.lab = (host) => {
                 const taken = CourseStore.imported(await chosen.files[0].text());
                 const theirs = CourseStore.edit(lab)?.text;
                 if (theirs !== mine) show(theirs);
-                notice(`Taken: ${taken.edits} labs, ${taken.results} results, ${taken.answers} answers.`);
+                const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+                notice(`Taken: ${counted(taken.edits, "edit")}, ${counted(taken.results, "result")}, `
+                    + `${counted(taken.answers, "answer")}.`);
             } catch (error) {
                 notice(`Nothing was taken: ${error.message}.`);
             }

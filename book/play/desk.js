@@ -42,7 +42,11 @@ const CourseDesk = (() => {
     async function editor(parent, settings) {
         const module = await editorModule();
         if (!module) return field(parent, settings);
-        const make = (doc) => module.createEditor(parent, { ...settings, doc, dark: isDark() });
+        const make = (doc) => {
+            const created = module.createEditor(parent, { ...settings, doc, dark: isDark() });
+            parent.querySelector(".cm-content").tabIndex = 0; // what scrolls holds a stop of the keyboard
+            return created;
+        };
         let made = make(settings.doc);
         let dark = isDark();
         new MutationObserver(() => {
