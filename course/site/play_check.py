@@ -24,7 +24,7 @@ from course.learning import grading, manifest
 from course.learning.labs import CourseError, Lab
 from course.site import play, play_excepted, play_payload
 
-TIME_LIMIT = 90.0
+TIME_LIMIT = 240.0
 """Seconds one grading in Node may take."""
 LARGEST = 700 * 2**20
 """Bytes of memory past which the worker begins anew, as in the page."""

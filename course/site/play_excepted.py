@@ -13,8 +13,8 @@ TESTS: dict[str, dict[str, str]] = {
     "07-02": {"test_the_run_script_predicts_without_a_gpu": PROCESS},
     "10-02": {"test_two_processes_and_one_result": PROCESS},
 }
-"""By lab, the tests that are skipped in a page. Those that need a GPU, torch or the pinned tree skip
-themselves there, as they do on a machine without."""
+"""By lab, the tests that are skipped in a page. Those that need a GPU, torch or the pinned tree
+skip themselves there, as they do on a machine without."""
 
 LABS: dict[str, str] = {}
 """Labs that cannot be done in a page at all: none so far."""
