@@ -29,6 +29,8 @@ SCRIPTS = (
     "desk-lab.js",
     "desk-blocks.js",
 )
+APART = ("conformance/README.md",)
+"""Pages whose blocks are not offered: these replay every recording, which takes a page minutes."""
 END = '<nav class="neighbours"'
 """What follows a lab's text: the desk stands before it."""
 
@@ -36,7 +38,7 @@ END = '<nav class="neighbours"'
 def furnish(root: Path, page: Path, text: str) -> str:
     """`text`, as the book shows `page`, with its desk and the script where they have a use."""
     lab = _lab_of(root, page)
-    blocks = len(pages.runnable(page))
+    blocks = page.relative_to(root).as_posix() not in APART and bool(pages.runnable(page))
     if lab is None and not blocks:
         return text
     up = "../" * (len(page.relative_to(root).parts) - 1)

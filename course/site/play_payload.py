@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from course.learning.labs import Lab, find_labs
-from course.site import play
+from course.site import play, play_excepted
 
 ENGINE = ("mini_vllm/", "labkit/", "course/play/", "course/learning/")
 """Folders whose Python files come with the first run."""
@@ -31,9 +31,6 @@ OPENED = ("phase-*", "models", "conformance", "mini_vllm", "course", "labkit", "
 """Folders whose other files are in the catalogue."""
 NEVER = {".md", ".svg", ".png", ".pyc", ".html", ".css", ".js"}
 NOT_IN = {"__pycache__", "scratch", "figures", "testdata", "node_modules"}
-
-NATIVE: dict[str, str] = {}
-"""Labs that cannot be done in a page, and why, as the page says it."""
 
 ENVIRONMENT = {
     "HOME": "/home/pyodide",
@@ -120,8 +117,13 @@ def _lab(root: Path, lab: Lab, target: Path) -> dict[str, Any]:
         if path.suffix not in NEVER
     ]
     told = _archive(target, f"labs/{lab.id}.zip", files)
-    native: str | bool = NATIVE.get(lab.id, False)
-    return {"zip": told["file"], "bytes": told["bytes"], "folder": folder, "native": native}
+    return {
+        "zip": told["file"],
+        "bytes": told["bytes"],
+        "folder": folder,
+        "native": play_excepted.LABS.get(lab.id, False),
+        "skip": play_excepted.TESTS.get(lab.id, {}),
+    }
 
 
 def engine_files(root: Path) -> list[tuple[str, bytes]]:
