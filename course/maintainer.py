@@ -14,7 +14,8 @@ from course import terminal
 from course.files import write_atomically
 from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
-from course.site import book, book_site, local, play, play_check
+from course.site import book, book_site, local, play
+from course.site import play_check as play_check_module
 from course.truth import checking, figures, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
