@@ -140,6 +140,7 @@ CourseDesk.results = ({ data, goTo, text, solution }) => {
     }
 
     function congratulate() {
+        for (const fold of document.querySelectorAll(".content details.until-passed")) fold.open = true;
         after.append(el("p", {}, "You built: ", data.built.flatMap((name, place) =>
             [place ? ", " : "", el("code", {}, name)]), "."));
         if (data.part) {
