@@ -13,6 +13,15 @@ CourseDesk.blocks = (found) => {
     let age = 0; // how many states this page has begun
     let ran = 0; // blocks that have run in the present one, from the top
     let running = null;
+    let began = 0;
+
+    // A worker that ends takes the state with it, whoever ended it; one that loads is not yet at work.
+    const others = session.onstate;
+    session.onstate = (state) => {
+        others?.(state);
+        if (state === "idle") ran = 0;
+        if (state === "busy") began = performance.now();
+    };
 
     const blocks = found.map(({ code, expected }, index) => {
         const pre = code.closest("pre");
@@ -109,7 +118,7 @@ CourseDesk.blocks = (found) => {
 
     /** Run one block and show what it printed; whether it ran to its end. */
     async function one(block, state, asked) {
-        const began = performance.now();
+        began = performance.now();
         const shown = el("code", { tabindex: "0" });
         const box = el("pre", { class: "desk-printed" }, shown);
         clear(block);

@@ -106,7 +106,9 @@ const CourseDesk = (() => {
             bar.max = total;
             bar.value = loaded;
             const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
-            text.textContent = `Loading ${what}: ${megabytes(loaded)} of ${megabytes(total)} MB, at the first run only.`;
+            text.textContent = loaded < total
+                ? `Loading ${what}: ${megabytes(loaded)} of ${megabytes(total)} MB, at the first run only.`
+                : "Starting Python ...";
         };
         const show = () => {
             session.onprogress = draw;
