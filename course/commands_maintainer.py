@@ -187,7 +187,7 @@ def book_runtime(
     names: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None,
     check: Annotated[bool, typer.Option("--check", help="grade the labs as a page does")] = False,
 ) -> None:
-    """Fetch what runs Python in the pages, into build/play; the next build puts it into the site."""
+    """Fetch what runs Python in the pages into build/play, for the next build of the site."""
     from course import maintainer
 
     root, labs, _ = opened()

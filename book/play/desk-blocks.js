@@ -5,7 +5,7 @@
  */
 "use strict";
 
-CourseDesk.blocks = (found) => {
+CourseDesk.blocks = (found, differs) => {
     const { el, button } = CourseDesk;
     const session = CoursePlay.session();
     const loading = CourseDesk.loading(session);
@@ -37,6 +37,13 @@ CourseDesk.blocks = (found) => {
         pre.after(block.box);
         return block;
     });
+
+    /** The labs whose files a block opens: the page's own, and those it names by their folders. */
+    function labsIn(code) {
+        const named = [...code.matchAll(/phase-(\d\d)-[\w-]+\/labs\/lab-(\d\d)-/g)].map((match) => `${match[1]}-${match[2]}`);
+        const own = document.querySelector("main .desk[data-lab]")?.dataset.lab;
+        return [...new Set([own, ...named])].filter((lab) => lab && window.COURSE_PLAY?.labs?.[lab]);
+    }
 
     const textOf = (block) => block.editor?.get() ?? block.given;
 
@@ -122,7 +129,9 @@ CourseDesk.blocks = (found) => {
         const shown = el("code", { tabindex: "0" });
         const box = el("pre", { class: "desk-printed" }, shown);
         clear(block);
-        const { text, error } = await session.call("block", { page: state, index: block.index, code: textOf(block) },
+        const code = textOf(block);
+        const payload = { page: state, index: block.index, code, needs: labsIn(code) };
+        const { text, error } = await session.call("block", payload,
             (event) => {
                 loading.hide();
                 if (!shown.isConnected) block.out.replaceChildren(box);
@@ -146,7 +155,9 @@ CourseDesk.blocks = (found) => {
             say(block, `Ran in ${took}: it printed what stands below.`, "good");
             block.out.replaceChildren();
         } else {
-            say(block, `Ran in ${took}: it printed something else than the page.`, block.editor ? "" : "bad");
+            const why = block.editor ? null : differs[block.index];
+            say(block, `Ran in ${took}: it printed something else than the page${why ? `, because ${why}` : ""}.`,
+                block.editor || why ? "" : "bad");
             block.out.replaceChildren(CourseDiff.draw(printed, text, ["the page", "this run"]));
         }
         if (!asked) block.said.append(" Run for a block below.");

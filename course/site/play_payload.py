@@ -35,6 +35,7 @@ NOT_IN = {"__pycache__", "scratch", "figures", "testdata", "node_modules"}
 ENVIRONMENT = {
     "HOME": "/home/pyodide",
     "PYTHONUTF8": "1",
+    "PYTHONHASHSEED": "0",  # as `course docs check` runs the blocks of a page
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "PYTEST_ADDOPTS": "",
     "NO_COLOR": "1",
