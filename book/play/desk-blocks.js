@@ -38,11 +38,12 @@ CourseDesk.blocks = (found, differs) => {
         return block;
     });
 
-    /** The labs whose files a block opens: the page's own, and those it names by their folders. */
+    /** The labs whose files a block opens: the page's own, and those whose folders it names. */
     function labsIn(code) {
-        const named = [...code.matchAll(/phase-(\d\d)-[\w-]+\/labs\/lab-(\d\d)-/g)].map((match) => `${match[1]}-${match[2]}`);
+        const named = new Set(code.match(/\blab-\d\d-[\w-]+/g));
         const own = document.querySelector("main .desk[data-lab]")?.dataset.lab;
-        return [...new Set([own, ...named])].filter((lab) => lab && window.COURSE_PLAY?.labs?.[lab]);
+        return Object.entries(window.COURSE_PLAY?.labs ?? {}).flatMap(([lab, { folder = "" }]) =>
+            (lab === own || named.has(folder.split("/").pop()) ? [lab] : []));
     }
 
     const textOf = (block) => block.editor?.get() ?? block.given;

@@ -29,8 +29,10 @@ FILES = (
 )  # fmt: skip
 OPENED = ("phase-*", "models", "conformance", "mini_vllm", "course", "labkit", "benchmarks")
 """Folders whose other files are in the catalogue."""
+OPENED_FILES = ("LICENSE",)
+"""Files beside them that are there too."""
 NEVER = {".md", ".svg", ".png", ".pyc", ".html", ".css", ".js"}
-NOT_IN = {"__pycache__", "scratch", "figures", "testdata", "node_modules"}
+NOT_IN = {"__pycache__", "scratch", "testdata", "node_modules"}
 
 ENVIRONMENT = {
     "HOME": "/home/pyodide",
@@ -157,7 +159,7 @@ def opened_files(root: Path) -> list[str]:
                     and not (_is_test(path) and path.suffix == ".py")
                 ):
                     found.append(name)
-    return found
+    return found + [name for name in OPENED_FILES if (root / name).is_file()]
 
 
 def _write_opened(root: Path, target: Path) -> dict[str, tuple[str, int]]:
