@@ -334,8 +334,6 @@ def test_the_blocks_of_every_page_are_those_that_ci_runs(open_page, url, site):
         name = book.staged(path.relative_to(ROOT)).with_suffix(".html")
         if not runnable or not (site / name).is_file():
             continue
-        if path.relative_to(ROOT).as_posix() in desk.APART:
-            continue
         page.goto(url + name.as_posix())
         told = page.evaluate(
             "CourseDesk.runnable().map(({code, expected}) =>"

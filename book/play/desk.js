@@ -161,6 +161,11 @@ const CourseDesk = (() => {
     async function start() {
         const host = document.querySelector("main .desk[data-lab]");
         const blocks = canRun() ? runnable() : [];
+        if (blocks.length && own.dataset.apart) {
+            blocks[0].code.closest("pre").after(el("p", { class: "desk-block" },
+                `The blocks of this page run on your machine only: ${own.dataset.apart}.`));
+            blocks.length = 0;
+        }
         const wanted = (host !== null && (canRun() || isServed())) || blocks.length > 0;
         if (!wanted) return;
         for (const part of own.dataset.parts.split(" ")) await load(part);

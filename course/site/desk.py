@@ -30,8 +30,13 @@ SCRIPTS = (
     "desk-lab.js",
     "desk-blocks.js",
 )
-APART = ("conformance/README.md",)
-"""Pages whose blocks are not offered: these replay every recording, which takes a page minutes."""
+_PROCESSES = "they start processes, which a page cannot"
+APART = {
+    "conformance/README.md": "they replay every recording, which takes a page minutes",
+    "phase-10-distributed-inference/00-guide.md": _PROCESSES,
+    "phase-10-distributed-inference/02-mini-build.md": _PROCESSES,
+}
+"""Pages whose blocks are not offered, and why."""
 DIFFERS: dict[str, dict[int, str]] = {
     "phase-02-paged-attention/01-deep-dive.md": {
         3: "Python in a page counts with 32 bits, and its hash is another"
@@ -45,8 +50,7 @@ END = '<nav class="neighbours"'
 def furnish(root: Path, page: Path, text: str) -> str:
     """`text`, as the book shows `page`, with its desk and the script where they have a use."""
     lab = _lab_of(root, page)
-    blocks = page.relative_to(root).as_posix() not in APART and bool(pages.runnable(page))
-    if lab is None and not blocks:
+    if lab is None and not pages.runnable(page):
         return text
     up = "../" * (len(page.relative_to(root).parts) - 1)
     if lab is not None:
@@ -58,8 +62,12 @@ def furnish(root: Path, page: Path, text: str) -> str:
         before, end, after = text.partition(END)
         text = f"{before.rstrip()}\n\n{host}{end}{after}"
     first, *others = [f"{up}{FOLDER}/{name}?v={_version(root, name)}" for name in SCRIPTS]
-    differs = DIFFERS.get(page.relative_to(root).as_posix())
-    known = f' data-differs="{html.escape(json.dumps(differs))}"' if differs else ""
+    name = page.relative_to(root).as_posix()
+    known = ""
+    if name in APART:
+        known = f' data-apart="{html.escape(APART[name])}"'
+    elif name in DIFFERS:
+        known = f' data-differs="{html.escape(json.dumps(DIFFERS[name]))}"'
     tag = f'<script defer src="{first}" data-parts="{" ".join(others)}"{known}></script>'
     return f"{text.rstrip()}\n\n{tag}\n"
 

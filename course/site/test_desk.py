@@ -17,6 +17,7 @@ from course.learning import manifest, show
 from course.learning.grading import Frame, Report, TestResult
 from course.learning.labs import find_labs
 from course.site import desk
+from course.truth import pages
 
 PARTS = REPOSITORY / "book" / "play"
 FRAMED = '# A lab\n\nIts text.\n\n<nav class="neighbours"></nav>\n'
@@ -82,6 +83,16 @@ def test_a_document_that_changes_has_another_name(little_course, lab):
 def test_a_folder_that_is_not_a_whole_lab_has_no_desk(little_course, lab, page):
     lab.test_file.unlink()
     assert desk.furnish(little_course, page, FRAMED) == FRAMED
+
+
+def test_blocks_that_are_no_pages_own_are_named_with_a_reason_and_exist():
+    for name, reason in desk.APART.items():
+        page = REPOSITORY / name
+        assert f'data-apart="{reason}"' in desk.furnish(REPOSITORY, page, "# x\n")
+        assert pages.runnable(page)
+    for name, known in desk.DIFFERS.items():
+        blocks = pages.runnable(REPOSITORY / name)
+        assert all(0 <= place < len(blocks) for place in known)
 
 
 # ------------------------------------------------------------------ the words
