@@ -17,7 +17,7 @@ from rich.console import Console
 from course.learning import grading, manifest, show
 from course.learning.labs import find_labs, pick
 from course.learning.progress import PASSED, Progress
-from course.site import book, book_site, desk, local
+from course.site import book, book_site, local
 from course.truth import pages
 
 pytestmark = pytest.mark.browser

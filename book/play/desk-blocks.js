@@ -38,12 +38,12 @@ CourseDesk.blocks = (found, differs) => {
         return block;
     });
 
-    /** The labs whose files a block opens: the page's own, and those whose folders it names. */
+    /** The labs whose files a block may open: the page's own, and those of the phases that it names. */
     function labsIn(code) {
-        const named = new Set(code.match(/\blab-\d\d-[\w-]+/g));
+        const phases = new Set(code.match(/\bphase-\d\d-[\w-]+/g));
         const own = document.querySelector("main .desk[data-lab]")?.dataset.lab;
         return Object.entries(window.COURSE_PLAY?.labs ?? {}).flatMap(([lab, { folder = "" }]) =>
-            (lab === own || named.has(folder.split("/").pop()) ? [lab] : []));
+            (lab === own || phases.has(folder.split("/")[0]) ? [lab] : []));
     }
 
     const textOf = (block) => block.editor?.get() ?? block.given;

@@ -31,10 +31,13 @@ SCRIPTS = (
     "desk-blocks.js",
 )
 _PROCESSES = "they start processes, which a page cannot"
+_PIPES = "they open pipes between a server and its engine, which a page cannot"
 APART = {
     "conformance/README.md": "they replay every recording, which takes a page minutes",
     "phase-10-distributed-inference/00-guide.md": _PROCESSES,
     "phase-10-distributed-inference/02-mini-build.md": _PROCESSES,
+    "phase-16-serving-apis-and-parsers/00-guide.md": _PIPES,
+    "phase-16-serving-apis-and-parsers/02-mini-build.md": _PIPES,
 }
 """Pages whose blocks are not offered, and why."""
 DIFFERS: dict[str, dict[int, str]] = {
