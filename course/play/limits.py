@@ -34,9 +34,9 @@ def apply() -> None:
     if sys.platform != "emscripten":
         return
     if not hasattr(time, "thread_time"):
-        time.thread_time = time.process_time  # type: ignore[attr-defined] # there is one thread
+        time.thread_time = time.process_time  # there is one thread
     _bound_json()
-    concurrent.futures.ThreadPoolExecutor = InPlaceExecutor  # type: ignore[misc, assignment]
+    concurrent.futures.ThreadPoolExecutor = InPlaceExecutor  # type: ignore[misc]
     sys.meta_path.insert(0, QuickProducts())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -146,7 +146,7 @@ class QuickProducts(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 usual(module)
-                module.Linear.__call__ = product  # type: ignore[attr-defined]
+                module.Linear.__call__ = product
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
