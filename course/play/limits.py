@@ -36,12 +36,24 @@ def apply() -> None:
     if not hasattr(time, "thread_time"):
         time.thread_time = time.process_time  # there is one thread
     _bound_json()
+    sys.modules.setdefault("_posixshmem", _no_shared_memory())
     concurrent.futures.ThreadPoolExecutor = InPlaceExecutor  # type: ignore[misc]
     sys.meta_path.insert(0, QuickProducts())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         asyncio.set_event_loop_policy(InPlacePolicy())
         asyncio._set_running_loop(None)  # the page's own, which never waits in place
+
+
+def _no_shared_memory() -> ModuleType:
+    """Lets `multiprocessing.shared_memory` be imported; there is none to open."""
+
+    def refused(*args: Any, **kwargs: Any) -> int:
+        raise OSError("a page has no shared memory")
+
+    module = ModuleType("_posixshmem")
+    module.shm_open = module.shm_unlink = refused  # type: ignore[attr-defined]
+    return module
 
 
 def _bound_json() -> None:
