@@ -5,7 +5,7 @@
  */
 "use strict";
 
-CourseDesk.blocks = (found, differs) => {
+CourseDesk.blocks = (found, excepted) => {
     const { el, button } = CourseDesk;
     const session = CoursePlay.session();
     const loading = CourseDesk.loading(session);
@@ -33,18 +33,11 @@ CourseDesk.blocks = (found, differs) => {
         block.live = el("div", { role: "status", class: "desk-live" }, block.said);
         block.out = el("div", { class: "desk-out" });
         block.box = el("div", { class: "desk-block" },
-            el("div", { class: "desk-bar" }, block.run, block.stop, block.edit, block.live), block.out);
+            el("div", { class: "desk-bar" }, excepted[index] ? `On your machine only: ${excepted[index]}.`
+                : [block.run, block.stop, block.edit, block.live]), block.out);
         pre.after(block.box);
         return block;
     });
-
-    /** The labs whose files a block may open: the page's own, and those of the phases that it names. */
-    function labsIn(code) {
-        const phases = new Set(code.match(/\bphase-\d\d-[\w-]+/g));
-        const own = document.querySelector("main .desk[data-lab]")?.dataset.lab;
-        return Object.entries(window.COURSE_PLAY?.labs ?? {}).flatMap(([lab, { folder = "" }]) =>
-            (lab === own || phases.has(folder.split("/")[0]) ? [lab] : []));
-    }
 
     const textOf = (block) => block.editor?.get() ?? block.given;
 
@@ -104,7 +97,7 @@ CourseDesk.blocks = (found, differs) => {
         const first = ran;
         const state = `${page}#${age}`;
         try {
-            for (const each of blocks.slice(first, block.index + 1)) {
+            for (const each of blocks.slice(first, block.index + 1).filter(({ index }) => !excepted[index])) {
                 say(block, each === block ? "Running ..." : `Running block ${each.index + 1} of ${block.index + 1} first ...`);
                 if (!(await one(each, state, each === block))) {
                     if (each !== block) say(block, `Block ${each.index + 1} above failed; it must run first.`, "bad");
@@ -130,8 +123,7 @@ CourseDesk.blocks = (found, differs) => {
         const shown = el("code", { tabindex: "0" });
         const box = el("pre", { class: "desk-printed" }, shown);
         clear(block);
-        const code = textOf(block);
-        const payload = { page: state, index: block.index, code, needs: labsIn(code) };
+        const payload = { page: state, index: block.index, code: textOf(block) };
         const { text, error } = await session.call("block", payload,
             (event) => {
                 loading.hide();
@@ -156,9 +148,7 @@ CourseDesk.blocks = (found, differs) => {
             say(block, `Ran in ${took}: it printed what stands below.`, "good");
             block.out.replaceChildren();
         } else {
-            const why = block.editor ? null : differs[block.index];
-            say(block, `Ran in ${took}: it printed something else than the page${why ? `, because ${why}` : ""}.`,
-                block.editor || why ? "" : "bad");
+            say(block, `Ran in ${took}: it printed something else than the page.`, block.editor ? "" : "bad");
             block.out.replaceChildren(CourseDiff.draw(printed, text, ["the page", "this run"]));
         }
         if (!asked) block.said.append(" Run for a block below.");

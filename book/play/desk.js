@@ -170,7 +170,7 @@ const CourseDesk = (() => {
         if (!wanted) return;
         for (const part of own.dataset.parts.split(" ")) await load(part);
         if (host && (canRun() || isServed())) CourseDesk.lab(host);
-        if (blocks.length) CourseDesk.blocks(blocks, JSON.parse(own.dataset.differs ?? "{}"));
+        if (blocks.length) CourseDesk.blocks(blocks, window.COURSE_PLAY?.pages?.[own.dataset.page] ?? {});
     }
     if (document.readyState === "complete") start();
     else document.addEventListener("DOMContentLoaded", start);

@@ -24,12 +24,10 @@ self.onmessage = async ({ data }) => {
             self.postMessage({ id, result: {} });
         } else {
             await booting;
-            // `needs` names labs whose files the code opens.
-            const { needs = kind === "grade" ? [payload.lab] : [], ...asked } = payload;
-            for (const each of needs) {
-                await lab(each);
+            if (kind === "grade") {
+                await lab(payload.lab);
             }
-            const told = JSON.parse(called(kind, asked, id));
+            const told = JSON.parse(called(kind, payload, id));
             self.postMessage({ id, ...told, memory: pyodide._module.HEAPU8.length });
         }
     } catch (error) {

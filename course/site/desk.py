@@ -30,22 +30,8 @@ SCRIPTS = (
     "desk-lab.js",
     "desk-blocks.js",
 )
-_PROCESSES = "they start processes, which a page cannot"
-_PIPES = "they open pipes between a server and its engine, which a page cannot"
-APART = {
-    "conformance/README.md": "they replay every recording, which takes a page minutes",
-    "phase-10-distributed-inference/00-guide.md": _PROCESSES,
-    "phase-10-distributed-inference/02-mini-build.md": _PROCESSES,
-    "phase-16-serving-apis-and-parsers/00-guide.md": _PIPES,
-    "phase-16-serving-apis-and-parsers/02-mini-build.md": _PIPES,
-}
-"""Pages whose blocks are not offered, and why."""
-DIFFERS: dict[str, dict[int, str]] = {
-    "phase-02-paged-attention/01-deep-dive.md": {
-        3: "Python in a page counts with 32 bits, and its hash is another"
-    },
-}
-"""Blocks that print something else in a page, by page and place from 0, and why."""
+APART = {"conformance/README.md": "they replay every recording, which takes a page minutes"}
+"""Pages whose blocks are not offered, and why; `play_excepted` names single blocks."""
 END = '<nav class="neighbours"'
 """What follows a lab's text: the desk stands before it."""
 
@@ -66,12 +52,11 @@ def furnish(root: Path, page: Path, text: str) -> str:
         text = f"{before.rstrip()}\n\n{host}{end}{after}"
     first, *others = [f"{up}{FOLDER}/{name}?v={_version(root, name)}" for name in SCRIPTS]
     name = page.relative_to(root).as_posix()
-    known = ""
-    if name in APART:
-        known = f' data-apart="{html.escape(APART[name])}"'
-    elif name in DIFFERS:
-        known = f' data-differs="{html.escape(json.dumps(DIFFERS[name]))}"'
-    tag = f'<script defer src="{first}" data-parts="{" ".join(others)}"{known}></script>'
+    apart = f' data-apart="{html.escape(APART[name])}"' if name in APART else ""
+    tag = (
+        f'<script defer src="{first}" data-page="{html.escape(name)}"{apart} '
+        f'data-parts="{" ".join(others)}"></script>'
+    )
     return f"{text.rstrip()}\n\n{tag}\n"
 
 

@@ -90,9 +90,6 @@ def test_blocks_that_are_no_pages_own_are_named_with_a_reason_and_exist():
         page = REPOSITORY / name
         assert f'data-apart="{reason}"' in desk.furnish(REPOSITORY, page, "# x\n")
         assert pages.runnable(page)
-    for name, known in desk.DIFFERS.items():
-        blocks = pages.runnable(REPOSITORY / name)
-        assert all(0 <= place < len(blocks) for place in known)
 
 
 # ------------------------------------------------------------------ the words

@@ -15,10 +15,8 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:  # imported where it is used: a browser's Python has none
-    from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.shared_memory import SharedMemory
+from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -270,8 +268,6 @@ class SharedMemoryEnd:
 
     def connect(self, rank: int, timeout_s: float) -> Transport:
         """Attach to the segment; it stays when its name goes."""
-        from multiprocessing.shared_memory import SharedMemory
-
         segment = SharedMemory(self.name)
         world = len(self.socks) + 1
 
@@ -298,8 +294,6 @@ def shared_memory_ends(
     however they end.
     """
     name = f"{SEGMENT_PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
-    from multiprocessing.shared_memory import SharedMemory
-
     segment = SharedMemory(name, create=True, size=max(1, world_size**2 * ring_bytes))
     socks: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
     for low in range(world_size):
