@@ -15,6 +15,8 @@ from course.files import write_atomically
 from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
 from course.site import book, book_site, local, play
+from course.site import play_check as play_check_module
+from course.site import play_pages as play_pages_module
 from course.truth import checking, figures, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
@@ -287,6 +289,48 @@ def book_runtime(console: Console, root: Path) -> int:
         console, f"Python for the pages in {where}, {total / 1e6:.1f} MB: {seconds}", "green"
     )
     return 0
+
+
+def play_check(console: Console, root: Path, labs: list[Lab]) -> int:
+    """Grade labs in the pages' worker, in Node; 1 when one differs from its grading here."""
+    began = time.perf_counter()
+
+    def told(verdict: play_check_module.Verdict) -> None:
+        counts = f"{verdict.passed} passed, {verdict.skipped} skipped"
+        if verdict.excepted:
+            counts += f" ({verdict.excepted} cannot run in a page)"
+        line = f"{verdict.lab.id}  {counts}; {verdict.seconds:.1f} s, here {verdict.native:.1f} s"
+        terminal.say(console, line, "red" if verdict.problems else "green")
+        for problem in verdict.problems:
+            terminal.say(console, f"       {problem}", "red")
+
+    verdicts = play_check_module.check(root, labs, told)
+    bad = sum(bool(verdict.problems) for verdict in verdicts)
+    caught = sum(bool(verdict.caught) for verdict in verdicts)
+    total = f"{len(verdicts)} labs in the page's worker, {sum(v.passed for v in verdicts)} tests, "
+    total += f"{caught} misconceptions caught; {bad} labs differ"
+    terminal.say(
+        console, f"{total}; {time.perf_counter() - began:.0f} s", "red" if bad else "green"
+    )
+    return 1 if bad else 0
+
+
+def play_pages(console: Console, root: Path) -> int:
+    """Run the blocks of the phases' pages in the pages' worker; 1 when one shows another output."""
+    began = time.perf_counter()
+    count = blocks = 0
+
+    def told(page: str, several: int, problems: list[str]) -> None:
+        nonlocal count, blocks
+        count, blocks = count + 1, blocks + several
+        for problem in problems:
+            terminal.say(console, problem, "red")
+
+    bad = play_pages_module.check(root, told)
+    line = f"{blocks} blocks of {count} pages in the page's worker; {bad} pages differ"
+    seconds = f"{time.perf_counter() - began:.0f} s"
+    terminal.say(console, f"{line}; {seconds}", "red" if bad else "green")
+    return 1 if bad else 0
 
 
 def book_serve(console: Console, root: Path, port: int) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from course.learning.labs import Lab, find_labs
-from course.site import play
+from course.site import play, play_excepted
 
 ENGINE = ("mini_vllm/", "labkit/", "course/play/", "course/learning/")
 """Folders whose Python files come with the first run."""
@@ -29,15 +29,14 @@ FILES = (
 )  # fmt: skip
 OPENED = ("phase-*", "models", "conformance", "mini_vllm", "course", "labkit", "benchmarks")
 """Folders whose other files are in the catalogue."""
+ALSO_OPENED = ("LICENSE",)
 NEVER = {".md", ".svg", ".png", ".pyc", ".html", ".css", ".js"}
-NOT_IN = {"__pycache__", "scratch", "figures", "testdata", "node_modules"}
-
-NATIVE: dict[str, str] = {}
-"""Labs that cannot be done in a page, and why, as the page says it."""
+NOT_IN = {"__pycache__", "scratch", "testdata", "node_modules"}
 
 ENVIRONMENT = {
     "HOME": "/home/pyodide",
     "PYTHONUTF8": "1",
+    "PYTHONHASHSEED": "0",  # as `course docs check` runs the blocks of a page
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "PYTEST_ADDOPTS": "",
     "NO_COLOR": "1",
@@ -80,6 +79,7 @@ def write(root: Path, target: Path) -> str:
         },
         "labs": {lab.id: _lab(root, lab, target) for lab in labs},
         "models": _models(opened),
+        "pages": play_excepted.BLOCKS,
         "env": ENVIRONMENT,
     }  # fmt: skip
     client = (root / "book/play/client.js").read_text(encoding="utf-8")
@@ -120,8 +120,13 @@ def _lab(root: Path, lab: Lab, target: Path) -> dict[str, Any]:
         if path.suffix not in NEVER
     ]
     told = _archive(target, f"labs/{lab.id}.zip", files)
-    native: str | bool = NATIVE.get(lab.id, False)
-    return {"zip": told["file"], "bytes": told["bytes"], "folder": folder, "native": native}
+    return {
+        "zip": told["file"],
+        "bytes": told["bytes"],
+        "folder": folder,
+        "native": play_excepted.LABS.get(lab.id, False),
+        "skip": play_excepted.TESTS.get(lab.id, {}),
+    }
 
 
 def engine_files(root: Path) -> list[tuple[str, bytes]]:
@@ -139,10 +144,12 @@ def _first(root: Path) -> Iterator[str]:
 
 
 def opened_files(root: Path) -> list[str]:
-    """Paths of the files that are fetched when they are opened: all others that may be."""
+    """Paths of the files that are fetched when they are opened: all others that may be.
+
+    Those of the labs too: a block of a page opens one without grading the lab.
+    """
     first = set(_first(root))
-    labs = tuple(f"{lab.folder.relative_to(root).as_posix()}/" for lab in find_labs(root))
-    found = []
+    found = [name for name in ALSO_OPENED if (root / name).is_file()]
     for pattern in OPENED:
         for folder in sorted(root.glob(pattern)):
             for path in _below(folder):
@@ -150,7 +157,6 @@ def opened_files(root: Path) -> list[str]:
                 if (
                     path.suffix not in NEVER
                     and name not in first
-                    and not name.startswith(labs)
                     and not (_is_test(path) and path.suffix == ".py")
                 ):
                     found.append(name)
