@@ -121,6 +121,14 @@ def test_a_lab_that_did_not_pass_has_no_tick(open_with):
     assert page.locator(".place-count").count() == 0
 
 
+def test_a_lab_that_passes_has_its_tick_at_once(open_page):
+    page = open_page(LANDING)
+    page.evaluate("CourseStore.saveResult('02-05', {passed: 9, total: 9, ok: true})")
+    ticked = page.locator(".place-map a.place-done").all_text_contents()
+    assert ticked == ["02-05 Share and evict (done)"]
+    assert page.locator(".sidebar a.place-done").count() == 1
+
+
 def test_the_home_page_shows_a_bar_for_what_was_begun_and_where_to_go_on(open_with):
     page = open_with("index.html", kept(read={f"{PHASE}/00-guide.html": AT}))
     assert page.locator("main table .place-bar").all_inner_texts() == ["1 of 12 done"]
