@@ -182,6 +182,26 @@ def book_serve(
     raise typer.Exit(maintainer.book_serve(terminal.make_console(), course_root(), port))
 
 
+@book_app.command("runtime")
+def book_runtime(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None,
+    check: Annotated[bool, typer.Option("--check", help="grade the labs as a page does")] = False,
+    pages: Annotated[bool, typer.Option("--pages", help="run the pages' blocks so")] = False,
+) -> None:
+    """Fetch what runs Python in the pages into build/play, for the next build of the site."""
+    from course import maintainer
+
+    root, labs, _ = opened()
+    if check:
+        chosen = [lab for lab in labs if _selected(labs, lab, names)]
+        raise typer.Exit(maintainer.play_check(terminal.make_console(), root, chosen))
+    if pages:
+        raise typer.Exit(maintainer.play_pages(terminal.make_console(), root))
+    if names:
+        raise CourseError("Labs are named for --check only.")
+    raise typer.Exit(maintainer.book_runtime(terminal.make_console(), root))
+
+
 @upstream_app.command("fetch")
 def upstream_fetch(
     version: Annotated[str, typer.Option(help="a later release, into build/releases")] = "",

@@ -14,7 +14,9 @@ from course import terminal
 from course.files import write_atomically
 from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
-from course.site import book, book_site
+from course.site import book, book_site, local, play
+from course.site import play_check as play_check_module
+from course.site import play_pages as play_pages_module
 from course.truth import checking, figures, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
@@ -267,10 +269,68 @@ def book_build(console: Console, root: Path, aside: bool = False) -> int:
     if findings:
         terminal.say(console, f"{len(findings)} to mend; {seconds}", "red")
         return 1
-    count = len(book.contents(root).listed())
+    count = len(book.contents(root).order())
     index = terminal.relative(book.site_folder(root) / "index.html", root)
     terminal.say(console, f"{count} pages in {index}; {seconds}", "green")
+    if why := play.problem(root):
+        told = f"Pages to read only, since nothing here runs Python in them ({why}): "
+        terminal.say(console, told + "course book runtime", "dim")
     return 0
+
+
+def book_runtime(console: Console, root: Path) -> int:
+    """Put what runs Python in the pages into build/play."""
+    began = time.perf_counter()
+    made = play.make(root, lambda line: terminal.say(console, line, "dim"))
+    total = sum(path.stat().st_size for path in play.folder(root).rglob("*") if path.is_file())
+    where = terminal.relative(play.folder(root), root)
+    seconds = f"made in {time.perf_counter() - began:.0f} s" if made else "it was there"
+    terminal.say(
+        console, f"Python for the pages in {where}, {total / 1e6:.1f} MB: {seconds}", "green"
+    )
+    return 0
+
+
+def play_check(console: Console, root: Path, labs: list[Lab]) -> int:
+    """Grade labs in the pages' worker, in Node; 1 when one differs from its grading here."""
+    began = time.perf_counter()
+
+    def told(verdict: play_check_module.Verdict) -> None:
+        counts = f"{verdict.passed} passed, {verdict.skipped} skipped"
+        if verdict.excepted:
+            counts += f" ({verdict.excepted} cannot run in a page)"
+        line = f"{verdict.lab.id}  {counts}; {verdict.seconds:.1f} s, here {verdict.native:.1f} s"
+        terminal.say(console, line, "red" if verdict.problems else "green")
+        for problem in verdict.problems:
+            terminal.say(console, f"       {problem}", "red")
+
+    verdicts = play_check_module.check(root, labs, told)
+    bad = sum(bool(verdict.problems) for verdict in verdicts)
+    caught = sum(bool(verdict.caught) for verdict in verdicts)
+    total = f"{len(verdicts)} labs in the page's worker, {sum(v.passed for v in verdicts)} tests, "
+    total += f"{caught} misconceptions caught; {bad} labs differ"
+    terminal.say(
+        console, f"{total}; {time.perf_counter() - began:.0f} s", "red" if bad else "green"
+    )
+    return 1 if bad else 0
+
+
+def play_pages(console: Console, root: Path) -> int:
+    """Run the blocks of the phases' pages in the pages' worker; 1 when one shows another output."""
+    began = time.perf_counter()
+    count = blocks = 0
+
+    def told(page: str, several: int, problems: list[str]) -> None:
+        nonlocal count, blocks
+        count, blocks = count + 1, blocks + several
+        for problem in problems:
+            terminal.say(console, problem, "red")
+
+    bad = play_pages_module.check(root, told)
+    line = f"{blocks} blocks of {count} pages in the page's worker; {bad} pages differ"
+    seconds = f"{time.perf_counter() - began:.0f} s"
+    terminal.say(console, f"{line}; {seconds}", "red" if bad else "green")
+    return 1 if bad else 0
 
 
 def book_serve(console: Console, root: Path, port: int) -> int:
@@ -278,7 +338,8 @@ def book_serve(console: Console, root: Path, port: int) -> int:
     if book_build(console, root):
         return 1
     swapping = threading.Lock()
-    with book_site.serving(book.site_folder(root), port, swapping) as address:
+    own = local.Local(root)
+    with book_site.serving(book.site_folder(root), port, swapping, own) as address:
         terminal.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
         with contextlib.suppress(KeyboardInterrupt):
             for _ in book_site.changes(root):
