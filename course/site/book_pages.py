@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from course.learning.labs import CourseError
-from course.site import book_extras
+from course.site import book_extras, home
 from course.truth import checking, citations, drift, links, symbols
 from course.truth.citations import Citation, Finding
 
@@ -74,6 +74,7 @@ def render(
     depth = len(page.relative_to(root).parts) - 1
     text = book_extras.fold_until_passed(page, text)
     text = book_extras.embed_widgets(page, text, depth, hold, findings)
+    text = home.dress(root, page, text, hold, findings)
     if page.name != "GLOSSARY.md":
         text = book_extras.define_terms(root, text)
     text = _convert_math(page, text, hold, findings)

@@ -247,7 +247,7 @@ def engine_timeline() -> dict[str, Any]:
 
     `conformance/test_live.py` runs the same requests through the real scheduler and compares.
     """
-    title = "Seven requests: 23 blocks of 8 tokens, budget 32, threshold 24, 4 slots"
+    title = "Seven requests share one engine: 32 tokens a step, 23 blocks of 8 tokens, 4 slots"
     return record(timeline_engine(), timeline_arrivals(), title)
 
 

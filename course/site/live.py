@@ -287,7 +287,7 @@ class Session:
             "running": [],
             "waiting": list(self.requests),
             "pool": Pool.of(self._kv).shown(self._hash_names),
-            "texts": {},
+            "texts": dict.fromkeys(self.requests, ""),
             "counters": dict(self._counters),
             "why": [],
         }

@@ -82,7 +82,9 @@ class WatchedKV(KVCacheManager):
             request.request_id, request.num_computed_tokens + num_new_tokens, hits
         )
         before = pool.get_num_free_blocks()
-        cached = {b.block_id for b in pool.free_queue.get_all_free_blocks() if b.block_hash is not None}
+        cached = {
+            b.block_id for b in pool.free_queue.get_all_free_blocks() if b.block_hash is not None
+        }
         revived = sum(block.ref_cnt == 0 for block in hits)
         made = super().allocate_slots(
             request, num_new_tokens, new_computed_blocks, num_lookahead_tokens

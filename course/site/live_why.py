@@ -107,12 +107,16 @@ def is_admitted(id: str, slot: int, slots: int, needed: int, known: int, free: i
     )
 
 
-def overwrites(id: str, blocks: int) -> str:
+def overwrites(id: str, blocks: list[int]) -> str:
     """A free block keeps its cached content until it is the first of the free queue and taken.
 
     `vllm/v1/core/block_pool.py:365` `BlockPool._maybe_evict_cached_block`
     """
-    return f"{id} takes {_blocks(blocks)} from the cache's free ones: what they held is forgotten."
+    one = len(blocks) == 1
+    names = f"block {blocks[0]}" if one else f"blocks {', '.join(map(str, blocks))}"
+    return (
+        f"{id} takes {names}, free but still cached: what {'it' if one else 'they'} held is gone."
+    )
 
 
 def waits_for_blocks(id: str, known: int, needed: int, revived: int, free: int) -> str:
@@ -171,20 +175,12 @@ def waits_behind(id: str, head: str) -> str:
     return f"{id} waits behind {head}, which cannot be admitted."
 
 
-def gets_nothing(id: str, budget: int) -> str:
-    """A running request whose turn comes after the budget is handed out gets nothing.
-
-    `vllm/v1/core/sched/scheduler.py:366` `Scheduler.schedule`
-    """
-    return f"{id} runs and gets nothing: all {_tokens(budget)} of the step are handed out."
-
-
 def is_not_reached(id: str, victim: str) -> str:
     """A request that gives up its own blocks ends the round of the running ones.
 
     `vllm/v1/core/sched/scheduler.py:485-491` `Scheduler.schedule`
     """
-    return f"{id} runs and gets nothing: {victim} gave way to itself, which ends the round."
+    return f"{id} gets nothing: the round ended when {victim} gave up its own blocks."
 
 
 def gives_way_as_the_last(id: str, to: str, needed: int, free: int, blocks: int) -> str:
@@ -208,7 +204,8 @@ def is_withdrawn(id: str, tokens: int) -> str:
 
     `vllm/v1/core/sched/scheduler.py:462-465` `Scheduler.schedule`
     """
-    return f"{id} had {_tokens(tokens)} of this step; they go back to the budget."
+    back = "it goes" if tokens == 1 else "they go"
+    return f"{id} had {_tokens(tokens)} of this step already; {back} back to the budget."
 
 
 def ends(id: str, outputs: int) -> str:
@@ -255,7 +252,6 @@ OURS: dict[Rule, tuple[Callable[..., Any], str]] = {
     waits_for_a_slot: (Scheduler._schedule_waiting, "self.max_num_seqs"),
     waits_after_preemption: (Scheduler.schedule, "not plan.preempted_req_ids"),
     waits_behind: (Scheduler._schedule_waiting, "if num_new == 0"),
-    gets_nothing: (Scheduler._schedule_running, "and budget > 0"),
     is_not_reached: (Scheduler._schedule_running, "self._after_own_preemption"),
     gives_way_as_the_last: (Scheduler._pop_victim, "self.running.pop()"),
     gives_way_as_least_urgent: (Scheduler._pop_victim, "max(self.running"),
@@ -321,9 +317,7 @@ class _Walk:
         """Note one decision."""
         sentence, vllm, mini = sources(rule)
         text = rule(about, **numbers)
-        self.decisions.append(
-            Decision(about, rule.__name__, text, sentence, numbers, vllm, mini)
-        )
+        self.decisions.append(Decision(about, rule.__name__, text, sentence, numbers, vllm, mini))
 
     def take(self, call: Call) -> None:
         """The next call of the step."""
@@ -380,7 +374,7 @@ class _Walk:
                 takes_the_rest, name, tokens=call.num_new, lacks=lacks, budget=self.step.budget
             )
         if call.lost:
-            self.decide(overwrites, name, blocks=len(call.lost))
+            self.decide(overwrites, name, blocks=list(call.lost))
         self.planned[name] = call.num_new
         self.budget -= call.num_new
 
@@ -403,12 +397,15 @@ class _Walk:
             self.decide(is_withdrawn, victim, tokens=tokens)
 
     def close(self) -> None:
-        """Who got nothing, and who ended."""
+        """Who got nothing, and who ended.
+
+        Only a round cut short leaves a running request out: whoever is behind it in the list was
+        admitted with what those before it had left, and they never want more than then.
+        """
         for name in self.step.running:
-            if name not in self.planned and self.own_victim:
+            if name not in self.planned:
+                assert self.own_victim
                 self.decide(is_not_reached, name, victim=self.own_victim)
-            elif name not in self.planned:
-                self.decide(gets_nothing, name, budget=self.step.budget)
         for place, name in enumerate(self.step.waiting):
             self._waits(place, name)
         for name in self.record.finished:
