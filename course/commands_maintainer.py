@@ -182,6 +182,14 @@ def book_serve(
     raise typer.Exit(maintainer.book_serve(terminal.make_console(), course_root(), port))
 
 
+@book_app.command("runtime")
+def book_runtime() -> None:
+    """Fetch what runs Python in the pages, into build/play; the next build puts it into the site."""
+    from course import maintainer
+
+    raise typer.Exit(maintainer.book_runtime(terminal.make_console(), course_root()))
+
+
 @upstream_app.command("fetch")
 def upstream_fetch(
     version: Annotated[str, typer.Option(help="a later release, into build/releases")] = "",

@@ -14,7 +14,7 @@ from course import terminal
 from course.files import write_atomically
 from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
-from course.site import book, book_site
+from course.site import book, book_site, play
 from course.truth import checking, figures, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
@@ -270,6 +270,20 @@ def book_build(console: Console, root: Path, aside: bool = False) -> int:
     count = len(book.contents(root).listed())
     index = terminal.relative(book.site_folder(root) / "index.html", root)
     terminal.say(console, f"{count} pages in {index}; {seconds}", "green")
+    if why := play.problem(root):
+        told = f"Pages to read only, since nothing here runs Python in them ({why}): "
+        terminal.say(console, told + "course book runtime", "dim")
+    return 0
+
+
+def book_runtime(console: Console, root: Path) -> int:
+    """Put what runs Python in the pages into build/play."""
+    began = time.perf_counter()
+    made = play.make(root, lambda line: terminal.say(console, line, "dim"))
+    total = sum(path.stat().st_size for path in play.folder(root).rglob("*") if path.is_file())
+    where = terminal.relative(play.folder(root), root)
+    seconds = f"made in {time.perf_counter() - began:.0f} s" if made else "it was there"
+    terminal.say(console, f"Python for the pages in {where}, {total / 1e6:.1f} MB: {seconds}", "green")
     return 0
 
 

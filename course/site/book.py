@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course.learning.labs import CourseError, lab_folders, phase_title
-from course.site import book_extras, book_finish, book_pages, book_site
+from course.site import book_extras, book_finish, book_pages, book_site, play_payload
 from course.truth import checking, pages
 from course.truth.citations import Finding
 
@@ -275,6 +275,7 @@ def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
     if done.returncode:
         raise CourseError(f"mdbook failed:\n{(done.stderr or done.stdout).strip()}")
     book_finish.finish(root, new)
+    play_payload.install(root, new)
     findings = book_site.check(root, new)
     if not findings and not aside:
         book_site.publish(new, site_folder(root))

@@ -1,0 +1,182 @@
+// Python in a worker: the course's own code, run beside the page and never by it.
+//
+// A module. Messages in: {id, kind, payload}; the first is kind "boot" with the page's COURSE_PLAY.
+// Messages out: {id, event}, {id, result}, {id, error, fatal}, {progress}. Files of the course that
+// were not loaded ahead are fetched when Python opens them. course/site/play_check.py runs this
+// same file in Node.
+
+const ROOT = "/course";
+const PACKAGES = "/lib/python3.14/site-packages";
+const progress = { loaded: 0, total: 0 };
+const labs = new Map(); // id -> promise of the lab's files being there
+let config = null;
+let booting = null;
+let pyodide = null;
+let python = null; // course.play.worker
+
+self.onmessage = async ({ data }) => {
+    const { id, kind, payload } = data;
+    try {
+        if (kind === "boot") {
+            config = payload;
+            booting = booting || boot();
+            await booting;
+            self.postMessage({ id, result: {} });
+        } else {
+            await booting;
+            if (kind === "grade") {
+                await lab(payload.lab);
+            }
+            const told = JSON.parse(
+                python.call(kind, JSON.stringify(payload), (line) => {
+                    self.postMessage({ id, event: JSON.parse(line) });
+                }),
+            );
+            const memory = pyodide._module.HEAPU8.length;
+            self.postMessage({ id, ...told, memory });
+        }
+    } catch (error) {
+        self.postMessage({ id, error: String(error.message || error), fatal: !python });
+    }
+};
+
+// ------------------------------------------------------------------ loading
+
+function tell(what) {
+    self.postMessage({ progress: { ...progress, what } });
+}
+
+// The bytes of one file of play/, counted while they come.
+async function bytes(name, size, what) {
+    progress.total += size;
+    const answer = await fetch(config.base + name);
+    if (!answer.ok) {
+        throw new Error(`${name}: ${answer.status}`);
+    }
+    const whole = new Uint8Array(await counted(answer, size, what).arrayBuffer());
+    return whole;
+}
+
+// `answer`, whose bytes are counted by a copy of it; `size` is what it has unpacked.
+function counted(answer, size, what) {
+    let left = size;
+    const reader = answer.clone().body.getReader();
+    const next = ({ done, value }) => {
+        const came = done ? left : Math.min(left, value.length);
+        left -= came;
+        progress.loaded += came;
+        tell(what);
+        return done ? null : reader.read().then(next);
+    };
+    reader.read().then(next).catch(() => {}); // whoever reads the answer itself hears of an error
+    return answer;
+}
+
+async function boot() {
+    const { runtime, course, catalog } = config;
+    const folder = config.base + runtime.folder;
+    const fetched = self.fetch;
+    // Pyodide fetches its own parts; what it fetches is counted as well.
+    self.fetch = async (request, options) => {
+        const answer = await fetched(request, options);
+        const name = String(request.url || request).slice(folder.length);
+        const size = answer.ok && runtime.files[name];
+        return size ? counted(answer, size, "Python") : answer;
+    };
+    for (const size of Object.values(runtime.files)) {
+        progress.total += size;
+    }
+    tell("Python");
+    const coming = [
+        bytes(runtime.numpy.file, runtime.numpy.bytes, "numpy"),
+        bytes(runtime.tools.file, runtime.tools.bytes, "pytest"),
+        bytes(course.file, course.bytes, "the course"),
+        bytes(catalog.file, catalog.bytes, "the course"),
+    ];
+    for (const each of coming) {
+        each.catch(() => {}); // awaited below; until then no error is unheard
+    }
+    const { loadPyodide } = await import(folder + "pyodide.mjs");
+    const machine = await loadPyodide({
+        indexURL: folder,
+        lockFileContents: runtime.lock,
+        packageBaseUrl: folder,
+        stdout: () => {},
+        stderr: () => {},
+        env: config.env,
+    });
+    self.fetch = fetched;
+    const [numpy, tools, own, files] = await Promise.all(coming);
+    machine.unpackArchive(numpy, "zip", { extractDir: PACKAGES });
+    machine.unpackArchive(tools, "zip", { extractDir: PACKAGES });
+    place(machine.FS, JSON.parse(new TextDecoder().decode(files)));
+    machine.unpackArchive(own, "zip", { extractDir: ROOT });
+    machine.runPython(`import sys\nsys.path.insert(0, "${ROOT}")`);
+    pyodide = machine;
+    python = machine.pyimport("course.play.worker");
+    python.begin(ROOT);
+}
+
+// A lab's own files, fetched once.
+function lab(id) {
+    const entry = config.labs[id];
+    if (!entry) {
+        throw new Error(`there is no lab ${id}`);
+    }
+    if (!labs.has(id)) {
+        const coming = bytes(entry.zip, entry.bytes, `lab ${id}`).then((zip) => {
+            pyodide.unpackArchive(zip, "zip", { extractDir: ROOT });
+            python.keep(id, entry.folder);
+        });
+        labs.set(id, coming);
+        coming.catch(() => labs.delete(id));
+    }
+    return labs.get(id);
+}
+
+// ------------------------------------------------------------------ files that come when opened
+
+// Every file of the catalogue stands in its folder with its size, and is fetched at its first open.
+function place(FS, catalogue) {
+    for (const [path, [file, size]] of Object.entries(catalogue)) {
+        const at = `${ROOT}/${path}`;
+        FS.mkdirTree(at.slice(0, at.lastIndexOf("/")));
+        const node = FS.create(at);
+        const usual = node.stream_ops;
+        node.usedBytes = size;
+        node.stream_ops = {
+            ...usual,
+            open(stream) {
+                node.stream_ops = usual;
+                stream.stream_ops = usual;
+                if (node.usedBytes === size) { // not cut off by opening it for writing
+                    node.contents = atOnce(file, size, path) || refuse(FS);
+                }
+            },
+        };
+    }
+}
+
+function refuse(FS) {
+    throw new FS.ErrnoError(29); // an OSError in Python: input or output failed
+}
+
+// The bytes of a file, before this returns: only a worker may wait so. Null where they do not come.
+function atOnce(file, size, path) {
+    progress.total += size;
+    tell(path);
+    const request = new XMLHttpRequest();
+    request.open("GET", config.base + file, false);
+    request.responseType = "arraybuffer";
+    try {
+        request.send();
+    } catch {
+        return null;
+    }
+    if (request.status !== 200 || request.response.byteLength !== size) {
+        return null;
+    }
+    progress.loaded += size;
+    tell(path);
+    return new Uint8Array(request.response);
+}

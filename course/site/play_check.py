@@ -1,0 +1,245 @@
+"""Every lab graded as a page grades it, in Node, beside its grading here.
+
+`course book runtime --check`: each lab that a page can do passes with its solution, with the same
+tests passed and skipped as here; fails with its starter; and fails the test named for one of its
+misconceptions. Runs `book/play/worker.js` itself, over the payload that a site gets.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from course.learning import grading, manifest
+from course.learning.labs import CourseError, Lab
+from course.site import play, play_payload
+
+TIME_LIMIT = 90.0
+"""Seconds one grading in Node may take."""
+LARGEST = 700 * 2**20
+"""Bytes of memory past which the worker begins anew, as in the page."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What one lab did in the page's worker. `problems` empty means it is sound there."""
+
+    lab: Lab
+    problems: list[str] = field(default_factory=list)
+    passed: int = 0
+    skipped: int = 0
+    caught: str = ""
+    seconds: float = 0.0
+    """Wall-clock seconds of the solution's grading in Node."""
+    native: float = 0.0
+    """Of the same grading here, the processor's seconds of its tests."""
+
+
+class Worker:
+    """The page's worker, in a Node process of its own; begun anew after a call that did not end."""
+
+    def __init__(self, root: Path, played: Path) -> None:
+        self.command = [_node(), str(root / "book/play/node.mjs"), str(played)]
+        self.process: subprocess.Popen[str] | None = None
+        self.lines: queue.Queue[str | None] = queue.Queue()
+        self.last = 0
+
+    def call(
+        self, kind: str, payload: dict[str, Any], time_limit: float = TIME_LIMIT
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Send a message; its result and its events.
+
+        Raises:
+            CourseError: the worker answered with an error, died, or did not answer in time.
+        """
+        if self.process is None:
+            self._start()
+        assert self.process and self.process.stdin
+        self.last += 1
+        message = {"id": self.last, "kind": kind, "payload": payload}
+        self.process.stdin.write(json.dumps(message) + "\n")
+        self.process.stdin.flush()
+        events: list[dict[str, Any]] = []
+        until = time.monotonic() + time_limit
+        while True:
+            told = self._hear(until)
+            if told.get("id") not in (0, self.last):
+                continue
+            if "error" in told:
+                if told.get("fatal"):
+                    self.end()
+                raise CourseError(str(told["error"]))
+            if "event" in told:
+                events.append(told["event"])
+            elif told["id"] == self.last:
+                if told["memory"] > LARGEST:
+                    self.end()
+                return told["result"], events
+
+    def end(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def _start(self) -> None:
+        self.lines = queue.Queue()
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+        )
+        threading.Thread(target=_listen, args=(self.process, self.lines), daemon=True).start()
+
+    def _hear(self, until: float) -> dict[str, Any]:
+        """The worker's next message; what else it prints is kept for when it dies."""
+        said: list[str] = []
+        while True:
+            try:
+                line = self.lines.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                self.end()
+                raise CourseError("no end within the time limit") from None
+            if line is None:
+                self.end()
+                raise CourseError("Node ended: " + " ".join(said)[-2000:])
+            if line.startswith("{"):
+                return json.loads(line)
+            said.append(line.strip()[:300])
+
+
+def _listen(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    assert process.stdout
+    for line in process.stdout:
+        lines.put(line)
+    lines.put(None)
+
+
+def _node() -> str:
+    found = shutil.which("node")
+    if not found:
+        raise CourseError("node is not installed: https://nodejs.org")
+    return found
+
+
+# ------------------------------------------------------------------ the check
+
+
+def check(root: Path, labs: Sequence[Lab], done: Callable[[Verdict], None]) -> list[Verdict]:
+    """Grade `labs` here and in Node, one of each at a time; `done` hears of each as it ends.
+
+    Raises:
+        CourseError: there is no whole runtime, or no Node.
+    """
+    if why := play.problem(root):
+        raise CourseError(f"What runs Python in the pages: {why}. Make it: course book runtime")
+    wanted = [lab for lab in labs if lab.id not in play_payload.NATIVE]
+    with (
+        tempfile.TemporaryDirectory(prefix="play-", dir=root / "build") as scratch,
+        ThreadPoolExecutor(max_workers=1) as here,
+    ):
+        played = Path(scratch)
+        play_payload.write(root, played)
+        native = {lab.id: here.submit(_native, root, lab) for lab in wanted}
+        worker = Worker(root, played)
+        verdicts = []
+        try:
+            for lab in wanted:
+                verdict = _check_lab(worker, lab, native[lab.id])
+                verdicts.append(verdict)
+                done(verdict)
+        finally:
+            worker.end()
+            for each in native.values():
+                each.cancel()
+    return verdicts
+
+
+def _native(root: Path, lab: Lab) -> grading.Report:
+    return grading.run(
+        root, lab.test_file, impl="solution", extra_args=["-m", "not gpu and not torch and not upstream"]
+    )
+
+
+def _check_lab(worker: Worker, lab: Lab, native: Future[grading.Report]) -> Verdict:
+    verdict = Verdict(lab)
+    solution = lab.solution.read_text(encoding="utf-8")
+    began = time.perf_counter()
+    outcomes = _graded(worker, lab, verdict, "the solution", solution)
+    verdict.seconds = time.perf_counter() - began
+    passed = sorted(test for test, outcome in outcomes.items() if outcome == "passed")
+    verdict.passed = len(passed)
+    verdict.skipped = sum(outcome == "skipped" for outcome in outcomes.values())
+    report = native.result()
+    verdict.native = sum(result.seconds for result in report.results)
+    verdict.problems += _differences(outcomes, report)
+    names = {test.rpartition("::")[2].partition("[")[0] for test in passed}
+    starter = lab.starter.read_text(encoding="utf-8")
+    stay = [t for t, o in _graded(worker, lab, verdict, "the starter", starter).items() if o == "passed"]
+    if stay:
+        verdict.problems.append(f"the starter passes {_short(stay[0])}")
+    item = next((m for m in lab.manifest.misconceptions if m.caught_by in names), None)
+    if item is not None:
+        wrong = manifest.wrong_solution(solution, item)
+        caught = _graded(worker, lab, verdict, item.name, wrong, [item.caught_by])
+        if "failed" in caught.values():
+            verdict.caught = item.name
+        else:
+            verdict.problems.append(f"{item.caught_by} does not catch {item.name}")
+    elif lab.manifest.misconceptions:
+        verdict.problems.append("no misconception is caught by a test that runs here")
+    return verdict
+
+
+def _graded(
+    worker: Worker,
+    lab: Lab,
+    verdict: Verdict,
+    what: str,
+    text: str,
+    tests: Sequence[str] | None = None,
+) -> dict[str, str]:
+    """Outcome by test of one text as the learner's; {} with a problem when it has none."""
+    payload = {"lab": lab.id, "files": {"starter.py": text}, "tests": tests}
+    try:
+        result, events = worker.call("grade", payload)
+    except CourseError as error:
+        verdict.problems.append(f"{what}: {error}")
+        return {}
+    for event in events:
+        if event["event"] == "collect-error":
+            verdict.problems.append(f"{what}: {event['message']}")
+    if result["status"] not in (0, 1):
+        verdict.problems.append(f"{what}: {result['output']}")
+    return {e["test"]: e["outcome"] for e in events if e["event"] == "result"}
+
+
+def _differences(outcomes: dict[str, str], report: grading.Report) -> Iterator[str]:
+    if report.trouble:
+        yield f"here: {report.trouble}"
+    here = {result.test_id: result.outcome for result in report.results}
+    for test, outcome in here.items():
+        came = outcomes.get(test, "absent")
+        if came != outcome:
+            yield f"{_short(test)}: {outcome} here, {came} in the page"
+    for test in outcomes.keys() - here.keys():
+        if outcomes[test] != "skipped":
+            yield f"{_short(test)}: only in the page"
+
+
+def _short(test: str) -> str:
+    return test.rpartition("::")[2]

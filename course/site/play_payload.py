@@ -1,0 +1,215 @@
+"""The course as the pages' Python sees it: archives and a catalogue, put into a site.
+
+Promises: everything has its content's hash in its name, but `play/index.js`, which pages ask for
+with a hash; a first run loads the runtime, the engine and one lab; every other file of the course
+that a lab, a page's block or a module may open stands in the catalogue and is fetched when it is
+opened. Without a runtime in build/play a site is left as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from course.learning.labs import Lab, find_labs
+from course.site import play
+
+ENGINE = ("mini_vllm/", "labkit/", "course/play/", "course/learning/")
+"""Folders whose Python files come with the first run."""
+APART = ("mini_vllm/distributed/", "mini_vllm/entrypoints/", "mini_vllm/releases/")
+"""Folders of the engine that few labs use: fetched when they are imported."""
+FILES = (
+    "conftest.py", "pyproject.toml", "course/__init__.py", "course/files.py",
+    "conformance/__init__.py", "mini_vllm/entrypoints/__init__.py",
+)  # fmt: skip
+OPENED = ("phase-*", "models", "conformance", "mini_vllm", "course", "labkit", "benchmarks")
+"""Folders whose other files are in the catalogue."""
+NEVER = {".md", ".svg", ".png", ".pyc", ".html", ".css", ".js"}
+NOT_IN = {"__pycache__", "scratch", "figures", "testdata", "node_modules"}
+
+NATIVE: dict[str, str] = {}
+"""Labs that cannot be done in a page, and why, as the page says it."""
+
+ENVIRONMENT = {
+    "HOME": "/home/pyodide",
+    "PYTHONUTF8": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_ADDOPTS": "",
+    "NO_COLOR": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+def install(root: Path, site: Path) -> bool:
+    """Put `play/` into a finished site and have its pages load it; False without a runtime."""
+    if play.problem(root):
+        return False
+    version = write(root, site / "play")
+    for page in sorted(site.rglob("*.html")):
+        if page.name != "toc.html":
+            link(page, "../" * (len(page.relative_to(site).parts) - 1), version)
+    return True
+
+
+def link(page: Path, up: str, version: str) -> None:
+    """Have a page load `play/index.js` before the scripts of the book that may use it."""
+    text = page.read_text(encoding="utf-8")
+    script = f'<script src="{up}play/index.js?v={version}"></script>\n'
+    place = re.search(r"[ \t]*<!-- Custom JS scripts -->", text) or re.search(r"</body>", text)
+    if place:
+        page.write_text(text[: place.start()] + script + text[place.start() :], encoding="utf-8")
+
+
+def write(root: Path, target: Path) -> str:
+    """Write everything a page needs to run Python into `target`; the hash of its `index.js`."""
+    target.mkdir(parents=True, exist_ok=True)
+    labs = find_labs(root)
+    opened = _write_opened(root, target)
+    catalogue = json.dumps(opened, separators=(",", ":")).encode()
+    config: dict[str, Any] = {
+        **_runtime(play.folder(root), target),
+        "worker": _named(target, "worker.js", (root / "book/play/worker.js").read_bytes()),
+        "course": _archive(target, "course.zip", engine_files(root)),
+        "catalog": {
+            "file": _named(target, "catalog.json", catalogue), "bytes": len(catalogue)
+        },
+        "labs": {lab.id: _lab(root, lab, target) for lab in labs},
+        "models": _models(opened),
+        "env": ENVIRONMENT,
+    }  # fmt: skip
+    client = (root / "book/play/client.js").read_text(encoding="utf-8")
+    script = (
+        f'"use strict";\n'
+        f"window.COURSE_PLAY = {json.dumps(config, separators=(',', ':'))};\n"
+        "COURSE_PLAY.base = new URL('./', document.currentScript.src).href;\n" + client
+    )
+    (target / "index.js").write_text(script, encoding="utf-8")
+    return _hash(script.encode())
+
+
+def _runtime(made: Path, target: Path) -> dict[str, Any]:
+    """Copy the runtime; what `index.js` says of it."""
+    core = {name: (made / "core" / name).read_bytes() for name in play.CORE}
+    folder = f"python-{_hash(b''.join(core.values()))}"
+    (target / folder).mkdir(exist_ok=True)
+    for name, data in core.items():
+        (target / folder / name).write_bytes(data)
+    shutil.copytree(made / "licences", target / "licences", dirs_exist_ok=True)
+    runtime = {
+        "folder": f"{folder}/",
+        # pyodide.mjs is imported, not fetched, and so is pyodide.asm.mjs: nobody counts those.
+        "files": {name: len(core[name]) for name in play.CORE if not name.endswith(".mjs")},
+        "numpy": _file(target, "numpy.zip", (made / "numpy.zip").read_bytes()),
+        "tools": _file(target, "tools.zip", (made / "tools.zip").read_bytes()),
+        "lock": play.LOCK,
+    }
+    editor = _named(target, "editor.mjs", (made / "editor.mjs").read_bytes())
+    return {"runtime": runtime, "editor": editor}
+
+
+def _lab(root: Path, lab: Lab, target: Path) -> dict[str, Any]:
+    folder = lab.folder.relative_to(root).as_posix()
+    files = [
+        (path.relative_to(root).as_posix(), path.read_bytes())
+        for path in _below(lab.folder)
+        if path.suffix not in NEVER
+    ]
+    told = _archive(target, f"labs/{lab.id}.zip", files)
+    native: str | bool = NATIVE.get(lab.id, False)
+    return {"zip": told["file"], "bytes": told["bytes"], "folder": folder, "native": native}
+
+
+def engine_files(root: Path) -> list[tuple[str, bytes]]:
+    """The course's own Python files that come with the first run, by their paths."""
+    return [(path, (root / path).read_bytes()) for path in sorted(_first(root))]
+
+
+def _first(root: Path) -> Iterator[str]:
+    yield from (name for name in FILES if (root / name).is_file())
+    for folder in ENGINE:
+        for path in _below(root / folder):
+            name = path.relative_to(root).as_posix()
+            if path.suffix == ".py" and not _is_test(path) and not name.startswith(APART):
+                yield name
+
+
+def opened_files(root: Path) -> list[str]:
+    """Paths of the files that are fetched when they are opened: all others that may be."""
+    first = set(_first(root))
+    labs = tuple(f"{lab.folder.relative_to(root).as_posix()}/" for lab in find_labs(root))
+    found = []
+    for pattern in OPENED:
+        for folder in sorted(root.glob(pattern)):
+            for path in _below(folder):
+                name = path.relative_to(root).as_posix()
+                if (
+                    path.suffix not in NEVER
+                    and name not in first
+                    and not name.startswith(labs)
+                    and not (_is_test(path) and path.suffix == ".py")
+                ):
+                    found.append(name)
+    return found
+
+
+def _write_opened(root: Path, target: Path) -> dict[str, tuple[str, int]]:
+    """Copy those files under their hashes; path -> (name, bytes)."""
+    (target / "files").mkdir(exist_ok=True)
+    told = {}
+    for name in opened_files(root):
+        data = (root / name).read_bytes()
+        file = f"files/{_hash(data)}{Path(name).suffix}.bin"
+        (target / file).write_bytes(data)
+        told[name] = (file, len(data))
+    return told
+
+
+def _models(opened: dict[str, tuple[str, int]]) -> dict[str, int]:
+    """Bytes of each shipped model: what its first use loads."""
+    sizes: dict[str, int] = {}
+    for name, (_, size) in opened.items():
+        parts = name.split("/")
+        if parts[0] == "models" and len(parts) > 2:
+            sizes[parts[1]] = sizes.get(parts[1], 0) + size
+    return sizes
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The files of a folder and its folders, less what is hidden or only passes by."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in NOT_IN:
+            continue
+        if path.is_dir():
+            yield from _below(path)
+        elif path.is_file():
+            yield path
+
+
+def _is_test(path: Path) -> bool:
+    return path.name.startswith("test_") or path.name == "conftest.py" or "tests" in path.parts
+
+
+def _archive(target: Path, name: str, files: list[tuple[str, bytes]]) -> dict[str, Any]:
+    return _file(target, name, play.zipped(files))
+
+
+def _file(target: Path, name: str, data: bytes) -> dict[str, Any]:
+    return {"file": _named(target, name, data), "bytes": len(data)}
+
+
+def _named(target: Path, name: str, data: bytes) -> str:
+    """Write `data` with its hash in the name, before the last dot; the name."""
+    stem, _, kind = name.rpartition(".")
+    hashed = f"{stem}-{_hash(data)}.{kind}"
+    (target / hashed).parent.mkdir(parents=True, exist_ok=True)
+    (target / hashed).write_bytes(data)
+    return hashed
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
