@@ -21,7 +21,8 @@ const CourseLive = (() => {
         let wish = null; // settings to be tried next
         let ahead = null; // a frame that is known here and not yet shown, because of a question about it
         let lost = true; // has the worker no run, or another one?
-        let turning = false;
+        let chain = Promise.resolve(); // what is asked for happens in its order
+        let pending = 0;
         let timer = null;
         let busy = 0;
 
@@ -31,14 +32,14 @@ const CourseLive = (() => {
         const button = (label, title, action) => el("button", { type: "button", title, "aria-label": title, onclick: action }, label);
         const first = button("|◀", "To the beginning", () => { pause(); show(0); });
         const back = button("◀", "One step back", () => { pause(); show(place - 1); });
-        const next = el("button", { type: "button", class: "live-step", onclick: () => { pause(); forward(true); } }, "Step");
+        const next = el("button", { type: "button", class: "live-step", onclick: () => { pause(); inTurn(() => forward(true)); } }, "Step");
         const play = el("button", { type: "button", class: "live-play", onclick: () => (timer === null ? start() : pause()) }, "Play");
-        const last = button("▶|", "Run to the end", () => { pause(); toTheEnd(); });
+        const last = button("▶|", "Run to the end", () => { pause(); inTurn(toTheEnd); });
         const speed = el("select", { class: "widget-speed", "aria-label": "Speed", onchange: () => timer !== null && start() },
             [0.5, 1, 2, 4].map((times) => el("option", { value: times, selected: times === 1 ? "" : null }, `${times}×`)));
         const slider = el("input", { type: "range", min: 0, value: 0, "aria-label": "Step", oninput: () => { pause(); show(Number(slider.value)); } });
         const where = el("output", { class: "widget-place" });
-        const reset = el("button", { type: "button", onclick: () => { pause(); before = null; change({ ...given, aborts: [] }, 0); } }, "Reset");
+        const reset = el("button", { type: "button", onclick: () => { pause(); inTurn(resetRun); } }, "Reset");
         const link = el("button", { type: "button", class: "live-link", onclick: () => copyLink() }, "Link to this state");
         const asks = el("input", { type: "checkbox", "data-setting": "predict" });
         asks.checked = true;
@@ -71,7 +72,7 @@ const CourseLive = (() => {
             event.preventDefault();
             event.stopPropagation();
             pause();
-            if (moves[event.key] > 0) forward(true);
+            if (moves[event.key] > 0) inTurn(() => forward(true));
             else show(place - 1);
         });
 
@@ -103,6 +104,8 @@ const CourseLive = (() => {
                 if (!busy) waiting(false);
             }
         }
+
+        const isLost = () => lost || session.state === "idle";
 
         const said_of = (error) => (error.message === "stopped" ? "Stopped. Step goes on from here."
             : error.message.replace(/^ValueError: /, ""));
@@ -139,21 +142,33 @@ const CourseLive = (() => {
             show(at);
         }
 
+        /** Do it after what was asked for before; of impatient clicks a few are kept. */
+        function inTurn(action, most = 3) {
+            if (pending >= most) return chain;
+            pending += 1;
+            chain = chain.then(action).catch((error) => { trouble.textContent = error.message; })
+                .finally(() => { pending -= 1; });
+            return chain;
+        }
+
         /** Try settings; while one replay runs, only the newest wish waits. */
-        async function turn(settings) {
-            const waits = wish !== null;
+        function turn(settings) {
             wish = settings;
-            if (waits || turning) return;
-            turning = true;
-            while (wish) {
+            inTurn(async () => {
+                if (!wish) return;
                 const to = wish;
                 wish = null;
                 const was = run.done ? run.frames.at(-1).counters : null;
-                const made = await change({ ...run, settings: to });
-                if (made && was) before = was;
-                if (made) show(place);
-            }
-            turning = false;
+                if (await change({ ...run, settings: to })) {
+                    before = was || before;
+                    show(place);
+                }
+            }, Infinity);
+        }
+
+        function resetRun() {
+            before = null;
+            return change({ ...given, aborts: [] }, 0).then(() => draw());
         }
 
         /** The next frame, from the history or from the engine; null at the end. */
@@ -162,7 +177,7 @@ const CourseLive = (() => {
             if (ahead) return ahead;
             if (run.done) return null;
             const at = run.frames.length;
-            if (lost) {
+            if (isLost()) {
                 const made = await ask("start", { ...described(run), at });
                 if (!made) return null;
                 run.done = made.done;
@@ -177,7 +192,6 @@ const CourseLive = (() => {
         }
 
         async function forward(mayAsk) {
-            if (busy || !run) return;
             const isNew = place === run.frames.length - 1;
             const was = ahead;
             const frame = await fetched();
@@ -214,7 +228,6 @@ const CourseLive = (() => {
         }
 
         async function toTheEnd() {
-            if (busy || !run) return;
             const at = run.frames.length - 1;
             if (!run.done || ahead) {
                 const made = await ask("start", { ...described(run), at: MOST_STEPS });
@@ -225,8 +238,7 @@ const CourseLive = (() => {
         }
 
         async function endRequest(id) {
-            pause();
-            if (lost && !(await change(run, run.frames.length - 1))) return;
+            if (isLost() && !(await change(run, run.frames.length - 1))) return;
             const made = await ask("abort", { request_id: id, at: place });
             if (made) take(made, made.at);
         }
@@ -238,9 +250,9 @@ const CourseLive = (() => {
             play.textContent = "Pause";
             asked.replaceChildren();
             timer = setInterval(async () => {
-                if (busy) return;
+                if (pending) return;
                 if (place >= run.frames.length - 1 && run.done && !ahead) pause();
-                else await forward(false);
+                else await inTurn(() => forward(false));
             }, 1200 / Number(speed.value));
         }
 
@@ -262,11 +274,12 @@ const CourseLive = (() => {
             if (open) parts.settings.querySelector("details").open = true;
         }
         parts.settings.addEventListener("focusout", (event) => { // what was refused goes back to what is so
-            if (run && !parts.settings.contains(event.relatedTarget)) setTimeout(() => !turning && draw());
+            if (run && !parts.settings.contains(event.relatedTarget)) inTurn(() => wish || draw(), Infinity);
         });
 
         function drawRequests() {
-            parts.requests.replaceChildren(...form.requests(run, given.most, place, (requests) => change({ ...run, requests, aborts: [] })));
+            parts.requests.replaceChildren(...form.requests(run, given.most, place, (requests) =>
+                inTurn(() => change({ ...run, requests, aborts: [] }))));
         }
 
         function show(target) {
@@ -289,7 +302,7 @@ const CourseLive = (() => {
             const now = table.querySelector(".line-now");
             if (now && scroll.scrollWidth > scroll.clientWidth) scroll.scrollLeft = now.offsetLeft - scroll.clientWidth / 2;
             parts.batch.replaceChildren(views.batch(run, frame));
-            parts.queues.replaceChildren(...views.queues(run, frame, endRequest));
+            parts.queues.replaceChildren(...views.queues(run, frame, place, (id) => { pause(); inTurn(() => endRequest(id)); }));
             parts.pool.replaceChildren(...views.pool(run, frame));
             parts.why.replaceChildren(views.why(frame, given.source));
             parts.texts.replaceChildren(views.texts(run, frame, place));
@@ -315,15 +328,18 @@ const CourseLive = (() => {
         }
 
         /** Begin: with the page's own run, or with that of a link. */
-        async function open(fragment = "") {
+        const open = (fragment = "") => {
             pause();
+            return inTurn(() => begin(fragment), Infinity).then(() => run !== null);
+        };
+
+        async function begin(fragment) {
             const made = fragment ? await ask("open_link", { link: fragment }) : await ask("start", { ...described(given), at: 0 });
             if (made) take(made, made.at);
             else if (fragment && !run) {
                 const why = trouble.textContent;
                 if (await change({ ...given, aborts: [] }, 0)) trouble.textContent = `This link leads nowhere (${why}); here is the usual run.`;
             }
-            return run !== null;
         }
 
         return { open, box };

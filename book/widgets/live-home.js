@@ -54,7 +54,7 @@
     // ------------------------------------------------------------ the picture moves
 
     function playOnce(host) {
-        const box = host.querySelector(".widget-box");
+        const box = host.querySelector("section.widget-box");
         const button = [...box.querySelectorAll("button")].find((each) => each.textContent === "Play");
         const speed = box.querySelector(".widget-speed");
         const says = box.querySelector("[aria-live]");
@@ -100,7 +100,7 @@
 
     function offer(host, given) {
         const { el } = CourseWidgets;
-        const recorded = host.querySelector(".widget-box");
+        const recorded = host.querySelector("section.widget-box");
         const note = el("p", { class: "home-note", role: "status" });
         const linked = () => LINK.test(location.hash);
         if (!window.CoursePlay?.ready) {

@@ -76,7 +76,7 @@ const CourseLiveViews = (() => {
     }
 
     /** Running and waiting requests in their order; `end(id)` ends one. */
-    function queues(run, frame, end) {
+    function queues(run, frame, place, end) {
         const waits = new Map(frame.why.filter((each) => each.name.startsWith("waits"))
             .map((each) => [each.about, each.text]));
         const got = new Map(frame.batch.map((entry) => [entry.id, entry]));
@@ -84,7 +84,9 @@ const CourseLiveViews = (() => {
             type: "button", class: "live-abort", title: `End ${id} now`, "aria-label": `End ${id} now`,
             onclick: () => end(id),
         }, "×");
+        const ends = (id) => run.aborts.some(([at, who]) => at === place && who === id);
         const runs = (id) => {
+            if (ends(id)) return "is ended before the next step";
             const entry = got.get(id);
             if (!entry) return "gets nothing";
             const hit = entry.hit ? `, ${entry.hit} from the cache` : "";
@@ -93,7 +95,7 @@ const CourseLiveViews = (() => {
         const list = (title, ids, text) => el("div", { class: "live-queue" }, el("h4", {}, title),
             ids.length ? el("ol", {}, ids.map((id) => el("li", { "data-id": id }, chip(id),
                 el("span", {}, text(id)), button(id)))) : el("p", { class: "film-none" }, "nobody"));
-        const waiting = (id) => (waits.get(id) || `${id} waits`).replace(/^\w waits:? ?/, "");
+        const waiting = (id) => ends(id) ? "is ended before the next step" : (waits.get(id) || `${id} waits`).replace(/^\w waits:? ?/, "");
         return [
             list(`Running, ${frame.running.length} of ${number(run.settings.slots, "slot")}`, frame.running, runs),
             list(`Waiting, ${frame.waiting.length}`, frame.waiting, frame.total ? waiting : () => "has just come"),
