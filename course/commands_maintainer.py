@@ -183,11 +183,20 @@ def book_serve(
 
 
 @book_app.command("runtime")
-def book_runtime() -> None:
-    """Fetch what runs Python in the pages, into build/play; the next build puts it into the site."""
+def book_runtime(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None,
+    check: Annotated[bool, typer.Option("--check", help="grade the labs as a page does")] = False,
+) -> None:
+    """Fetch what runs Python in the pages into build/play, for the next build of the site."""
     from course import maintainer
 
-    raise typer.Exit(maintainer.book_runtime(terminal.make_console(), course_root()))
+    root, labs, _ = opened()
+    if check:
+        chosen = [lab for lab in labs if _selected(labs, lab, names)]
+        raise typer.Exit(maintainer.play_check(terminal.make_console(), root, chosen))
+    if names:
+        raise CourseError("Labs are named for --check only.")
+    raise typer.Exit(maintainer.book_runtime(terminal.make_console(), root))
 
 
 @upstream_app.command("fetch")

@@ -15,6 +15,7 @@ from course.files import write_atomically
 from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
 from course.site import book, book_site, play
+from course.site import play_check as play_check_module
 from course.truth import checking, figures, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
@@ -283,8 +284,34 @@ def book_runtime(console: Console, root: Path) -> int:
     total = sum(path.stat().st_size for path in play.folder(root).rglob("*") if path.is_file())
     where = terminal.relative(play.folder(root), root)
     seconds = f"made in {time.perf_counter() - began:.0f} s" if made else "it was there"
-    terminal.say(console, f"Python for the pages in {where}, {total / 1e6:.1f} MB: {seconds}", "green")
+    terminal.say(
+        console, f"Python for the pages in {where}, {total / 1e6:.1f} MB: {seconds}", "green"
+    )
     return 0
+
+
+def play_check(console: Console, root: Path, labs: list[Lab]) -> int:
+    """Grade labs in the pages' worker, in Node; 1 when one differs from its grading here."""
+    began = time.perf_counter()
+
+    def told(verdict: play_check_module.Verdict) -> None:
+        counts = f"{verdict.passed} passed, {verdict.skipped} skipped"
+        if verdict.excepted:
+            counts += f" ({verdict.excepted} cannot run in a page)"
+        line = f"{verdict.lab.id}  {counts}; {verdict.seconds:.1f} s, here {verdict.native:.1f} s"
+        terminal.say(console, line, "red" if verdict.problems else "green")
+        for problem in verdict.problems:
+            terminal.say(console, f"       {problem}", "red")
+
+    verdicts = play_check_module.check(root, labs, told)
+    bad = sum(bool(verdict.problems) for verdict in verdicts)
+    caught = sum(bool(verdict.caught) for verdict in verdicts)
+    total = f"{len(verdicts)} labs in the page's worker, {sum(v.passed for v in verdicts)} tests, "
+    total += f"{caught} misconceptions caught; {bad} labs differ"
+    terminal.say(
+        console, f"{total}; {time.perf_counter() - began:.0f} s", "red" if bad else "green"
+    )
+    return 1 if bad else 0
 
 
 def book_serve(console: Console, root: Path, port: int) -> int:

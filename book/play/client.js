@@ -87,6 +87,14 @@
         #begin(call) {
             this.#set("busy");
             this.#kept ||= call.kind !== "grade";
+            if (call.kind !== "grade") {
+                this.#watch(call);
+            }
+            this.#worker.postMessage({ id: call.id, kind: call.kind, payload: call.payload });
+        }
+
+        // Begin to count a call's seconds, which are the tests' own where a lab is graded.
+        #watch(call) {
             const limit = call.payload?.timeLimit;
             if (limit) {
                 this.#timer = setTimeout(() => {
@@ -94,7 +102,6 @@
                     this.stop(`out of time: no end after ${limit} s${during}`);
                 }, limit * 1000);
             }
-            this.#worker.postMessage({ id: call.id, kind: call.kind, payload: call.payload });
         }
 
         #heard({ id, progress, event, error, fatal, result, memory }) {
@@ -108,7 +115,9 @@
             } else if (!call || id !== call.id) {
                 return;
             } else if (event) {
-                if (event.event === "start") {
+                if (event.event === "collected") {
+                    this.#watch(call);
+                } else if (event.event === "start") {
                     call.test = event.test.split("::").pop();
                 }
                 call.onEvent?.(event);

@@ -23,7 +23,9 @@ def told(monkeypatch, tmp_path):
 
     def call(kind, **payload):
         events.clear()
-        answer = worker.call(kind, json.dumps(payload), lambda line: events.append(json.loads(line)))
+        answer = worker.call(
+            kind, json.dumps(payload), lambda line: events.append(json.loads(line))
+        )
         return json.loads(answer)
 
     call.events = events
@@ -91,7 +93,9 @@ def test_a_function_of_the_course_is_called_with_its_arguments(told):
         arguments={},
     )
     assert "nobody" in answer["error"]
-    answer = told("python", module="labkit.versions", function="version", arguments={"package": "-"})
+    answer = told(
+        "python", module="labkit.versions", function="version", arguments={"package": "-"}
+    )
     assert answer == {"result": ""}
 
 
@@ -112,7 +116,9 @@ def test_an_unknown_kind_is_named(told):
     assert told("dance")["error"] == "ValueError: kind='dance': need one of grade, block, python"
 
 
-def test_modules_of_the_course_are_new_inside_and_the_old_ones_are_back_after(monkeypatch, tmp_path):
+def test_modules_of_the_course_are_new_inside_and_the_old_ones_are_back_after(
+    monkeypatch, tmp_path
+):
     monkeypatch.setattr(worker, "_root", tmp_path)
     (tmp_path / "of_the_course.py").write_text("state = []\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))

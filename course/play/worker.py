@@ -23,6 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from course.play import limits
+
 Emit = Callable[[str], None]
 """Hears one event, as JSON."""
 
@@ -41,6 +43,7 @@ _pages: dict[str, ModuleType] = {}
 def begin(root: str) -> None:
     """Make ready, once: `root` is where the course lies, and the working directory."""
     global _root
+    limits.apply()
     _root = Path(root)
     os.chdir(_root)
     instead = str(_root / "course" / "play" / "instead")
@@ -87,6 +90,7 @@ def grade(
     impl: str = "starter",
     tests: Sequence[str] | None = None,
     timeLimit: float | None = None,
+    skip: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run a lab's tests on its files; events are those of `course.learning.runner.Recorder`.
 
@@ -96,6 +100,7 @@ def grade(
         impl: which of the two is graded.
         tests: test functions to run; None for all.
         timeLimit: seconds; whoever started the worker keeps the clock.
+        skip: test functions that cannot run in a page, and why.
 
     Returns:
         `status`, pytest's own exit status; `seconds`; and, where the tests could not be run,
@@ -127,10 +132,23 @@ def grade(
                 f"--rootdir={_root}",
                 f"--config-file={_root / 'pyproject.toml'}",
             ],
-            plugins=[Recorder(_Lines(emit), {})],
+            plugins=[Recorder(_Lines(emit), {}), _Skips(skip or {})],
         )
     result = {"status": int(status), "seconds": time.perf_counter() - began}
     return result if status in (0, 1) else {**result, "output": out.getvalue()[-4000:]}
+
+
+class _Skips:
+    """A plugin of pytest: the named tests are skipped, each with its reason."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        self.reasons = reasons
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        import pytest
+
+        if reason := self.reasons.get(getattr(item, "originalname", item.name)):
+            pytest.skip(reason)
 
 
 class _Lines(io.TextIOBase):
@@ -197,7 +215,12 @@ def block(emit: Emit, page: str, index: int, code: str) -> dict[str, Any]:
     out = _Streaming(emit)
     ours, sys.modules["__main__"] = sys.modules["__main__"], module
     error = None
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", DeprecationWarning)  # this Python is newer than a reader's
         try:
             exec(compile(code, name, "exec"), module.__dict__)
         except BaseException as failure:

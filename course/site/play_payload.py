@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from course.learning.labs import Lab, find_labs
-from course.site import play
+from course.site import play, play_excepted
 
 ENGINE = ("mini_vllm/", "labkit/", "course/play/", "course/learning/")
 """Folders whose Python files come with the first run."""
@@ -32,12 +32,10 @@ OPENED = ("phase-*", "models", "conformance", "mini_vllm", "course", "labkit", "
 NEVER = {".md", ".svg", ".png", ".pyc", ".html", ".css", ".js"}
 NOT_IN = {"__pycache__", "scratch", "figures", "testdata", "node_modules"}
 
-NATIVE: dict[str, str] = {}
-"""Labs that cannot be done in a page, and why, as the page says it."""
-
 ENVIRONMENT = {
     "HOME": "/home/pyodide",
     "PYTHONUTF8": "1",
+    "PYTHONHASHSEED": "0",  # as `course docs check` runs the blocks of a page
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "PYTEST_ADDOPTS": "",
     "NO_COLOR": "1",
@@ -120,8 +118,13 @@ def _lab(root: Path, lab: Lab, target: Path) -> dict[str, Any]:
         if path.suffix not in NEVER
     ]
     told = _archive(target, f"labs/{lab.id}.zip", files)
-    native: str | bool = NATIVE.get(lab.id, False)
-    return {"zip": told["file"], "bytes": told["bytes"], "folder": folder, "native": native}
+    return {
+        "zip": told["file"],
+        "bytes": told["bytes"],
+        "folder": folder,
+        "native": play_excepted.LABS.get(lab.id, False),
+        "skip": play_excepted.TESTS.get(lab.id, {}),
+    }
 
 
 def engine_files(root: Path) -> list[tuple[str, bytes]]:

@@ -135,7 +135,8 @@ class AdaptedModel:
 
         Rows of logits keep their places: they are found through `logits_indices`.
         """
-        slots, counts = self.step.slots, np.diff(batch.query_start_loc)
+        slots = self.step.slots
+        counts = np.diff(batch.query_start_loc).astype(np.intp)
         order, groups, _, starts = sort_by_slot(np.repeat(slots, counts))
         bounds = zip(starts[:-1].tolist(), starts[1:].tolist(), groups.tolist(), strict=True)
         self.step.segments = [(i, j, slot) for i, j, slot in bounds if slot != BASE]

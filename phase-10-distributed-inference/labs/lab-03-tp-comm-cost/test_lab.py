@@ -33,7 +33,8 @@ def test_payload_is_one_activation_row_per_token(lab):
 
 def test_ring_worked_example(lab):
     ring = lab.Ring(2)
-    came = lab.ring_all_reduce([np.array([1, 2]), np.array([10, 20])], ring)
+    parts = [np.array([1, 2], np.int64), np.array([10, 20], np.int64)]
+    came = lab.ring_all_reduce(parts, ring)
     same([part.tolist() for part in came], [[11, 22], [11, 22]], "what both ranks have in the end")
     same((ring.steps, ring.sent), (2, [16, 16]), "steps, and bytes sent by rank (8 a number)")
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+
 from . import BYTES, DTYPES, safe_open
 
 # The order in which the library lays tensors out: wide types first, then by name.

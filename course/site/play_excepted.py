@@ -1,0 +1,23 @@
+"""What a page cannot do of the labs, test by test, and why: the one place that says so."""
+
+from __future__ import annotations
+
+PROCESS = "starts another process, which a page cannot: run this lab on your machine too"
+
+TESTS: dict[str, dict[str, str]] = {
+    "05-04": {"test_run_on_a_pretended_engine": PROCESS},
+    "06-02": {
+        "test_run_measures_every_format_beside_its_prediction": PROCESS,
+        "test_run_predicts_without_a_gpu": PROCESS,
+    },
+    "07-02": {"test_the_run_script_predicts_without_a_gpu": PROCESS},
+    "10-02": {"test_two_processes_and_one_result": PROCESS},
+}
+"""By lab, the tests that are skipped in a page. Those that need a GPU, torch or the pinned tree
+skip themselves there, as they do on a machine without."""
+
+LABS: dict[str, str] = {}
+"""Labs that cannot be done in a page at all: none so far."""
+
+PINNED_TREE = "course upstream fetch"
+"""Stands in the reason of a test that skips itself without the pinned tree, as in every page."""
