@@ -1,55 +1,10 @@
-/* The home page: the recorded run plays once by itself, "Run it yourself" brings the live engine, and who has begun
- * goes on. Loads nothing but itself until it is asked to. The document is `given` of course/site/home.py.
+/* The home page: the recorded run plays once by itself, and "Run it yourself" brings the live engine. Loads nothing but
+ * itself until it is asked to. The document is `given` of course/site/home.py.
  */
 "use strict";
 
 (() => {
     const LINK = /^#live=/;
-
-    // ------------------------------------------------------------ continue
-
-    const store = typeof CourseStore === "undefined" ? null : CourseStore;
-
-    /** Where the reader was last, of the pages of this site: [address, words], or null. */
-    function wasAt(given) {
-        const places = [];
-        const note = (entries, place) => {
-            for (const [id, entry] of Object.entries(entries || {})) {
-                const found = place(id);
-                if (found) places.push([Date.parse(entry.at || entry), found]);
-            }
-        };
-        const data = JSON.parse(store.exported());
-        const lab = (id) => given.labs[id] && [given.labs[id], `lab ${id}`];
-        note(data.edits, lab);
-        note(data.results, lab);
-        note(data.read, (page) => {
-            const path = page.replace(/(\.html|\.md)?$/, ".html");
-            const [, number, name] = /^phase-(\d\d)-[\w-]+\/(?:[\w-]+\/)*([\w-]+)\.html$/.exec(path) || [];
-            const kind = { "00-guide": "guide", "01-deep-dive": "deep dive", "02-mini-build": "mini-build" }[name];
-            return number && [path, kind ? `phase ${number}, ${kind}` : `phase ${number}`];
-        });
-        places.sort((a, b) => b[0] - a[0]);
-        return places.length ? places[0][1] : null;
-    }
-
-    function goOn(given) {
-        const link = document.querySelector(".home-start a");
-        if (!link || !store) return;
-        let place = null;
-        try {
-            place = wasAt(given);
-        } catch {
-            return; // what the store holds is the store's matter
-        }
-        if (!place) return;
-        const [href, words] = place;
-        const again = link.cloneNode(true);
-        again.className = "home-again";
-        link.href = href;
-        link.textContent = `Continue: ${words}`;
-        link.after(again);
-    }
 
     // ------------------------------------------------------------ the picture moves
 
@@ -152,7 +107,6 @@
         const host = document.querySelector('[data-widget="engine-timeline"]');
         if (!data || !host) return;
         const given = JSON.parse(data.textContent);
-        goOn(given);
         offer(host, given);
         playOnce(host);
     };

@@ -180,7 +180,7 @@ const CourseLiveViews = (() => {
             if (ids.length === 1) return each;
             const who = `${ids.slice(0, -1).join(", ")} and ${ids.at(-1)}`;
             const what = rest.replace(/^ waits/, " wait").replace(/^ gets nothing/, " get nothing")
-                .replace(/^ computes 1 token: the one it/, " compute 1 token each: the one it");
+                .replace(/^ computes 1 token:/, " compute 1 token each:");
             return { ...each, about: ids.join(" "), text: who + what };
         });
     }

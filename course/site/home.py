@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from course.learning import labs
 from course.site import live
 from course.truth.citations import Finding
 
@@ -48,14 +47,14 @@ def dress(
     text = _BOX.sub(box, text)
     if WIDGET not in page.read_text(encoding="utf-8"):
         return text
-    data = json.dumps(given(root), ensure_ascii=True, separators=(",", ":")).replace("</", "<\\/")
+    data = json.dumps(given(), ensure_ascii=True, separators=(",", ":")).replace("</", "<\\/")
     tags = f'<script type="application/json" id="course-live">{data}</script>'
     tags += '<script defer src="book/widgets/live-home.js"></script>'
     return f"{text}\n\n{hold(tags)}\n"
 
 
-def given(root: Path) -> dict[str, Any]:
-    """What the page's scripts are given: the run to begin with, where sources and labs are."""
+def given() -> dict[str, Any]:
+    """What the page's scripts are given: the run to begin with, where sources are."""
     from course.site.book_pages import SOURCE
 
     return {
@@ -63,8 +62,4 @@ def given(root: Path) -> dict[str, Any]:
         "source": SOURCE,
         "bytes": RUNTIME_BYTES,
         "up": "",
-        "labs": {
-            lab.id: f"{lab.folder.relative_to(root).as_posix()}/index.html"
-            for lab in labs.find_labs(root)
-        },
     }

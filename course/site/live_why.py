@@ -51,7 +51,7 @@ def decodes(id: str) -> str:
 
     `vllm/v1/core/sched/scheduler.py:385-389` `Scheduler.schedule`
     """
-    return f"{id} computes 1 token: the one it sampled last."
+    return f"{id} computes 1 token: the one sampled last."
 
 
 def catches_up(id: str, tokens: int, known: int) -> str:
