@@ -112,7 +112,7 @@ def test_an_arrow_in_a_focused_code_box_scrolls_it_and_turns_no_page(open_page):
 def test_the_last_page_of_a_phase_leads_to_the_next_phase(open_page):
     page = open_page(CHEAT)
     page.get_by_role("link", name="Next phase").click()
-    assert page.url.endswith("phase-03-continuous-batching-scheduler/00-guide.html")
+    assert page.url.endswith("phase-03-continuous-batching-scheduler/index.html")
 
 
 def test_the_list_of_pages_shows_one_phase_and_unfolds_the_others(open_page):

@@ -114,17 +114,6 @@ def test_no_page_is_heavy_with_its_figures(site, open_page, url):
     assert not heavy
 
 
-def test_search_finds_preemption(open_page):
-    page = open_page()
-    page.wait_for_load_state("networkidle")
-    page.keyboard.press("s")  # opens the search bar and fetches the index
-    page.locator("#mdbook-searchbar").press_sequentially("preemption")
-    results = page.locator("#mdbook-searchresults li")
-    results.first.wait_for()
-    assert "preempt" in " ".join(results.all_inner_texts()).lower()
-    assert page.complaints == []
-
-
 @pytest.mark.parametrize(("theme", "scheme"), [("light", "light"), ("navy", "dark")])
 def test_figures_follow_the_theme_that_the_reader_chose(open_page, theme, scheme):
     """An SVG in an <img> takes its `prefers-color-scheme` from the page's `color-scheme`."""

@@ -250,6 +250,29 @@ def trace(
     tracing.run(terminal.make_console(), prompts, max_tokens, ignore_eos, options, target)
 
 
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="exported in the book, or by course export")],
+) -> None:
+    """Take over what was done in the book's pages; a file that gives way is kept."""
+    from course.learning import learner
+
+    root, labs, _ = opened()
+    learner.import_file(terminal.make_console(), root, labs, file)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="such as course-progress.json")],
+    force: Annotated[bool, typer.Option("--force", help="replace the file")] = False,
+) -> None:
+    """Write your labs and their results to a file that the book's pages can import."""
+    from course.learning import learner
+
+    _, labs, progress = opened()
+    learner.export_file(terminal.make_console(), labs, progress, file, force)
+
+
 @app.command()
 def doctor() -> None:
     """What this machine has, what each missing piece would enable, and how to get it."""

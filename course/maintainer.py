@@ -14,7 +14,7 @@ from course import terminal
 from course.files import write_atomically
 from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
-from course.site import book, book_site, play
+from course.site import book, book_site, local, play
 from course.site import play_check as play_check_module
 from course.truth import checking, figures, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
@@ -268,7 +268,7 @@ def book_build(console: Console, root: Path, aside: bool = False) -> int:
     if findings:
         terminal.say(console, f"{len(findings)} to mend; {seconds}", "red")
         return 1
-    count = len(book.contents(root).listed())
+    count = len(book.contents(root).order())
     index = terminal.relative(book.site_folder(root) / "index.html", root)
     terminal.say(console, f"{count} pages in {index}; {seconds}", "green")
     if why := play.problem(root):
@@ -319,7 +319,8 @@ def book_serve(console: Console, root: Path, port: int) -> int:
     if book_build(console, root):
         return 1
     swapping = threading.Lock()
-    with book_site.serving(book.site_folder(root), port, swapping) as address:
+    own = local.Local(root)
+    with book_site.serving(book.site_folder(root), port, swapping, own) as address:
         terminal.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
         with contextlib.suppress(KeyboardInterrupt):
             for _ in book_site.changes(root):

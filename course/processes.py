@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,9 @@ OUTPUT_LIMIT = 16 * 2**20
 ENDING = 10.0
 """Seconds a program may take to die."""
 
+LOOKING = 0.1
+"""Seconds between two looks at a program that is watched."""
+
 LONGEST = 86_400.0
 """Seconds, the most a time limit may be: a day."""
 
@@ -28,7 +32,7 @@ class Ran:
     """What a program printed and how it ended.
 
     `code` is its exit code, negative for a signal; None when it was ended from here, and `ended`
-    then says why: "time" or "output".
+    then says why: "time", "output" or "asked".
     """
 
     output: str
@@ -79,6 +83,7 @@ def run(
     time_limit: float,
     output_limit: int = OUTPUT_LIMIT,
     echo: Callable[[bytes], object] | None = None,
+    unwanted: Callable[[], bool] | None = None,
 ) -> Ran:
     """Run `command` and collect its output, standard error included.
 
@@ -89,6 +94,7 @@ def run(
         time_limit: seconds.
         output_limit: bytes.
         echo: gets what is printed while it is printed, in a thread of its own.
+        unwanted: asked every tenth of a second while it runs; True ends it.
     """
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(KEEPER), *command],
@@ -102,11 +108,9 @@ def run(
     reader = _Reader(process, output_limit, echo)
     thread = threading.Thread(target=reader.read, daemon=True)
     thread.start()
-    late = False
+    ended = ""
     try:
-        process.wait(timeout=time_limit)
-    except subprocess.TimeoutExpired:
-        late = True
+        ended = _wait(process, time_limit, unwanted)
     finally:
         _let_go(process)
         try:
@@ -120,10 +124,27 @@ def run(
     process.stdout.close()
     process.stderr.close()
     output = b"".join(reader.chunks).decode("utf-8", errors="replace")
-    if late or reader.over:
-        return Ran(output, None, "output" if reader.over else "time")
+    if ended or reader.over:
+        return Ran(output, None, "output" if reader.over else ended)
     exact = told and told[-1].lstrip(b"-").isdigit()
     return Ran(output, int(told[-1]) if exact else process.returncode)
+
+
+def _wait(
+    process: subprocess.Popen[bytes], time_limit: float, unwanted: Callable[[], bool] | None
+) -> str:
+    """Wait for the program's end; why it is to be ended, "" when it ended by itself."""
+    late = time.monotonic() + time_limit
+    while True:
+        left = late - time.monotonic()
+        try:
+            process.wait(timeout=left if unwanted is None else min(left, LOOKING))
+            return ""
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= late:
+                return "time"
+            if unwanted is not None and unwanted():
+                return "asked"
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:

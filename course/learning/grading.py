@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,7 @@ def run(
     expected: Sequence[str] = (),
     time_limit: float = TIME_LIMIT,
     memory: int = MEMORY_LIMIT,
+    follow: Callable[[list[dict[str, Any]]], bool] | None = None,
 ) -> Report:
     """Run `test_file` in a child process.
 
@@ -113,6 +114,7 @@ def run(
         expected: test functions that must have a result.
         time_limit: seconds for the tests; the process and its children are then ended.
         memory: bytes of data the process may hold, where the system can limit it; 0 for no limit.
+        follow: hears ten times a second which events are new, perhaps none; True ends the run.
 
     Raises:
         ValueError: the time limit is not a number above 0 and at most a day.
@@ -149,13 +151,36 @@ def run(
         env["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
         )
+        follower = _Follower(scratch / "events.jsonl", follow) if follow else None
         ran = processes.run(
             [sys.executable, "-m", "course.learning.runner", str(scratch / "job.json")],
             cwd=root,
             env=env,
             time_limit=time_limit + STARTING,
+            unwanted=follower and follower.look,
         )
+        if follower:
+            follower.look()
         return _read(scratch, ran, expected, time_limit)
+
+
+@dataclass(slots=True)
+class _Follower:
+    """Hands on the events of a run while they are written."""
+
+    path: Path
+    follow: Callable[[list[dict[str, Any]]], bool]
+    at: int = 0
+
+    def look(self) -> bool:
+        lines: list[bytes] = []
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self.at)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self.at += len(whole) + len(newline)
+            lines = whole.splitlines()
+        return self.follow([json.loads(line) for line in lines if line])
 
 
 def _read(scratch: Path, ran: processes.Ran, expected: Sequence[str], time_limit: float) -> Report:
@@ -190,7 +215,9 @@ def _read(scratch: Path, ran: processes.Ran, expected: Sequence[str], time_limit
     name = _function(running)
     during = f" in {name}" if running else ""
     stack = scratch / "stack.txt"
-    if ran.ended == "output":
+    if ran.ended == "asked":
+        report.trouble = f"Stopped{during}."
+    elif ran.ended == "output":
         report.trouble = (
             f"More than {processes.OUTPUT_LIMIT // 2**20} MiB were printed{during}.\n"
             "Look for a loop that prints without end."

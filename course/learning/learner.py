@@ -7,6 +7,7 @@ text it is a result of, and shown where it cannot be kept; Ctrl-C leaves the las
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from course import terminal
 from course.files import write_atomically
-from course.learning import grading, manifest, mine, predictions, show, starters
+from course.learning import exchange, grading, manifest, mine, predictions, show, starters
 from course.learning.labs import CourseError, Lab
 from course.learning.progress import FOLDER, PASSED, Progress, digest_of
 
@@ -56,8 +57,7 @@ def grade(
         )
         return False
     try:
-        both = answers.keys() & measured.keys()
-        progress.record(lab, report, {name: (answers[name], measured[name]) for name in both})
+        keep(progress, lab, report)
     except OSError as error:
         terminal.say(
             console, f"The result cannot be kept ({error}): your progress is as it was.", "red"
@@ -70,11 +70,28 @@ def grade(
     return report.ok
 
 
-def run_starter(root: Path, lab: Lab, time_limit: float = grading.TIME_LIMIT) -> grading.Report:
+def keep(progress: Progress, lab: Lab, report: grading.Report) -> None:
+    """Keep a result, and what was predicted beside what was measured.
+
+    Raises:
+        OSError: it cannot be kept.
+    """
+    answers, _ = predictions.committed(lab.folder, lab.manifest.predictions)
+    measured = {n: v for result in report.passed for n, v in result.measured.items()}
+    both = answers.keys() & measured.keys()
+    progress.record(lab, report, {name: (answers[name], measured[name]) for name in both})
+
+
+def run_starter(
+    root: Path,
+    lab: Lab,
+    time_limit: float = grading.TIME_LIMIT,
+    follow: Callable[[list[dict[str, Any]]], bool] | None = None,
+) -> grading.Report:
     """The learner's file against the lab's tests, in a child process.
 
     The report's digest is that of the files, "" when one of them was saved meanwhile: nobody can
-    tell then which text was graded.
+    tell then which text was graded. `follow` is that of `grading.run`.
     """
     before = digest_of(lab)
     try:
@@ -88,6 +105,7 @@ def run_starter(root: Path, lab: Lab, time_limit: float = grading.TIME_LIMIT) ->
         expected=expected,
         time_limit=time_limit,
         memory=grading.MEMORY_LIMIT if lab.manifest.tag == "CPU-OK" else 0,
+        follow=follow,
     )
     report.digest = before if digest_of(lab) == before else ""
     return report
@@ -219,6 +237,46 @@ def replace_starter(console: Console, root: Path, lab: Lab) -> None:
             ) from None
         terminal.say(console, f"Your file is kept as {terminal.relative(copy, root)}")
     write_atomically(lab.starter, text)
+
+
+def import_file(console: Console, root: Path, labs: list[Lab], file: Path) -> None:
+    """Take over what was done in the book, and say what is where now.
+
+    Raises:
+        CourseError: the file does not fit, or cannot be taken over; nothing is changed then.
+    """
+    taken = exchange.take(root, labs, exchange.read(file))
+    for name in taken.written:
+        kept = taken.kept.get(name)
+        where = f"; your file is kept as {terminal.relative(kept, root)}" if kept else ""
+        terminal.say(console, f"{name}: starter.py is the one of the book{where}")
+    if taken.same:
+        terminal.say(console, f"The same already: {', '.join(taken.same)}", "dim")
+    if taken.unknown:
+        terminal.say(console, f"Not in this course, left out: {', '.join(taken.unknown)}", "yellow")
+    if taken.answers:
+        terminal.say(console, f"{taken.answers} answers are in the quiz: course quiz")
+    if taken.written:
+        terminal.say(console, "Graded here they count: course check --all", "cyan")
+    elif not taken.answers:
+        terminal.say(console, "Nothing in it is new here.")
+
+
+def export_file(
+    console: Console, labs: list[Lab], progress: Progress, file: Path, force: bool
+) -> None:
+    """Write what is done here to a file for the book.
+
+    Raises:
+        CourseError: there is such a file already.
+    """
+    if file.exists() and not force:
+        raise CourseError(f"{file} is there already. Replace it: course export {file} --force")
+    text = exchange.document(labs, progress)
+    write_atomically(file, text)
+    count = len(json.loads(text)["edits"])
+    told = "1 lab" if count == 1 else f"{count} labs"
+    terminal.say(console, f"{told} in {file}. To take it into the book: Import, below any lab.")
 
 
 def solution(console: Console, progress: Progress, lab: Lab, diff: bool, yes: bool) -> None:

@@ -33,7 +33,8 @@ _NUMBER = re.compile(
 _SIZES = {"b": 1.0, "bytes": 1.0, "byte": 1.0}
 _SIZES |= {f"{p}ib": 2.0 ** (10 * n) for n, p in enumerate("kmgt", 1)}
 _SIZES |= {f"{p}b": 10.0 ** (3 * n) for n, p in enumerate("kmgt", 1)}
-_TIMES = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
+_TIMES = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0}
+_TIMES |= {"µs".casefold(): 1e-6}  # folded, the micro sign is the Greek letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,10 @@ class Question:
         match = _NUMBER.fullmatch(given.strip())
         if not match or self.number is None:
             return False
-        value = float(re.sub("[,_]", "", match[1])) / float(match[2] or 1)
+        below = float(match[2] or 1)
+        if below == 0:
+            return False
+        value = float(re.sub("[,_]", "", match[1])) / below
         own, theirs = self.unit.casefold().strip(), match[3].casefold().strip(" .")
         if theirs == "%" and own != "%":
             value /= 100

@@ -256,3 +256,12 @@ def test_due_are_the_wrong_ones_then_the_known_ones_then_the_new(tmp_path):
 def test_boxes_that_cannot_be_read_begin_anew(tmp_path, text):
     (tmp_path / "quiz.json").write_text(text)
     assert Boxes(tmp_path).cards == {}
+
+
+@pytest.mark.parametrize("given", ["600 us", "600 µs", "600 μs"])
+def test_a_time_may_be_written_with_either_sign_for_micro(given):
+    assert Question("i", "s", "a", "e", number=0.6, tolerance=0, unit="ms").check(given)
+
+
+def test_a_fraction_of_nothing_is_no_answer():
+    assert not Question("i", "s", "a", "e", number=0, tolerance=0).check("3/0")

@@ -18,7 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course.learning.labs import CourseError, lab_folders, phase_title
-from course.site import book_extras, book_finish, book_pages, book_site, play_payload
+from course.site import (
+    book_extras,
+    book_finish,
+    book_pages,
+    book_site,
+    desk,
+    places,
+    play_payload,
+    search,
+)
 from course.truth import checking, pages
 from course.truth.citations import Finding
 
@@ -44,6 +53,8 @@ class Chapter:
     page: Path | None
     depth: int
     title: str
+    made: bool = False
+    """Made with the book: no file of the repository."""
 
 
 @dataclass(slots=True)
@@ -54,8 +65,12 @@ class Contents:
     findings: list[Finding] = field(default_factory=list)
 
     def listed(self) -> list[Path]:
-        """The pages, in reading order."""
-        return [c.page for _, chapters in self.parts for c in chapters if c.page is not None]
+        """The pages of the repository, in reading order."""
+        return [c.page for _, chapters in self.parts for c in chapters if c.page and not c.made]
+
+    def order(self) -> list[Path]:
+        """Every page of the book, in reading order."""
+        return [c.page for _, chapters in self.parts for c in chapters if c.page]
 
 
 # ------------------------------------------------------------------ the table of contents
@@ -86,6 +101,12 @@ def contents(root: Path) -> Contents:
         if page not in listed:
             found.findings.append(Finding(page, 1, "no chapter lists this page and none links it"))
     found.parts = [(title, chapters) for title, chapters in found.parts if chapters]
+    for _, chapters in found.parts:
+        first = chapters[0].page
+        if first is not None and (home := book_extras.phase_of(root, first)):
+            number = home.name.split("-")[1]
+            title = f"{number} {book_extras.SHORT[places.PAGE]}"
+            chapters.insert(0, Chapter(places.page_of(home), 0, title, made=True))
     return found
 
 
@@ -203,20 +224,27 @@ def stage(root: Path, tree: Path, target: Path) -> list[Finding]:
         shutil.rmtree(target)
     target.mkdir(parents=True)
     (target / "SUMMARY.md").write_text(summary(root, found), encoding="utf-8")
-    order = found.listed()
+    order = found.order()
     listed = frozenset(order)
     for page in order:
         out = target / staged(page.relative_to(root))
         out.parent.mkdir(parents=True, exist_ok=True)
-        text, files, wrong = book_pages.render(root, tree, page, listed)
-        out.write_text(book_extras.frame(root, page, text, order), encoding="utf-8")
-        findings += wrong
+        made = places.is_landing(root, page)
+        source = places.landing(root, page.parent, order) if made else None
+        text, files, wrong = book_pages.render(root, tree, page, listed, source)
+        framed = book_extras.frame(root, page, text, order)
+        shown = framed if made else desk.furnish(root, page, framed)
+        out.write_text(shown, encoding="utf-8")
+        findings += (
+            [] if made else wrong
+        )  # what a landing page repeats is named where it is written
         for path in files:
             copy = target / path.relative_to(root)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-    if (root / "book" / "widgets").is_dir():
-        shutil.copytree(root / "book" / "widgets", target / "book" / "widgets")
+    for name in ("widgets", "places"):
+        if (root / "book" / name).is_dir():
+            shutil.copytree(root / "book" / name, target / "book" / name)
     return findings
 
 
@@ -275,6 +303,8 @@ def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
     if done.returncode:
         raise CourseError(f"mdbook failed:\n{(done.stderr or done.stdout).strip()}")
     book_finish.finish(root, new)
+    search.write(new)
+    desk.write(root, new, contents(root).listed())
     play_payload.install(root, new)
     findings = book_site.check(root, new)
     if not findings and not aside:

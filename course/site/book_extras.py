@@ -27,6 +27,7 @@ LINES_OF_CODE_PER_MINUTE = 30
 """How fast a page is taken to be read: a slow pace for prose, a slower one for code."""
 
 SHORT = {
+    "README.md": "Overview",
     "00-guide.md": "Guide",
     "01-deep-dive.md": "Deep dive",
     "02-mini-build.md": "Mini-build",
@@ -91,9 +92,9 @@ def frame(root: Path, page: Path, text: str, listed: Sequence[Path]) -> str:
         listed: the pages of the book, in reading order.
     """
     phase = phase_of(root, page)
-    facts = _facts(page)
     if phase is None:
         return text
+    facts = _facts(page) if page.is_file() else ""
     top = f"\n{_strip(phase, page)}\n{facts}\n"
     match = _TITLE.search(text)
     if match:
@@ -112,12 +113,12 @@ def _strip(phase: Path, page: Path) -> str:
     items = []
     for name, title in SHORT.items():
         target = phase / name
-        if not target.is_file():
+        if not target.is_file() and name != "README.md":  # that one is made with the book
             continue
         here = target == page
         inside = name == "labs/README.md" and (phase / "labs") in page.parents and not here
         current = ' aria-current="page"' if here else ' class="phase-inside"' if inside else ""
-        items.append(f'<a href="{_href(page, target)}"{current}>{title}</a>')
+        items.append(f'<a href="{href(page, target)}"{current}>{title}</a>')
     number, *words = phase.name.split("-")[1:]
     label = html.escape(f"Phase {number}, {' '.join(words)}")
     return f'<nav class="phase-strip" aria-label="{label}">{"".join(items)}</nav>'
@@ -148,10 +149,10 @@ def _neighbours(root: Path, phase: Path, page: Path, listed: Sequence[Path]) -> 
     links = []
     for place, word in ((at - 1, "Previous"), (at + 1, "Next")):
         if 0 <= place < len(own):
-            title = html.escape(_name(phase, own[place]))
-            href = _href(page, own[place])
+            title = html.escape(name_of(phase, own[place]))
             links.append(
-                f'<a class="{word.lower()}-page" href="{href}"><small>{word}</small>{title}</a>'
+                f'<a class="{word.lower()}-page" href="{href(page, own[place])}">'
+                f"<small>{word}</small>{title}</a>"
             )
     end = own[-1]
     if page == end:
@@ -159,13 +160,14 @@ def _neighbours(root: Path, phase: Path, page: Path, listed: Sequence[Path]) -> 
         if after:
             title = html.escape(phase_title(root / after[0].relative_to(root).parts[0]))
             links.append(
-                f'<a class="next-page" href="{_href(page, after[0])}">'
+                f'<a class="next-page" href="{href(page, after[0])}">'
                 f"<small>Next phase</small>{title}</a>"
             )
     return f'<nav class="neighbours" aria-label="Before and after this page">{"".join(links)}</nav>'
 
 
-def _name(phase: Path, page: Path) -> str:
+def name_of(phase: Path, page: Path) -> str:
+    """What the links to a page call it: short where every phase has one."""
     short = SHORT.get(page.relative_to(phase).as_posix())
     if short:
         return short
@@ -173,7 +175,8 @@ def _name(phase: Path, page: Path) -> str:
     return match[0].lstrip("# ").replace("`", "") if match else page.stem
 
 
-def _href(page: Path, target: Path) -> str:
+def href(page: Path, target: Path) -> str:
+    """Where a link of one page to another leads in the site."""
     path = Path(os.path.relpath(target, page.parent)).as_posix()
     return re.sub(r"\.md$", ".html", re.sub(r"(^|/)README\.md$", r"\1index.html", path))
 
@@ -208,7 +211,7 @@ def embed_widgets(
     """
     from course.site.widgets import WIDGETS
 
-    rows = page.read_text(encoding="utf-8").split("\n")
+    rows = page.read_text(encoding="utf-8").split("\n") if page.is_file() else []
     scripts = ["widget"]
 
     def host(match: re.Match[str]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from course.learning.labs import CourseError
-from course.site import book_extras, home
+from course.site import answers, book_extras, home, places
 from course.truth import checking, citations, drift, links, symbols
 from course.truth.citations import Citation, Finding
 
@@ -38,10 +38,16 @@ _MATH = re.compile(
 
 
 def render(
-    root: Path, tree: Path, page: Path, listed: Iterable[Path]
+    root: Path, tree: Path, page: Path, listed: Iterable[Path], source: str | None = None
 ) -> tuple[str, list[Path], list[Finding]]:
-    """One page as mdBook shall read it, the files it needs beside it, and what is wrong."""
-    text = links.unlinked(page.read_text(encoding="utf-8"))
+    """One page as mdBook shall read it, the files it needs beside it, and what is wrong.
+
+    Args:
+        source: the text of a page that is made with the book, and is no file.
+    """
+    text = links.unlinked(page.read_text(encoding="utf-8") if source is None else source)
+    if page == root / "README.md":
+        text = places.to_landings(text)
     cited, findings = citations.in_text(text, page, root)
     held: list[str] = []
 
@@ -75,6 +81,7 @@ def render(
     text = book_extras.fold_until_passed(page, text)
     text = book_extras.embed_widgets(page, text, depth, hold, findings)
     text = home.dress(root, page, text, hold, findings)
+    text = answers.embed(page, text, depth, hold)
     if page.name != "GLOSSARY.md":
         text = book_extras.define_terms(root, text)
     text = _convert_math(page, text, hold, findings)
@@ -179,8 +186,8 @@ def _convert_math(
         try:
             return hold(mathml(latex, block))
         except ValueError as error:
-            source = page.read_text(encoding="utf-8")
-            line = source.count("\n", 0, max(0, source.find(match[0]))) + 1
+            written = page.read_text(encoding="utf-8") if page.is_file() else ""
+            line = written.count("\n", 0, max(0, written.find(match[0]))) + 1
             findings.append(Finding(page, line, str(error)))
             return match[0]
 

@@ -22,6 +22,7 @@ from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from course.learning.labs import CourseError
+from course.site.local import PREFIX, Local
 from course.truth import citations
 from course.truth.citations import Finding
 
@@ -52,11 +53,14 @@ def publish(new: Path, site: Path) -> None:
 
 
 @contextlib.contextmanager
-def serving(site: Path, port: int, lock: threading.Lock | None = None) -> Iterator[str]:
+def serving(
+    site: Path, port: int, lock: threading.Lock | None = None, local: Local | None = None
+) -> Iterator[str]:
     """Serve the site to this machine; the address.
 
     Args:
         lock: whoever changes the folder holds it: no file is opened meanwhile.
+        local: answers the pages that are opened by the address given back.
 
     Raises:
         CourseError: the port is taken.
@@ -71,6 +75,18 @@ def serving(site: Path, port: int, lock: threading.Lock | None = None) -> Iterat
             self.send_header("Cache-Control", "no-store")  # a reload shows what was built last
             super().end_headers()
 
+        def do_GET(self) -> None:
+            if local and self.path.startswith(PREFIX):
+                local.answer(self)
+            elif not (local and local.admit(self)):
+                super().do_GET()
+
+        def do_POST(self) -> None:
+            if local and self.path.startswith(PREFIX):
+                local.answer(self)
+            else:
+                self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
+
         def send_head(self) -> io.BytesIO | BinaryIO | None:
             with opening:
                 try:
@@ -82,7 +98,18 @@ def serving(site: Path, port: int, lock: threading.Lock | None = None) -> Iterat
                 if not inside:  # by a link in the site
                     self.send_error(HTTPStatus.NOT_FOUND)
                     return None
+                folder = urlsplit(self.path).path.endswith("/")
+                page = path / "index.html" if folder else path
+                if local and page.suffix == ".html" and page.is_file() and local.is_admitted(self):
+                    return self.send_page(local.with_token(page.read_bytes()))
                 return super().send_head()
+
+        def send_page(self, page: bytes) -> io.BytesIO:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            return io.BytesIO(page)
 
         def list_directory(self, path: str | os.PathLike[str]) -> io.BytesIO | None:
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -95,7 +122,8 @@ def serving(site: Path, port: int, lock: threading.Lock | None = None) -> Iterat
         raise CourseError(f"port is {port}: {error}; --port 0 takes a free one") from None
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        entrance = f"?key={local.key}" if local else ""
+        yield f"http://127.0.0.1:{server.server_address[1]}/{entrance}"
     finally:
         server.shutdown()
         server.server_close()

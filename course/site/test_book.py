@@ -71,6 +71,7 @@ def test_the_summary_has_front_matter_then_each_phase_in_reading_order(root):
         "- [The course](index.md)\n"
         "- [Glossary](GLOSSARY.md)\n\n"
         "# 00 First steps\n\n"
+        f"- [00 Overview]({PHASE}/index.md)\n"
         f"- [00 Guide]({PHASE}/00-guide.md)\n"
         f"- [00 Deep dive]({PHASE}/01-deep-dive.md)\n"
         f"- [00 Mini-build]({PHASE}/02-mini-build.md)\n"
@@ -89,6 +90,7 @@ def test_a_phase_whose_guide_is_not_written_yet_shows_its_labs(root):
     assert staged(root) == []
     assert page_of_book(root, "SUMMARY.md").endswith(
         "# 00 First steps\n\n"
+        f"- [00 Overview]({PHASE}/index.md)\n"
         f"- [00 Labs]({PHASE}/labs/index.md)\n"
         f"  - [Lab 00-01: Count]({PHASE}/labs/lab-01-count/index.md)\n"
     )
@@ -115,7 +117,8 @@ def test_a_page_of_a_phase_shows_where_it_stands_and_what_it_takes(root):
     assert '<a href="labs/index.html">Labs</a>' in text
     assert '<p class="page-facts">5 min to read</p>' in text
     assert '<a class="next-page" href="01-deep-dive.html"><small>Next</small>Deep dive</a>' in text
-    assert "previous-page" not in text
+    assert '<a class="previous-page" href="index.html"><small>Previous</small>Overview</a>' in text
+    assert "previous-page" not in page_of_book(root, f"{PHASE}/index.md")
     lab = page_of_book(root, f"{PHASE}/labs/lab-01-count/index.md")
     assert '<a href="../index.html" class="phase-inside">Labs</a>' in lab
     assert '<a class="previous-page" href="../index.html"><small>Previous</small>Labs</a>' in lab
@@ -219,7 +222,7 @@ def test_the_last_page_of_a_phase_leads_to_the_next_one_and_the_last_phase_ends(
     assert staged(root) == []
     end = page_of_book(root, f"{PHASE}/CHEATSHEET.md")
     assert (
-        f'<a class="next-page" href="../{second}/labs/index.html">'
+        f'<a class="next-page" href="../{second}/index.html">'
         "<small>Next phase</small>01 Second steps</a>"
     ) in end
     assert "Next phase" not in page_of_book(root, f"{PHASE}/INTERVIEW.md")

@@ -1,8 +1,8 @@
 """The table of phases in README: titles and goals from here, links and counts from the folders.
 
 Run `python -m course.truth.curriculum` to write it. Promises: a phase counts as written when its
-guide exists, and has its labs counted before that; nothing in the table is typed that can be
-counted.
+guide exists, and has its labs counted before that; what is only planned is folded; nothing in the
+table is typed that can be counted.
 """
 
 from __future__ import annotations
@@ -37,14 +37,21 @@ PHASES = (
     ("Capstone", "a contribution, or a service"),
 )
 FLAGSHIPS = {2, 3}
+OPENINGS = {
+    19: "An engine is true to one release, and releases go on. At the end you can find what a "
+    "later release decides another way, mend one rule after the other until the recordings agree "
+    "again, and say what a comparison does not cover.",
+}
+"""What the landing page of a phase promises where it has no guide whose opening says so."""
 
 
 def table(root: Path = ROOT) -> str:
-    """The table as Markdown, one row per phase."""
-    lines = ["| phase | what it is about | labs |", "| --- | --- | --- |"]
+    """The table as Markdown, one row per phase; those that are only planned in a fold below it."""
+    head = ["| phase | what it is about | labs |", "| --- | --- | --- |"]
+    lines, planned = list(head), ["| phase | what it will be about |", "| --- | --- |"]
     for number, (title, goal) in enumerate(PHASES):
         name = f"{number:02d} {title}"
-        labs = "planned"
+        labs = None
         for folder in root.glob(f"phase-{number:02d}-*"):
             if (folder / "00-guide.md").is_file():
                 name = f"[{name}]({folder.name}/00-guide.md)"
@@ -54,8 +61,16 @@ def table(root: Path = ROOT) -> str:
                 labs = f"{_labs(folder)}, chapters planned"
         if number in FLAGSHIPS:
             name += " ★"
-        lines.append(f"| {name} | {goal} | {labs} |")
-    return "\n".join(lines)
+        if labs is not None:
+            lines.append(f"| {name} | {goal} | {labs} |")
+        else:
+            planned.append(f"| {name} | {goal} |")
+    if len(planned) == 2:
+        return "\n".join(lines)
+    count = len(planned) - 2
+    summary = f"{count} more {'phase is' if count == 1 else 'phases are'} planned"
+    fold = [f"<details><summary>{summary}</summary>", "", *planned, "", "</details>"]
+    return "\n".join([*lines, "", *fold] if len(lines) > 2 else fold)
 
 
 def _labs(phase: Path) -> str:

@@ -1,0 +1,91 @@
+/* Whether an answer is right, by its meaning: what `Question.check` of course/learning/quiz.py says, in the
+   page. Units of the same kind, letters or texts of choices; neither case nor punctuation counts. */
+"use strict";
+
+globalThis.CourseQuiz = (() => {
+    // Python's notion of a space, of a digit and of a letter, not JavaScript's.
+    const SPACE = "\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
+    const EDGES = new RegExp(`^[${SPACE}]+|[${SPACE}]+$`, "gu");
+    const NUMBER = new RegExp(
+        `^[~\u2248=${SPACE}]*([-+]?(?:\\p{Nd}[\\p{Nd},_]*)?\\.?\\p{Nd}+(?:[eE][-+]?\\p{Nd}+)?)` +
+            `(?:[${SPACE}]*/[${SPACE}]*(\\p{Nd}+))?[${SPACE}]*([^\\n]*)$`,
+        "u",
+    );
+    const scale = (first, base) =>
+        ["k", "m", "g", "t"].map((prefix, n) => [`${prefix}${first}`, base ** (n + 1)]);
+    const SIZES = new Map([["b", 1], ["bytes", 1], ["byte", 1], ...scale("ib", 1024), ...scale("b", 1000)]);
+    const TIMES = new Map([
+        ["s", 1], ["seconds", 1], ["ms", 1e-3], ["us", 1e-6], ["\u03bcs", 1e-6], ["ns", 1e-9], ["min", 60],
+    ]);
+
+    const strip = (text) => text.replace(EDGES, "");
+
+    /** Python's casefold, sign by sign; the few that fold to themselves there keep their form. */
+    const fold = (text) => {
+        let folded = "";
+        for (const sign of text) {
+            const code = sign.codePointAt(0);
+            const cherokee = (code >= 0x13a0 && code <= 0x13fd) || (code >= 0xab70 && code <= 0xabbf);
+            if (code === 0x131) folded += sign;
+            else if (cherokee) folded += sign.toUpperCase();
+            else folded += sign.toLowerCase().toUpperCase().replace(/./gsu, (each) => each.toLowerCase());
+        }
+        return folded;
+    };
+
+    /** Without case, punctuation and article; an answer that is nothing else stays. */
+    const plain = (text) => {
+        let words = fold(text).split(/[^\p{L}\p{N}]+/u).filter(Boolean);
+        if (words.length > 1 && ["the", "a", "an"].includes(words[0])) words = words.slice(1);
+        return words.join(" ") || strip(text);
+    };
+
+    /** A number written in the decimal digits of any script. */
+    const value = (text) => {
+        const digits = text.replace(/\p{Nd}/gu, (digit) => {
+            const code = digit.codePointAt(0);
+            let first = code;
+            while (/\p{Nd}/u.test(String.fromCodePoint(first - 1))) first -= 1;
+            return String((code - first) % 10);
+        });
+        return Number(digits.replace(/[,_]/g, ""));
+    };
+
+    const isNumber = (question, given) => {
+        const match = NUMBER.exec(strip(given));
+        if (!match) return false;
+        const below = match[2] ? value(match[2]) : 1;
+        if (below === 0) return false;
+        let found = value(match[1]) / below;
+        const own = strip(fold(question.unit));
+        const theirs = fold(match[3]).replace(/^[ .]+|[ .]+$/g, "");
+        if (theirs === "%" && own !== "%") found /= 100;
+        for (const table of [SIZES, TIMES]) {
+            if (table.has(theirs) && table.has(own)) found *= table.get(theirs) / table.get(own);
+            else if (own && table.has(theirs) && ([...theirs].length > 1 || SIZES.has(own) || TIMES.has(own))) {
+                return false; // a size where steps are asked for; "8 b" may still be eight blocks
+            }
+        }
+        return Math.abs(found - question.number) <= question.tolerance * Math.abs(question.number);
+    };
+
+    const isChoice = (question, given) => {
+        const said = plain(given);
+        const known = new Map(question.choices.map((choice) => [plain(choice), choice]));
+        const letters = new Map(question.choices.slice(0, 26).map((choice, n) => [String.fromCharCode(97 + n), choice]));
+        return (known.get(said) || letters.get(said)) === question.choice;
+    };
+
+    /** Whether `given`, a text, answers `question`, an object of `quiz.document`. */
+    const check = (question, given) => {
+        if (question.number !== null) return isNumber(question, given);
+        if (question.choices.length) return isChoice(question, given);
+        return question.accept.map(plain).includes(plain(given));
+    };
+
+    /** Whether `given` is an answer of the kind that is wanted, right or wrong. */
+    const readable = (question, given) =>
+        question.number === null ? strip(given) !== "" : NUMBER.test(strip(given));
+
+    return { check, fold, plain, readable };
+})();

@@ -1,0 +1,295 @@
+/* The desk of a lab: an editor with starter.py, the tests, what is kept, and the file on disk where there is one. */
+"use strict";
+
+CourseDesk.lab = (host) => {
+    const { el, button } = CourseDesk;
+    const lab = host.dataset.lab;
+    const served = CourseDesk.isServed();
+    const native = window.COURSE_PLAY?.labs?.[lab]?.native;
+    const TIME_LIMIT = 120; // seconds; the worker takes up to ten times what the machine itself takes
+    let opening = null;
+
+    if (!served && (native || !window.COURSE_PLAY?.labs?.[lab])) {
+        host.append(el("p", { class: "desk-cannot" },
+            `This lab does not run in a page${typeof native === "string" ? `: ${native}` : ""}. On your machine: `,
+            el("code", {}, `course check ${lab}`)));
+        return;
+    }
+
+    // ------------------------------------------------------------ the way to it
+
+    const heading = el("h2", { id: "desk", class: "desk-title", tabindex: "-1" }, "Do it here");
+    const room = el("div", { class: "desk-room" }, el("p", {}, "Loading the editor ..."));
+    const beside = button("Beside the text", () => setBeside(!host.classList.contains("desk-beside")),
+        { class: "desk-wide", "aria-pressed": "false" });
+    const opener = button("Open the lab", () => go(), { class: "desk-opener" });
+    host.setAttribute("role", "region");
+    host.setAttribute("aria-label", `Lab ${lab}, to be done here`);
+    host.append(el("div", { class: "desk-head" }, heading, beside), room);
+    document.body.append(opener);
+    const near = new IntersectionObserver((seen) => seen.some((each) => each.isIntersecting) && open(),
+        { rootMargin: "600px" });
+    near.observe(host);
+    new IntersectionObserver((seen) => void (opener.hidden = seen[seen.length - 1].isIntersecting)).observe(host);
+
+    function open() {
+        near.disconnect();
+        opening ??= begin().catch((error) => room.replaceChildren(
+            el("p", { role: "alert" }, `The lab could not be loaded (${error.message}). Reload the page.`)));
+        return opening;
+    }
+
+    async function go() {
+        await open();
+        if (matchMedia("(min-width: 1200px)").matches) setBeside(true);
+        host.scrollIntoView({ block: "start" });
+        heading.focus({ preventScroll: true });
+    }
+
+    /** On a wide screen the desk may stand beside the text; the list of pages makes room for it. */
+    function setBeside(on) {
+        const sidebar = document.getElementById("mdbook-sidebar-toggle-anchor");
+        if (on && sidebar?.checked && innerWidth < 1700) sidebar.click();
+        host.classList.toggle("desk-beside", on);
+        document.documentElement.classList.toggle("desk-is-beside", on);
+        beside.setAttribute("aria-pressed", on);
+        beside.textContent = on ? "Below the text" : "Beside the text";
+    }
+
+    // ------------------------------------------------------------ the desk itself
+
+    async function begin() {
+        const data = await json(await fetch(host.dataset.desk));
+        const file = served ? await json(await CourseStore.local(`lab?id=${lab}`)) : null;
+        const edit = CourseStore.edit(lab);
+        const from = CourseDesk.mark(data.starter);
+        const notices = el("div", { class: "desk-notices", role: "status" });
+        const place = el("div", { class: "desk-editor" });
+        let base = file?.digest;
+        let stop = null; // ends the run, while there is one
+        let timer = 0;
+        let editor = null;
+
+        const run = button("Run the tests", () => grade(), { class: "desk-run" });
+        const end = button("Stop", () => stop?.(), { hidden: true });
+        const reset = button("Reset", () => putBack());
+        const chosen = el("input", { type: "file", accept: ".json,application/json", hidden: true, onchange: take });
+        const more = el("details", { class: "desk-more" }, el("summary", {}, "Keep or move your work"),
+            el("p", {}, served ? "Run saves the file on your machine. " : "Your text is kept in this browser. ",
+                "An exported file holds everything you did in these pages; another browser takes it by Import, a "
+                + "checkout by ", el("code", {}, "course import FILE"), "."),
+            el("p", { class: "desk-bar" }, button("Export", give), button("Import", () => chosen.click()), chosen));
+        const session = CourseDesk.canRun() && !served ? CoursePlay.session() : null;
+        const loading = session ? CourseDesk.loading(session) : null;
+        const results = CourseDesk.results({
+            data, goTo: (line) => editor.goTo(line), text: () => editor.get(),
+            solution: async () => (await json(await fetch(host.dataset.solution))).text,
+        });
+        const where = served ? ["This is ", el("code", {}, data.file), " of your checkout. "]
+            : [el("code", {}, "starter.py"), ", kept in this browser. "];
+        room.replaceChildren(
+            el("p", {}, "Write what is missing, run the tests, mend the first that fails. ", where),
+            notices, place,
+            el("div", { class: "desk-bar desk-actions" }, run, end, reset,
+                el("span", { class: "desk-keys" }, "Ctrl-Enter runs. Escape, then Tab, leaves the editor.")),
+            loading?.box ?? "", results.box, more);
+        editor = await CourseDesk.editor(place, {
+            doc: file?.text ?? edit?.text ?? data.starter, onChange: changed, label: `starter.py of lab ${lab}`,
+        });
+        CourseDesk.runsByKey(host, grade);
+        greet();
+
+        // -------------------------------------------------------- what is said above the editor
+
+        /** A line with buttons; each of them takes the line away. */
+        function notice(text, ...actions) {
+            const line = el("p", { class: "desk-notice" }, text);
+            for (const [label, act] of actions) {
+                line.append(" ", button(label, () => {
+                    line.remove();
+                    act();
+                }));
+            }
+            notices.append(line);
+        }
+
+        function greet() {
+            if (CourseStore.notice()) notice(CourseStore.notice());
+            const day = edit ? new Date(edit.at).toLocaleString() : "";
+            if (edit?.from && edit.from !== from) {
+                notice("The starter of this lab has changed since you began. Your text is as it was; Reset takes "
+                    + "the new starter.", ["I know", () => save()]);
+            }
+            if (file && edit && edit.text !== file.text && edit.text !== data.starter) {
+                notice(`This browser holds another text of this lab, of ${day}.`, ["Show that one", () => show(edit.text)],
+                    ["Forget it", () => CourseStore.dropEdit(lab)]);
+            }
+            const result = CourseStore.result(lab);
+            if (result && !served) {
+                notice(result.ok ? `You passed this lab here, all ${result.total} tests.`
+                    : `Last time ${result.passed} of ${result.total} tests passed.`);
+            }
+        }
+
+        // -------------------------------------------------------- keeping
+
+        function changed() {
+            clearTimeout(timer);
+            timer = setTimeout(save, 400);
+        }
+        function save() {
+            clearTimeout(timer);
+            timer = 0;
+            if (editor.get() === data.starter && !CourseStore.edit(lab)) return;
+            const before = CourseStore.notice();
+            CourseStore.saveEdit(lab, editor.get(), from);
+            if (CourseStore.notice() !== before) notice(CourseStore.notice());
+        }
+        window.addEventListener("pagehide", () => timer && save());
+        CourseStore.onchange(({ elsewhere }) => {
+            const other = elsewhere ? CourseStore.edit(lab) : null;
+            if (!other || other.text === editor.get()) return;
+            CourseStore.keepOlder(lab, other.text);
+            notices.replaceChildren();
+            notice("Another tab has another text of this lab.", ["Show that one", () => show(other.text)]);
+        });
+
+        /** Put a text into the editor; the one that was there is kept. */
+        function show(text) {
+            CourseStore.keepOlder(lab, editor.get());
+            editor.set(text);
+            save();
+        }
+        function putBack() {
+            const mine = editor.get();
+            notices.replaceChildren();
+            if (mine === data.starter) return notice("This is the starter as it was given.");
+            CourseStore.saveEdit(lab, mine, from);
+            CourseStore.dropEdit(lab);
+            clearTimeout(timer);
+            editor.set(data.starter);
+            notice("The starter as it was given.", ["Put my text back", () => show(mine)]);
+        }
+        function give() {
+            save();
+            const address = URL.createObjectURL(new Blob([CourseStore.exported()], { type: "application/json" }));
+            el("a", { href: address, download: "course-progress.json" }).click();
+            setTimeout(() => URL.revokeObjectURL(address), 60_000);
+        }
+        async function take() {
+            const mine = CourseStore.edit(lab)?.text;
+            try {
+                const taken = CourseStore.imported(await chosen.files[0].text());
+                const theirs = CourseStore.edit(lab)?.text;
+                if (theirs !== mine) show(theirs);
+                notice(`Taken: ${taken.edits} labs, ${taken.results} results, ${taken.answers} answers.`);
+            } catch (error) {
+                notice(`Nothing was taken: ${error.message}.`);
+            }
+            chosen.value = "";
+        }
+
+        // -------------------------------------------------------- running
+
+        async function grade() {
+            if (stop) return;
+            const began = performance.now();
+            const report = CourseReport.begun();
+            notices.replaceChildren();
+            results.begin();
+            save();
+            busy(true);
+            const hear = (event) => {
+                loading?.hide();
+                CourseReport.heard(report, event);
+                results.heard(event, report);
+            };
+            let words = "";
+            try {
+                if (served) words = await onDisk(report, hear);
+                else await inPage(report, hear);
+            } catch (error) {
+                const during = report.running ? ` in ${CourseReport.nameOf(report.running)}` : "";
+                report.trouble = ["stopped", "AbortError"].some((name) => [error.message, error.name].includes(name))
+                    ? `Stopped${during}.` : late(error.message);
+            }
+            busy(false);
+            loading?.hide();
+            results.end(report, (performance.now() - began) / 1000, words);
+            remember(report);
+        }
+        const late = (message) => (message.startsWith("out of time")
+            ? `${message}.\nLook for a loop that never ends: a condition that never becomes false, or a queue that is `
+                + "never emptied." : message);
+
+        function busy(on) {
+            run.disabled = on;
+            end.hidden = !on;
+            if (!on) stop = null;
+        }
+        function remember(report) {
+            const good = CourseReport.passed(report).length;
+            const total = good + CourseReport.failed(report).length;
+            if (!total) return;
+            CourseStore.saveResult(lab, { passed: good, total, ok: CourseReport.ok(report) });
+        }
+
+        async function inPage(report, hear) {
+            stop = () => session.stop();
+            loading.show();
+            const payload = { lab, files: { "starter.py": editor.get() }, impl: "starter", timeLimit: TIME_LIMIT };
+            CourseReport.ended(report, await session.call("grade", payload, hear));
+        }
+
+        /** Save the file and grade it where it lies; what is to be said besides the report. */
+        async function onDisk(report, hear) {
+            const control = new AbortController();
+            stop = () => control.abort();
+            const sent = editor.get();
+            const body = { lab, files: { "starter.py": sent }, base };
+            const answer = await CourseStore.local("grade", body, { signal: control.signal });
+            if (answer.status === 409) return conflict(await answer.json());
+            if (!answer.ok) throw new Error((await answer.json()).error);
+            let words = "";
+            for await (const event of lines(answer.body)) {
+                if (event.event === "saved") {
+                    base = event.digest;
+                    if (CourseStore.edit(lab)?.text === sent) CourseStore.dropEdit(lab);
+                } else if (event.event === "report") {
+                    report.trouble = event.trouble;
+                    words = event.notice;
+                } else hear(event);
+            }
+            return words;
+        }
+
+        function conflict({ error, text, digest }) {
+            if (text === undefined) throw new Error(error);
+            const mine = editor.get();
+            const accept = () => void (base = digest);
+            notice("The file on your machine has changed since this page read it. Nothing was saved.",
+                ["Take the file's text", () => (accept(), show(text))],
+                ["Save mine over it", () => (accept(), CourseStore.keepOlder(lab, text), grade())]);
+            notices.append(CourseDiff.draw(text, mine, ["the file", "yours, here"]));
+            return "Not run: see above the editor.";
+        }
+    }
+
+    // ------------------------------------------------------------ answers
+
+    async function json(answer) {
+        const told = await answer.json();
+        if (!answer.ok) throw new Error(told.error ?? answer.status);
+        return told;
+    }
+
+    async function* lines(body) {
+        const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+        let rest = "";
+        for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+            const parts = (rest + value).split("\n");
+            rest = parts.pop();
+            for (const part of parts) yield JSON.parse(part);
+        }
+    }
+};

@@ -1,0 +1,254 @@
+/* What a reader has done, kept in this browser: edits of labs, results, answers, pages read.
+ *
+ * One JSON document under the key `course` of localStorage:
+ *   {version: 1, edits: {lab: {text, at, from}}, older: {lab: [{text, at}]}, results: {lab: {passed, total, ok, at}},
+ *    answers: {question: {given, right, at}}, read: {page: at}}
+ * `at` is a time as toISOString writes it; `from` marks the starter an edit began with. Every change reads the
+ * document first, so two tabs lose nothing of each other. A document that cannot be read is set aside under a key
+ * of its own. Where nothing can be stored this page still remembers. Nothing global but `CourseStore`.
+ */
+"use strict";
+
+const CourseStore = (() => {
+    const KEY = "course";
+    const FORMAT = "course-progress";
+    const OLDER = 5; // texts of a lab that are kept beside the one in use
+    const LONGEST = 400_000; // characters of one text
+    const listeners = [];
+    let memory = null; // the document, where localStorage takes nothing
+    let notice = "";
+
+    const now = () => new Date().toISOString();
+    const empty = () => ({ version: 1, edits: {}, older: {}, results: {}, answers: {}, read: {} });
+    const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+    const shown = (value) => (value === undefined ? "missing" : JSON.stringify(value).slice(0, 60));
+
+    // ------------------------------------------------------------ what a document may hold
+
+    const LAB = /^\d\d-\d\d$/;
+    const NAME = /^(?!__proto__$)[\w./-]{1,200}$/;
+    const isTime = (value) => typeof value === "string" && value.length < 40 && !Number.isNaN(Date.parse(value));
+    const isText = (value) => typeof value === "string" && value.length <= LONGEST;
+    const isCount = (value) => Number.isInteger(value) && value >= 0;
+    const isFlag = (value) => typeof value === "boolean";
+    const FIELDS = {
+        edits: { text: isText, at: isTime },
+        results: { passed: isCount, total: isCount, ok: isFlag, at: isTime },
+        answers: { given: isText, right: isFlag, at: isTime },
+    };
+
+    /** Throws an Error that names the first thing which does not belong into a document. */
+    function checked(data) {
+        if (!isObject(data)) throw new Error(`this is ${shown(data)}: a file of this course is wanted`);
+        if (data.version !== 1) throw new Error(`version is ${shown(data.version)}: 1 is wanted`);
+        for (const part of ["edits", "results", "answers", "read"]) {
+            if (!isObject(data[part])) throw new Error(`${part} is ${shown(data[part])}: an object is wanted`);
+            const name = part === "edits" || part === "results" ? LAB : NAME;
+            for (const [id, entry] of Object.entries(data[part])) {
+                const where = `${part}.${id.slice(0, 60)}`;
+                if (!name.test(id)) throw new Error(`${where} is no name of this course`);
+                if (part === "read") {
+                    if (!isTime(entry)) throw new Error(`${where} is ${shown(entry)}: a time is wanted`);
+                    continue;
+                }
+                if (!isObject(entry)) throw new Error(`${where} is ${shown(entry)}: an object is wanted`);
+                for (const [key, fits] of Object.entries(FIELDS[part])) {
+                    if (!fits(entry[key])) throw new Error(`${where}.${key} is ${shown(entry[key])}`);
+                }
+                if (!["undefined", "string"].includes(typeof entry.from)) {
+                    throw new Error(`${where}.from is ${shown(entry.from)}`);
+                }
+            }
+        }
+        return data;
+    }
+
+    // ------------------------------------------------------------ reading and writing
+
+    function read() {
+        if (memory) return memory;
+        let text = null;
+        try {
+            text = localStorage.getItem(KEY);
+        } catch {
+            notice = "This browser keeps nothing for this page: what you do is lost when you leave. Export it.";
+            return (memory = empty());
+        }
+        if (text === null) return empty();
+        try {
+            const data = checked(JSON.parse(text));
+            return { ...empty(), ...data, older: soundShelves(data.older) };
+        } catch (error) {
+            aside(text, error);
+            return empty();
+        }
+    }
+
+    /** Older texts are a help and no record: what does not fit is left out. */
+    function soundShelves(older) {
+        const fits = (each) => isObject(each) && isText(each.text) && isTime(each.at);
+        const shelves = Object.entries(isObject(older) ? older : {}).filter(([lab, shelf]) =>
+            LAB.test(lab) && Array.isArray(shelf));
+        return Object.fromEntries(shelves.map(([lab, shelf]) => [lab, shelf.filter(fits)]));
+    }
+
+    function aside(text, error) {
+        const key = `${KEY}.unreadable.${now()}`;
+        notice = `What was kept here could not be read (${error.message}); it is set aside as ${key}.`;
+        try {
+            localStorage.setItem(key, text);
+            localStorage.removeItem(KEY);
+        } catch {
+            notice = `What is kept here cannot be read (${error.message}), nor set aside: nothing new is kept.`;
+            memory = empty(); // never over it
+        }
+    }
+
+    /** Apply `change` to the newest document; true when it is stored. */
+    function write(section, id, change) {
+        const data = read();
+        change(data);
+        let kept = memory === null;
+        if (kept) {
+            try {
+                localStorage.setItem(KEY, JSON.stringify(data));
+            } catch {
+                kept = false;
+                memory = data;
+                notice = "This browser has no room left for this page: what you do is lost when you leave. Export it.";
+            }
+        }
+        tell({ section, id, elsewhere: false });
+        return kept;
+    }
+
+    function tell(change) {
+        for (const listener of listeners) listener(change);
+    }
+
+    window.addEventListener("storage", (event) => {
+        if (event.key === KEY || event.key === null) tell({ section: null, id: null, elsewhere: true });
+    });
+
+    const own = (part, id) => (Object.hasOwn(part, id) ? part[id] : null);
+
+    /** Keep a text that is about to be replaced, unless it is there already. */
+    function shelve(data, lab, entry) {
+        const shelf = (own(data.older, lab) ?? []).filter((each) => each.text !== entry.text);
+        data.older[lab] = [{ text: entry.text, at: entry.at }, ...shelf].slice(0, OLDER);
+    }
+
+    function known(id, pattern) {
+        if (!pattern.test(id)) throw new Error(`${shown(id)} is no name of this course`);
+        return id;
+    }
+
+    // ------------------------------------------------------------ taking a file in
+
+    /** Merge an exported file: of two entries the newer counts, and a text that gives way is kept as an older one.
+     *
+     * Returns how many entries of each kind were taken. Throws an Error that names what is wrong; nothing is then
+     * changed.
+     */
+    function imported(text) {
+        let data;
+        try {
+            data = JSON.parse(text);
+        } catch {
+            throw new Error("this is not JSON: choose a file that was exported here, or by `course export`");
+        }
+        if (!isObject(data) || data.format !== FORMAT) {
+            throw new Error(`format is ${shown(data?.format)}: "${FORMAT}" is wanted`);
+        }
+        checked(data);
+        const taken = { edits: 0, results: 0, answers: 0, read: 0 };
+        write(null, null, (document) => {
+            for (const part of Object.keys(taken)) {
+                for (const [id, entry] of Object.entries(data[part])) {
+                    taken[part] += merge(document, part, id, entry);
+                }
+            }
+        });
+        return taken;
+    }
+
+    function merge(document, part, id, entry) {
+        const mine = own(document[part], id);
+        const time = (each) => Date.parse(part === "read" ? each : each.at);
+        const newer = mine === null || time(entry) > time(mine);
+        if (part === "edits" && mine !== null && mine.text !== entry.text) {
+            shelve(document, id, newer ? mine : entry);
+        }
+        if (newer) document[part][id] = part === "read" ? entry : fieldsOf(part, entry);
+        return newer ? 1 : 0;
+    }
+
+    /** What of an entry this page knows. */
+    function fieldsOf(part, entry) {
+        const names = [...Object.keys(FIELDS[part]), ...(part === "edits" ? ["from"] : [])];
+        return Object.fromEntries(names.map((name) => [name, entry[name]]));
+    }
+
+    // ------------------------------------------------------------ the local course, under `course book serve`
+
+    const token = document.querySelector('meta[name="course-token"]')?.content ?? null;
+
+    /** Ask the `course book serve` that sent this page; a body makes it a POST. Null where there is none. */
+    function local(path, body = undefined, options = {}) {
+        if (token === null) return null;
+        const headers = { "X-Course-Token": token };
+        if (body !== undefined) headers["Content-Type"] = "application/json";
+        const method = body === undefined ? "GET" : "POST";
+        return fetch(`/.course/${path}`, { method, headers, body: body && JSON.stringify(body), ...options });
+    }
+
+    return {
+        /** {text, at, from} or null. */
+        edit: (lab) => own(read().edits, lab),
+        /** True when it is stored; `from` marks the starter that the edit began with. */
+        saveEdit: (lab, text, from = undefined) => {
+            known(lab, LAB);
+            if (!isText(text)) throw new Error(`the text has more than ${LONGEST} characters`);
+            return write("edits", lab, (data) => {
+                data.edits[lab] = { text, at: now(), from: from ?? own(data.edits, lab)?.from };
+            });
+        },
+        /** Forget the edit; its text is kept as an older one. */
+        dropEdit: (lab) => write("edits", lab, (data) => {
+            const entry = own(data.edits, lab);
+            if (entry) shelve(data, lab, entry);
+            delete data.edits[lab];
+        }),
+        /** Texts that gave way to others, newest first: [{text, at}]. */
+        older: (lab) => own(read().older, lab) ?? [],
+        /** Keep a text as an older one. */
+        keepOlder: (lab, text) => write("older", known(lab, LAB), (data) => shelve(data, lab, { text, at: now() })),
+        result: (lab) => own(read().results, lab),
+        results: () => ({ ...read().results }),
+        saveResult: (lab, { passed, total, ok, at = now() }) => write("results", known(lab, LAB), (data) => {
+            data.results[lab] = { passed, total, ok, at };
+        }),
+        answer: (question) => own(read().answers, question),
+        saveAnswer: (question, { given, right, at = now() }) => write("answers", known(question, NAME), (data) => {
+            data.answers[question] = { given, right, at };
+        }),
+        /** When a page was read, or null. */
+        read: (page) => own(read().read, page),
+        pagesRead: () => ({ ...read().read }),
+        saveRead: (page) => write("read", known(page, NAME), (data) => {
+            data.read[page] = now();
+        }),
+        /** Everything as the text of a file, for another browser or for `course import`. */
+        exported: () => {
+            const { edits, results, answers, read: pages } = read();
+            const data = { format: FORMAT, version: 1, exported_at: now(), edits, results, answers, read: pages };
+            return JSON.stringify(data, null, 1) + "\n";
+        },
+        imported,
+        /** Call back after each change, with {section, id, elsewhere}; `elsewhere`: in another tab. */
+        onchange: (callback) => void listeners.push(callback),
+        /** What a reader should know about the storage, or "". */
+        notice: () => (read(), notice),
+        local,
+    };
+})();

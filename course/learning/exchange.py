@@ -1,0 +1,256 @@
+"""What was done in the book's pages, taken into this checkout, and the other way round.
+
+The file is the one `book/store.js` exports. Promises: a file that does not fit is refused with
+everything that is wrong with it before anything is written; a starter that gives way is kept in
+`.course/backup`; where one cannot be written all stay as they were; a lab counts as passed only
+when this machine has graded it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from course.files import write_atomically
+from course.learning import quiz, starters
+from course.learning.labs import CourseError, Lab
+from course.learning.progress import FOLDER, PASSED, STARTED, Progress
+
+FORMAT = "course-progress"
+VERSION = 1
+LARGEST = 64 * 2**20
+"""Bytes of a file."""
+LONGEST = 400_000
+"""Characters of one text, as in book/store.js."""
+LONGEST_LIST = 12
+PARTS = ("edits", "results", "answers", "read")
+_LAB = re.compile(r"\d\d-\d\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer to a question of a quiz, and the time it was given."""
+
+    given: str
+    at: datetime
+
+
+@dataclass(slots=True)
+class Taken:
+    """What an import did, by lab or question."""
+
+    written: list[str] = field(default_factory=list)
+    kept: dict[str, Path] = field(default_factory=dict)
+    """Where the text stands that a lab's starter.py had before."""
+    same: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    """What the file has and this checkout has not."""
+    answers: int = 0
+
+
+# ------------------------------------------------------------------ reading
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of an exported file.
+
+    Raises:
+        CourseError: it cannot be read, or does not fit; with everything that is wrong.
+    """
+    try:
+        if path.stat().st_size > LARGEST:
+            raise CourseError(f"{path}: more than {LARGEST // 2**20} MiB: not a file of the book")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CourseError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (ValueError, RecursionError):
+        raise CourseError(f"{path}: not JSON: choose a file exported in the book") from None
+    problems = list(problems_of(data))
+    if problems:
+        more = len(problems) - LONGEST_LIST
+        shown = problems[:LONGEST_LIST] + ([f"and {more} more"] if more > 0 else [])
+        raise CourseError("\n".join(f"{path}: {problem}" for problem in shown))
+    return dict(data)
+
+
+def problems_of(data: Any) -> Iterator[str]:
+    """What is wrong with the content of a file, each with its place."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        yield f'not a file of the book: its format must be "{FORMAT}"'
+        return
+    if data.get("version") != VERSION:
+        yield f"version is {data.get('version')!r}: this course reads {VERSION}"
+        return
+    for part in PARTS:
+        entries = data.get(part)
+        if not isinstance(entries, dict):
+            yield f"{part} must be an object, not {_short(entries)}"
+            continue
+        for name, entry in entries.items():
+            where = f"{part}.{_short(name)}"
+            if part in ("edits", "results") and not _LAB.fullmatch(name):
+                yield f'{where}: a lab is named as in "02-01"'
+            elif part == "read":
+                if _time(entry) is None:
+                    yield f"{where} must be a time, not {_short(entry)}"
+            elif not isinstance(entry, dict):
+                yield f"{where} must be an object, not {_short(entry)}"
+            else:
+                yield from (f"{where}.{problem}" for problem in _entry_problems(part, entry))
+
+
+def _entry_problems(part: str, entry: Mapping[str, Any]) -> Iterator[str]:
+    text = {"edits": "text", "answers": "given"}.get(part)
+    if text:
+        value = entry.get(text)
+        if not isinstance(value, str) or len(value) > LONGEST:
+            yield f"{text} must be a text of at most {LONGEST:,} characters"
+        elif any("\ud800" <= letter <= "\udfff" for letter in value):
+            yield f"{text} holds half a character"
+    if _time(entry.get("at")) is None:
+        yield f"at must be a time, not {_short(entry.get('at'))}"
+
+
+def _time(value: Any) -> datetime | None:
+    """A time as a browser writes it; None where it is none."""
+    try:
+        found = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text[:60]
+
+
+# ------------------------------------------------------------------ importing
+
+
+def take(root: Path, labs: Sequence[Lab], data: Mapping[str, Any]) -> Taken:
+    """Put the edits into the labs and the answers into the quiz.
+
+    Args:
+        data: the content of a file, as `read` gives it.
+
+    Raises:
+        CourseError: a file could not be written; nothing is changed then.
+    """
+    taken = Taken()
+    known = {lab.id: lab for lab in labs}
+    texts: dict[str, str] = {}
+    for name, entry in sorted(data["edits"].items()):
+        text = entry["text"].replace("\r\n", "\n")
+        if name not in known:
+            taken.unknown.append(name)
+        elif _text(known[name]) == text:
+            taken.same.append(name)
+        else:
+            texts[name] = text
+    before = {name: _bytes(known[name]) for name in texts}
+    try:
+        for name in texts:
+            data_before = before[name]
+            if data_before is not None and not starters.is_current(known[name]):
+                taken.kept[name] = _backup(root, name, data_before)
+        for name, text in texts.items():
+            write_atomically(known[name].starter, text)
+            taken.written.append(name)
+    except OSError as error:
+        for name in taken.written:
+            _put_back(known[name].starter, before[name])
+        raise CourseError(f"Nothing was changed: a file could not be written ({error}).") from None
+    answers = {
+        name: Answered(entry["given"], _time(entry["at"]) or datetime.now(UTC))
+        for name, entry in data["answers"].items()
+    }
+    taken.answers, unknown = take_answers(root, answers)
+    taken.unknown += unknown
+    return taken
+
+
+def take_answers(root: Path, answers: Mapping[str, Answered]) -> tuple[int, list[str]]:
+    """Put answers into the quiz's boxes, checked here; how many, and which are to no question.
+
+    A question that the quiz has asked already stays where it is: a file may be taken twice.
+    """
+    questions = {q.id: q for path in quiz.files(root) for q in quiz.load(path)[0]}
+    folder, count = root / FOLDER, 0
+    asked = quiz.Boxes(folder).cards
+    for name, answer in answers.items():
+        if name in questions and name not in asked:
+            day = answer.at.astimezone().date()
+            quiz.Boxes(folder, day).put(name, questions[name].check(answer.given))
+            count += 1
+    return count, sorted(answers.keys() - questions.keys())
+
+
+def _backup(root: Path, lab: str, data: bytes) -> Path:
+    stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    copy = root / FOLDER / "backup" / f"{lab}-{stamp}.py"
+    write_atomically(copy, data)
+    return copy
+
+
+def _put_back(path: Path, data: bytes | None) -> None:
+    if data is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, data)
+
+
+def _bytes(lab: Lab) -> bytes | None:
+    return lab.starter.read_bytes() if lab.starter.is_file() else None
+
+
+def _text(lab: Lab) -> str | None:
+    data = _bytes(lab)
+    return None if data is None else data.decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+# ------------------------------------------------------------------ exporting
+
+
+def document(labs: Sequence[Lab], progress: Progress) -> str:
+    """What is done here as the text of a file that the book reads: edits and their results.
+
+    Answers of the quiz stay: only how they went is known here, not what was given.
+    """
+    now = _stamp(datetime.now(UTC))
+    edits: dict[str, Any] = {}
+    results: dict[str, Any] = {}
+    for lab in labs:
+        if not lab.starter.is_file() or starters.is_current(lab):
+            continue
+        changed = datetime.fromtimestamp(lab.starter.stat().st_mtime, UTC)
+        edits[lab.id] = {"text": _text(lab), "at": _stamp(changed)}
+        entry = progress.entry(lab)
+        graded = _time(entry.graded_at)
+        if graded and progress.state(lab) in (PASSED, STARTED):
+            results[lab.id] = {
+                "passed": entry.passed,
+                "total": entry.total,
+                "ok": entry.ok,
+                "at": _stamp(graded),
+            }
+    data = {
+        "format": FORMAT,
+        "version": VERSION,
+        "exported_at": now,
+        "edits": edits,
+        "results": results,
+        "answers": {},
+        "read": {},
+    }
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _stamp(time: datetime) -> str:
+    """A time as JavaScript writes it."""
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1000:03d}Z"

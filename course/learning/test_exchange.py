@@ -1,0 +1,211 @@
+"""Work done in the book's pages comes into a checkout whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from course.files import write_atomically
+from course.learning import exchange, starters
+from course.learning.labs import CourseError, find_labs
+from course.learning.progress import PASSED, Progress
+from course.learning.quiz import Boxes
+
+AT = "2026-01-05T10:00:00.000Z"
+MINE = "def num_blocks(num_tokens, block_size):\n    return -(-num_tokens // block_size)\n"
+
+
+def content(**parts: Any) -> dict[str, Any]:
+    return {
+        "format": "course-progress",
+        "version": 1,
+        "edits": {},
+        "results": {},
+        "answers": {},
+        "read": {},
+        **parts,
+    }
+
+
+def edits(*labs: str) -> dict[str, Any]:
+    return {lab: {"text": MINE, "at": AT, "from": "x"} for lab in labs}
+
+
+@pytest.fixture
+def given(tmp_path):
+    """Write a file as the book exports it."""
+
+    def write(data: Any):
+        path = tmp_path / "progress.json"
+        path.write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_an_edit_becomes_the_starter_and_counts_when_it_is_graded_here(
+    course, little_course, given
+):
+    results = {"90-00": {"passed": 1, "total": 1, "ok": True, "at": AT}}
+    ran = course("import", given(content(edits=edits("90-00"), results=results)))
+    lab = find_labs(little_course)[0]
+    assert (ran.code, lab.starter.read_text(encoding="utf-8")) == (0, MINE)
+    assert "course check --all" in ran.out
+    assert Progress(little_course).state(lab) != PASSED
+    assert course("check", "--all").code == 0
+    assert Progress(little_course).state(lab) == PASSED
+
+
+def test_a_file_that_gives_way_is_kept(course, little_course, given):
+    lab = find_labs(little_course)[0]
+    lab.starter.write_text("# an evening's work\n", encoding="utf-8")
+    ran = course("import", given(content(edits=edits("90-00"))))
+    (kept,) = (little_course / ".course" / "backup").iterdir()
+    assert kept.read_text(encoding="utf-8") == "# an evening's work\n"
+    assert kept.name in "".join(ran.out.split())
+
+
+def test_an_untouched_starter_needs_no_copy(course, little_course, given):
+    course("import", given(content(edits=edits("90-00"))))
+    assert not (little_course / ".course" / "backup").exists()
+
+
+def test_the_same_file_twice_changes_nothing(course, given):
+    path = given(content(edits=edits("90-00")))
+    course("import", path)
+    ran = course("import", path)
+    assert "Nothing in it is new here." in ran.out
+
+
+def test_a_lab_that_is_not_here_is_named_and_the_others_are_taken(course, little_course, given):
+    ran = course("import", given(content(edits=edits("90-00", "77-01"))))
+    assert (ran.code, "left out: 77-01" in ran.out) == (0, True)
+    assert find_labs(little_course)[0].starter.read_text(encoding="utf-8") == MINE
+
+
+def test_where_one_file_cannot_be_written_all_stay_as_they_were(little_course, monkeypatch, given):
+    labs = find_labs(little_course)
+    labs[0].starter.write_text("# first\n", encoding="utf-8")
+
+    def failing(path, text):
+        if path == labs[1].starter:
+            raise OSError(28, "No space left on device")
+        write_atomically(path, text)
+
+    monkeypatch.setattr(exchange, "write_atomically", failing)
+    with pytest.raises(CourseError, match="Nothing was changed"):
+        exchange.take(little_course, labs, content(edits=edits("90-00", "90-01")))
+    assert labs[0].starter.read_text(encoding="utf-8") == "# first\n"
+    assert starters.is_current(labs[1])
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ([], "not a file of the book"),
+        ({"format": "course-progress", "version": 2}, "version is 2"),
+        (content(edits=[]), "edits must be an object"),
+        (content(edits={"../x": {}}), "edits.../x"),
+        (content(edits={"90-00": {"text": 5, "at": AT}}), "edits.90-00.text"),
+        (content(edits={"90-00": {"text": "\ud800", "at": AT}}), "half a character"),
+        (content(edits={"90-00": {"text": "", "at": "soon"}}), "edits.90-00.at"),
+        (content(answers={"02-ex-01": "b"}), "answers.02-ex-01 must be an object"),
+        (content(read={"index.html": 5}), "read.index.html must be a time"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_by_name_and_writes_nothing(
+    course, little_course, given, data, told
+):
+    before = [lab.starter.read_bytes() for lab in find_labs(little_course)]
+    ran = course("import", given(data))
+    assert (ran.code, told in ran.err.replace("\n", " ")) == (2, True), ran.err
+    assert [lab.starter.read_bytes() for lab in find_labs(little_course)] == before
+    assert not (little_course / ".course").exists()
+
+
+def test_everything_that_is_wrong_is_said_at_once(course, given):
+    wrong = {f"90-{n:02d}": {"text": n, "at": AT} for n in range(20)}
+    told = course("import", given(content(edits=wrong))).err
+    assert (told.count(".text must be"), "and 8 more" in told) == (12, True)
+
+
+def test_a_file_that_is_not_there_is_said_in_a_line(course):
+    assert course("import", "nowhere.json").code == 2
+
+
+# ------------------------------------------------------------------ answers
+
+QUIZ = """\
+- id: 90-ex-01
+  source: "EXERCISES.md, 1"
+  ask: How many?
+  explain: Because.
+  number: 12
+- id: 90-ex-02
+  source: "EXERCISES.md, 1"
+  ask: Which?
+  explain: Because.
+  choices: [one, two]
+  choice: two
+"""
+
+
+@pytest.fixture
+def with_quiz(little_course):
+    phase = little_course / "phase-90-little"
+    (phase / "EXERCISES.md").write_text("# Exercises\n\n## 1. Count\n", encoding="utf-8")
+    (phase / "quiz.yaml").write_text(QUIZ, encoding="utf-8")
+    return little_course
+
+
+def answers(**given: str) -> dict[str, Any]:
+    """Answers by question; whether they were right is what the file claims."""
+    return {
+        f"90-ex-{name[1:]}": {"given": text, "right": True, "at": AT}
+        for name, text in given.items()
+    }
+
+
+def test_answers_are_checked_here_and_put_into_the_quiz(course, with_quiz, given):
+    ran = course("import", given(content(answers=answers(q01="12", q02="one"))))
+    assert "2 answers are in the quiz" in ran.out
+    cards = Boxes(with_quiz / ".course").cards
+    assert {name: box for name, (box, _) in cards.items()} == {"90-ex-01": 1, "90-ex-02": 0}
+    assert cards["90-ex-01"][1].isoformat() == "2026-01-06"
+
+
+def test_what_the_quiz_has_asked_itself_stays(course, with_quiz, given):
+    boxes = Boxes(with_quiz / ".course")
+    for _ in range(3):
+        boxes.put("90-ex-01", True)
+    ran = course("import", given(content(answers=answers(q01="5"))))
+    assert Boxes(with_quiz / ".course").cards["90-ex-01"][0] == 3
+    assert "Nothing in it is new here." in ran.out
+
+
+# ------------------------------------------------------------------ exporting
+
+
+def test_what_is_exported_can_be_taken_over_elsewhere(course, little_course, tmp_path):
+    lab = find_labs(little_course)[0]
+    lab.starter.write_text(MINE, encoding="utf-8")
+    assert course("check", "90-00").code == 0
+    path = tmp_path / "out.json"
+    assert "1 lab in" in course("export", str(path)).out
+    data = exchange.read(path)
+    assert (data["edits"]["90-00"]["text"], data["results"]["90-00"]["ok"]) == (MINE, True)
+    lab.starter.write_text(starters.required(lab), encoding="utf-8")
+    assert course("import", str(path)).code == 0
+    assert lab.starter.read_text(encoding="utf-8") == MINE
+
+
+def test_an_export_replaces_no_file_unasked(course, tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text("mine", encoding="utf-8")
+    assert course("export", str(path)).code == 2
+    assert path.read_text(encoding="utf-8") == "mine"
+    assert course("export", str(path), "--force").code == 0

@@ -1,0 +1,269 @@
+"""The endpoint of `course book serve`: it serves its own pages and nobody else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from course.learning.labs import find_labs
+from course.learning.progress import PASSED, Progress
+from course.site import book_site, local
+
+PAGE = "<html><head><title>x</title></head><body></body></html>"
+RIGHT = "def num_blocks(num_tokens, block_size):\n    return -(-num_tokens // block_size)\n"
+WRONG = RIGHT.replace("-(-num_tokens // block_size)", "num_tokens // block_size")
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: Any
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.text.splitlines()]
+
+
+class Client:
+    """Asks as a browser would: with the Host of the address, and what a test adds."""
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address)
+        self.host, self.entrance = parts.netloc, f"{parts.path}?{parts.query}"
+        self.cookie = self.token = ""
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        connection = http.client.HTTPConnection(self.host, timeout=60)
+        sent = {"Cookie": self.cookie, "X-Course-Token": self.token, **(headers or {})}
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, data, sent)
+        answer = connection.getresponse()
+        told = Answer(answer.status, answer.headers, answer.read().decode())
+        connection.close()
+        return told
+
+    def enter(self) -> Client:
+        """Open the printed address, as the reader does."""
+        answer = self.ask("GET", self.entrance)
+        assert (answer.status, answer.headers["Location"]) == (303, "/")
+        self.cookie = answer.headers["Set-Cookie"].partition(";")[0]
+        found = re.search(r'name="course-token" content="([^"]+)"', self.ask("GET", "/").text)
+        assert found
+        self.token = found[1]
+        return self
+
+    def grade(self, text: str, base: str, **more: Any) -> Answer:
+        return self.ask(
+            "POST",
+            "/.course/grade",
+            {"lab": "90-00", "files": {"starter.py": text}, "base": base, **more},
+        )
+
+    def file(self) -> Any:
+        return self.ask("GET", "/.course/lab?id=90-00").json
+
+
+@pytest.fixture
+def client(little_course: Path, tmp_path: Path) -> Iterator[Client]:
+    site = tmp_path / "site"
+    (site / "a").mkdir(parents=True)
+    for name in ("index.html", "a/b.html"):
+        (site / name).write_text(PAGE, encoding="utf-8")
+    with book_site.serving(site, 0, None, local.Local(little_course)) as address:
+        yield Client(address)
+
+
+@pytest.fixture
+def reader(client: Client) -> Client:
+    return client.enter()
+
+
+# ------------------------------------------------------------------ who may ask
+
+
+def test_pages_carry_the_token_for_who_opened_the_printed_address_and_for_nobody_else(client):
+    for path in ("/", "/index.html", "/a/b.html"):
+        assert "course-token" not in client.ask("GET", path).text
+    client.enter()
+    for path in ("/", "/index.html?v=1", "/a/b.html"):
+        assert client.token in client.ask("GET", path).text
+
+
+def test_a_wrong_key_opens_the_page_without_the_token(client):
+    answer = client.ask("GET", "/?key=guess")
+    assert (answer.status, answer.headers["Set-Cookie"]) == (200, None)
+    assert "course-token" not in answer.text
+
+
+def test_the_cookie_is_for_this_site_alone_and_no_script_reads_it(client):
+    told = client.ask("GET", client.entrance).headers["Set-Cookie"]
+    assert "HttpOnly" in told and "SameSite=Strict" in told
+
+
+def test_the_entrance_leads_to_no_other_machine(client):
+    answer = client.ask("GET", "//evil.test/" + client.entrance.lstrip("/"))
+    assert answer.headers["Location"] == "/evil.test/"
+
+
+@pytest.mark.parametrize("token", ["", "guess", "\u00e9"])
+def test_a_wrong_token_is_refused(reader, token):
+    answer = reader.ask("GET", "/.course/progress", headers={"X-Course-Token": token})
+    assert answer.status == 403
+    assert "open the address" in answer.json["error"]
+
+
+@pytest.mark.parametrize("origin", ["http://evil.test", "null", "http://127.0.0.1:1"])
+def test_a_page_of_another_site_is_refused(reader, origin):
+    body = {"lab": "90-00"}
+    answer = reader.ask("POST", "/.course/grade", body, {"Origin": origin})
+    assert (answer.status, "not this site" in answer.text) == (403, True)
+
+
+def test_a_name_that_was_bent_to_this_machine_is_refused_and_given_no_token(reader):
+    host = {"Host": f"evil.test:{reader.host.rpartition(':')[2]}"}
+    assert reader.ask("GET", "/.course/progress", headers=host).status == 403
+    assert "course-token" not in reader.ask("GET", "/", headers=host).text
+    assert reader.ask("GET", reader.entrance, headers=host).headers["Set-Cookie"] is None
+
+
+def test_this_site_itself_is_served(reader):
+    own = {"Origin": f"http://{reader.host}"}
+    assert reader.ask("GET", "/.course/progress", headers=own).status == 200
+
+
+# ------------------------------------------------------------------ what may be asked
+
+
+def test_a_huge_body_is_refused_unread(reader):
+    answer = reader.ask("POST", "/.course/grade", None, {"Content-Length": str(10**10)})
+    assert (answer.status, "1,000,000" in answer.text) == (413, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "must be an object"),
+        ({"lab": "90-00", "files": {"../x.py": ""}}, "files must be"),
+        ({"lab": "90-00", "files": {"starter.py": 5}}, "must be a text"),
+        ({"lab": "90-00", "files": {"starter.py": "\ud800"}}, "half a character"),
+    ],
+)
+def test_a_request_that_is_none_is_refused_and_writes_nothing(reader, little_course, body, told):
+    before = find_labs(little_course)[0].starter.read_bytes()
+    answer = reader.ask("POST", "/.course/grade", body)
+    assert (answer.status, told in answer.json["error"]) == (400, True)
+    assert find_labs(little_course)[0].starter.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["90-99", "../90-00", "", None, ["90-00"]])
+def test_a_lab_that_does_not_exist_is_refused(reader, name):
+    answer = reader.ask("POST", "/.course/grade", {"lab": name})
+    assert (answer.status, "no lab" in answer.text) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "grade"), ("POST", "progress"), ("GET", "../x"), ("GET", "")]
+)
+def test_there_is_nothing_else(reader, method, path):
+    body = {} if method == "POST" else None
+    assert reader.ask(method, f"/.course/{path}", body).status == 404
+
+
+def test_without_the_endpoint_nothing_is_answered(tmp_path):
+    (tmp_path / "index.html").write_text(PAGE, encoding="utf-8")
+    with book_site.serving(tmp_path, 0) as address:
+        client = Client(address)
+        assert client.ask("GET", "/.course/progress").status == 404
+        assert client.ask("POST", "/.course/grade", {}).status == 405
+
+
+# ------------------------------------------------------------------ grading
+
+
+def test_the_file_on_disk_is_graded_with_its_events_and_kept(reader, little_course):
+    lab = find_labs(little_course)[0]
+    lab.starter.write_text(RIGHT, encoding="utf-8")
+    lines = reader.ask("POST", "/.course/grade", {"lab": "90-00"}).lines
+    kinds = [line["event"] for line in lines]
+    assert kinds == ["saved", "begin", "collected", "start", "result", "end", "report"]
+    assert lines[-1]["ok"] and lines[-1]["state"] == PASSED
+    assert Progress(little_course).state(lab) == PASSED
+    assert reader.ask("GET", "/.course/progress").json["labs"]["90-00"]["state"] == PASSED
+    assert reader.ask("GET", "/.course/progress").json["next"] == "90-01"
+
+
+def test_a_text_of_the_page_is_saved_and_graded(reader, little_course):
+    opened = reader.file()
+    lines = reader.grade(WRONG, opened["digest"]).lines
+    assert find_labs(little_course)[0].starter.read_text(encoding="utf-8") == WRONG
+    assert (lines[-1]["ok"], lines[-1]["passed"], lines[-1]["total"]) == (False, 0, 1)
+    failed = next(line for line in lines if line["event"] == "result")
+    assert "expected 2, came 1" in failed["message"]
+    assert reader.grade(RIGHT, lines[0]["digest"]).lines[-1]["ok"]
+
+
+def test_a_file_that_changed_on_disk_meanwhile_is_not_written_over(reader, little_course):
+    starter = find_labs(little_course)[0].starter
+    opened = reader.file()
+    starter.write_text("# mine\n", encoding="utf-8")
+    answer = reader.grade(RIGHT, opened["digest"])
+    assert (answer.status, answer.json["text"]) == (409, "# mine\n")
+    assert starter.read_text(encoding="utf-8") == "# mine\n"
+    assert reader.grade(RIGHT, answer.json["digest"]).lines[-1]["ok"]
+
+
+def test_a_file_that_is_gone_is_put_there_only_by_a_page_that_knows(reader, little_course):
+    starter = find_labs(little_course)[0].starter
+    opened = reader.file()
+    starter.unlink()
+    assert reader.ask("POST", "/.course/grade", {"lab": "90-00"}).status == 409
+    assert reader.grade(RIGHT, opened["digest"]).status == 409
+    assert reader.grade(RIGHT, "").lines[-1]["ok"]
+
+
+def test_the_line_ends_of_the_file_stay(reader, little_course):
+    starter = find_labs(little_course)[0].starter
+    starter.write_bytes(WRONG.replace("\n", "\r\n").encode())
+    opened = reader.file()
+    assert opened["text"] == WRONG
+    assert reader.grade(RIGHT, opened["digest"]).lines[-1]["ok"]
+    assert starter.read_bytes() == RIGHT.replace("\n", "\r\n").encode()
+
+
+def test_a_page_that_goes_away_ends_the_grading(reader, little_course):
+    endless = "def num_blocks(a, b):\n    while True:\n        pass\n"
+    body = {"lab": "90-00", "files": {"starter.py": endless}, "base": reader.file()["digest"]}
+    connection = http.client.HTTPConnection(reader.host, timeout=60)
+    headers = {"X-Course-Token": reader.token}
+    connection.request("POST", "/.course/grade", json.dumps(body), headers)
+    answer = connection.getresponse()
+    while json.loads(answer.readline())["event"] != "start":
+        pass
+    answer.close()
+    connection.close()
+    lines = reader.grade(RIGHT, local._digest(endless.encode())).lines  # waits for the other's end
+    assert lines[-1]["ok"]
+
+
+def test_what_a_child_process_does_is_told_as_course_check_tells_it(reader):
+    dead = "import os\n" + RIGHT.replace("return", "os._exit(7)")
+    report = reader.grade(dead, reader.file()["digest"]).lines[-1]
+    assert "ended in test_rounds_up with exit code 7" in report["trouble"]
