@@ -81,8 +81,8 @@ const CourseLiveForm = (() => {
             placeholder: "Type a prompt", "data-field": "new",
         });
         const add = () => {
-            const prompt = fresh.value || fresh.placeholder;
-            changed([...now, { prompt, max_tokens: 16, arrival: place, priority: 0 }]);
+            if (fresh.value) changed([...now, { prompt: fresh.value, max_tokens: 16, arrival: place, priority: 0 }]);
+            else fresh.focus();
         };
         fresh.addEventListener("keydown", (event) => event.key === "Enter" && add());
         return [
@@ -114,12 +114,15 @@ const CourseLiveForm = (() => {
             return { ask: `${head} waits. Will the next step admit it?`, choices: ["yes", "no"], answer: "no",
                 because: next.why.find((each) => each.about === head)?.text || "" };
         }
-        const large = next.batch.find((entry) => entry.tokens > 1 && (admitted.length === 0 || next.batch.length > 1));
-        if (large) {
-            const { id, tokens, known, computed } = large;
-            const others = [known - computed, known, tokens + next.batch.length - 1, 1, tokens + 8];
+        const large = next.batch.filter((entry) => entry.tokens > 1);
+        const one = large.find((entry) => entry.tokens < entry.known - entry.computed) || large[0];
+        if (one && (!admitted.length || next.batch.length > 1)) {
+            const { id, tokens, known, computed } = one;
+            const { budget } = next.total;
+            const others = [known - computed, budget, tokens + next.batch.length, 1, tokens + 8];
             const choices = [...new Set([tokens, ...others])].filter((n) => n > 0).slice(0, 4).sort((a, b) => a - b);
-            return { ask: `${id} gets tokens of the next step. How many?`, choices: choices.map(String),
+            return { ask: `${id} has ${known - computed} of its ${known} tokens to compute, and the next step has ${budget} for `
+                + "everybody. How many does it get?", choices: choices.map(String),
                 answer: `${tokens}`,
                 because: because(id, ["catches_up", "is_held_to_the_threshold", "takes_the_rest"]) };
         }

@@ -245,7 +245,7 @@ def complete(frame: dict[str, Any]) -> None:
 
 @functools.cache
 def runs() -> list[Session]:
-    return [finished(*random_run(seed)) for seed in range(240)]
+    return [finished(*random_run(seed)) for seed in range(200)]
 
 
 def test_every_number_of_every_reason_is_true_in_hundreds_of_random_runs():
