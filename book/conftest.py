@@ -6,7 +6,9 @@ Needs playwright, the book extra and a Chromium on the PATH; skips with a reason
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +64,10 @@ def browser():
 
 @pytest.fixture
 def open_page(browser, url):
-    """Open a page of the site; what the browser complained about is in `page.complaints`."""
+    """Open a page of the site; what the browser complained about is in `page.complaints`.
+
+    Nothing moves by itself unless `motion` is asked for; `prepare(page)` is called before it loads.
+    """
     contexts = []
 
     def open_(
@@ -72,12 +77,15 @@ def open_page(browser, url):
         theme: str = "light",
         javascript: bool = True,
         touch: bool = False,
+        motion: bool = False,
+        prepare: Callable[[Any], None] | None = None,
     ):
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             java_script_enabled=javascript,
             has_touch=touch,
             is_mobile=touch,
+            reduced_motion="no-preference" if motion else "reduce",
         )
         context.set_default_timeout(10_000)
         contexts.append(context)
@@ -91,6 +99,8 @@ def open_page(browser, url):
         )
         if javascript:
             page.add_init_script(f"localStorage.setItem('mdbook-theme', '{theme}')")
+        if prepare is not None:
+            prepare(page)
         page.goto(url + path)
         return page
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from course.learning.labs import CourseError
-from course.site import answers, book_extras, places
+from course.site import answers, book_extras, home, places
 from course.truth import checking, citations, drift, links, symbols
 from course.truth.citations import Citation, Finding
 
@@ -80,6 +80,7 @@ def render(
     depth = len(page.relative_to(root).parts) - 1
     text = book_extras.fold_until_passed(page, text)
     text = book_extras.embed_widgets(page, text, depth, hold, findings)
+    text = home.dress(root, page, text, hold, findings)
     text = answers.embed(page, text, depth, hold)
     if page.name != "GLOSSARY.md":
         text = book_extras.define_terms(root, text)

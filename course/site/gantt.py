@@ -131,10 +131,10 @@ def record(
             for name, request in requests.items():
                 row = cells[name]
                 if not (row and row[-1]["finish"]):
-                    row.append(_cell(step, len(totals), request, most_computed[name]))
+                    row.append(cell_of(step, len(totals), request, most_computed[name]))
                     end = row[-1]["computed"] + row[-1]["tokens"]
                     most_computed[name] = max(most_computed[name], end)
-            totals.append(_totals(step, len(totals), engine))
+            totals.append(totals_of(step, len(totals), engine))
             admit_arrivals()
     cache, scheduler = engine.config.cache, engine.config.scheduler
     return {
@@ -164,7 +164,7 @@ def record(
     }
 
 
-def _cell(step: StepRecord, number: int, request: Request, most_computed: int) -> dict[str, Any]:
+def cell_of(step: StepRecord, number: int, request: Request, most_computed: int) -> dict[str, Any]:
     """What one request was to one step; called after the step."""
     name = request.request_id
     tokens = step.num_scheduled_tokens.get(name, 0)
@@ -200,7 +200,7 @@ def _cell(step: StepRecord, number: int, request: Request, most_computed: int) -
     }
 
 
-def _totals(step: StepRecord, number: int, engine: LLMEngine) -> dict[str, Any]:
+def totals_of(step: StepRecord, number: int, engine: LLMEngine) -> dict[str, Any]:
     """One step's sums."""
     return {
         "step": number,
@@ -230,15 +230,15 @@ def timeline_engine() -> LLMEngine:
 
 def timeline_arrivals() -> list[Arrival]:
     """The requests of `engine_timeline`."""
-    system = "You are a careful assistant who answers in one line. "
+    system = "The scheduler decides which of the requests run next. "
     return [
-        Arrival("A", "Say hello.", 24),
-        Arrival("B", system + "What is a block?", 10),
-        Arrival("C", "Count to ten.", 20, step=2),
-        Arrival("D", system + "What is a token?", 12, step=6),
-        Arrival("E", "A much longer question about the history of computing.", 14, step=7),
-        Arrival("F", system + "What is a step?", 8, step=9),
-        Arrival("G", "Name a color.", 6, step=11),
+        Arrival("A", "Each step ", 24),
+        Arrival("B", system + "Each block is a", 10),
+        Arrival("C", "The queue is ", 20, step=2),
+        Arrival("D", system + "Each step takes", 12, step=6),
+        Arrival("E", "When the cache is full, the engine frees the blocks of", 14, step=7),
+        Arrival("F", system + "Each request i", 8, step=9),
+        Arrival("G", "A prefix is a", 6, step=11),
     ]
 
 
@@ -247,7 +247,7 @@ def engine_timeline() -> dict[str, Any]:
 
     `conformance/test_live.py` runs the same requests through the real scheduler and compares.
     """
-    title = "Seven requests: 23 blocks of 8 tokens, budget 32, threshold 24, 4 slots"
+    title = "Seven requests share one engine: 32 tokens a step, 23 blocks of 8 tokens, 4 slots"
     return record(timeline_engine(), timeline_arrivals(), title)
 
 

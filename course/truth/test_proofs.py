@@ -1,0 +1,38 @@
+"""The numbers of the first page are those of what proves them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from course.conftest import REPOSITORY
+from course.truth import proofs
+
+
+@pytest.mark.slow
+def test_the_first_page_has_the_numbers_that_are_counted():
+    page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    made = proofs.table(REPOSITORY)
+    assert proofs.replaced(page, made) == page, "stale: run python -m course.truth.proofs"
+
+
+def test_steps_are_counted_over_all_recordings(tmp_path):
+    folder = tmp_path / "conformance" / "recordings"
+    folder.mkdir(parents=True)
+    for name, lengths in (("a", (3, 4)), ("b", (5,))):
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps({"steps": [{}] * n}) + "\n" for n in lengths)
+    assert proofs.recorded(tmp_path) == (3, 12)
+
+
+def test_citations_are_counted_on_every_page(tmp_path):
+    (tmp_path / "A.md").write_text("`vllm/a.py:1` `f` and `vllm/b.py:2` `g`\n", encoding="utf-8")
+    (tmp_path / "b.py").write_text('"""`vllm/a.py:1` `f`"""\n', encoding="utf-8")
+    assert proofs.cited(tmp_path) == 3
+
+
+def test_a_page_without_the_markers_is_refused():
+    with pytest.raises(ValueError, match="no <!-- proofs -->"):
+        proofs.replaced("# README\n", "")
