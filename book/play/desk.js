@@ -149,8 +149,8 @@ const CourseDesk = (() => {
     });
 
     /** The python blocks of a page that run, as `course docs check` finds them: with the output that follows. */
-    function runnable() {
-        const fences = [...document.querySelectorAll("main pre > code[class*='language-'], main pre > code")]
+    function runnable(page = document) {
+        const fences = [...page.querySelectorAll("main pre > code[class*='language-'], main pre > code")]
             .filter((code) => !code.closest(".upstream, .desk, .desk-block"));
         const language = (code) => /(?:^|\s)language-([\w+-]+)/.exec(code?.className ?? "")?.[1] ?? "";
         return fences.flatMap((code, place) => (language(code) !== "python" ? [] : [{
