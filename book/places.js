@@ -218,6 +218,16 @@ const CoursePlaces = (() => {
         for (const inner of list.querySelectorAll("ol ol")) inner.remove();
     };
 
+    /** A list that was hidden could not be scrolled to this page: when it opens, it is. */
+    const showThisPage = () => {
+        const active = document.querySelector(".sidebar a.active");
+        const list = active?.closest("mdbook-sidebar-scrollbox");
+        if (!list) return;
+        const place = active.getBoundingClientRect().top - list.getBoundingClientRect().top;
+        if (place < 0 || place > list.clientHeight - 60) list.scrollTop += place - list.clientHeight / 3;
+    };
+    document.getElementById("mdbook-sidebar-toggle-anchor")?.addEventListener("change", () => setTimeout(showThisPage));
+
     document.addEventListener("DOMContentLoaded", () => setTimeout(shortenThisPage));
     rememberTheSection();
     draw();

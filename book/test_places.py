@@ -23,7 +23,7 @@ EXERCISES = f"{PHASE}/EXERCISES.html"
 AT = "2026-11-20T10:00:00.000Z"
 FIRST_ANSWER_LIMIT = 100_000
 """Bytes, compressed, that the first answer may need: half a second at 1.6 Mbit/s."""
-SIDEBAR_SCREENS = 2.2
+SIDEBAR_SCREENS = 2.3
 
 
 def kept(**parts) -> str:
@@ -101,7 +101,7 @@ def test_what_is_done_has_a_tick_in_the_list_and_on_the_landing_page(open_with):
     page = open_with(LANDING, kept(results=passed("02-01", "02-02"), read=read))
     for list_ in (".sidebar", ".place-map"):
         ticked = page.locator(f"{list_} a.place-done").evaluate_all(
-            "(links) => links.map((link) => link.getAttribute('href').split('02-paged-attention/').at(-1))"
+            "(links) => links.map((link) => link.href.split('02-paged-attention/').at(-1))"
         )
         assert sorted(ticked) == [
             "00-guide.html",
@@ -119,6 +119,14 @@ def test_a_lab_that_did_not_pass_has_no_tick(open_with):
     page = open_with(LANDING, kept(results=failed))
     assert page.locator("a.place-done").count() == 0
     assert page.locator(".place-count").count() == 0
+
+
+def test_a_lab_that_passes_has_its_tick_at_once(open_page):
+    page = open_page(LANDING)
+    page.evaluate("CourseStore.saveResult('02-05', {passed: 9, total: 9, ok: true})")
+    ticked = page.locator(".place-map a.place-done").all_text_contents()
+    assert ticked == ["02-05 Share and evict (done)"]
+    assert page.locator(".sidebar a.place-done").count() == 1
 
 
 def test_the_home_page_shows_a_bar_for_what_was_begun_and_where_to_go_on(open_with):
@@ -158,7 +166,8 @@ def test_continue_leads_back_to_the_section_that_was_left(open_page, url):
 def test_the_list_of_pages_is_about_two_screens_when_folded(open_page, site, url):
     page = open_page()
     paths = [LANDING, LABS_ONLY, EXERCISES, "GLOSSARY.html", "index.html"]
-    paths += [p.relative_to(site).as_posix() for p in sorted(site.glob("phase-*/01-deep-dive.html"))]
+    long = [*site.glob("phase-0[36]-*/*.html"), *site.glob("phase-*/INTERVIEW.html")]
+    paths += [path.relative_to(site).as_posix() for path in sorted(long)]
     found = {}
     for path in paths:
         page.goto(url + path)
@@ -166,6 +175,17 @@ def test_the_list_of_pages_is_about_two_screens_when_folded(open_page, site, url
         height = page.evaluate("document.querySelector('mdbook-sidebar-scrollbox').scrollHeight")
         found[path] = height / 900
     assert {path: screens for path, screens in found.items() if screens > SIDEBAR_SCREENS} == {}
+
+
+def test_on_a_phone_the_list_opens_at_this_page(open_page):
+    page = open_page("phase-12-structured-outputs/00-guide.html", width=390, touch=True)
+    page.get_by_role("button", name="Toggle Table of Contents").tap()
+    page.wait_for_function(
+        """() => {
+        const box = document.querySelector(".sidebar a.active").getBoundingClientRect();
+        return box.height > 0 && box.top >= 0 && box.bottom <= innerHeight;
+    }"""
+    )
 
 
 def test_labs_that_passed_with_the_command_have_their_tick_under_serve(browser, site):
@@ -255,7 +275,7 @@ def test_every_box_of_the_course_takes_its_own_answer(open_page, site, url, name
 
 def results(page, query: str) -> list[str]:
     page.locator("#course-searchbar").fill(query)
-    page.get_by_role("status").get_by_text(f"“{query}”").wait_for()
+    page.locator("#course-searchstatus").get_by_text(f"“{query}”").wait_for()
     return page.locator("#course-searchresults a").evaluate_all(
         "(links) => links.map((link) => link.getAttribute('href'))"
     )
@@ -316,7 +336,7 @@ def test_a_word_that_nothing_has_is_said_to_have_no_result(open_page):
     page = open_page()
     page.keyboard.press("s")
     assert results(page, "zyzzyva") == []
-    assert page.get_by_role("status").inner_text().startswith("No results for")
+    assert page.locator("#course-searchstatus").inner_text().startswith("No results for")
 
 
 def test_each_query_of_the_list_finds_its_page(open_page):
@@ -325,10 +345,11 @@ def test_each_query_of_the_list_finds_its_page(open_page):
     queries = json.loads((ROOT / "book" / "search_queries.json").read_text(encoding="utf-8"))
     found = page.evaluate(
         """async (queries) => {
-        const name = document.querySelector('meta[name="course-search"]').content.match(/index-(\\w+)/)[1];
+        const meta = document.querySelector('meta[name="course-search"]');
+        const [, name] = meta.content.match(/index-(\\w+)/);
         const rows = [];
-        for (const [query] of queries) rows.push((await CourseSearch.find(query, name)).map((r) => r.path));
-        return rows;
+        for (const [query] of queries) rows.push(await CourseSearch.find(query, name));
+        return rows.map((row) => row.map((result) => result.path));
     }""",
         queries,
     )
@@ -356,10 +377,12 @@ def test_nothing_of_the_search_is_loaded_before_it_is_opened_and_little_then(ope
     page.wait_for_load_state("networkidle")
     fetched: list[str] = []
     page.on("request", lambda request: fetched.append(request.url))
-    assert page.evaluate("performance.getEntriesByType('resource').filter((r) => r.name.includes('/search/')).length") == 0  # noqa: E501
+    loaded = "performance.getEntriesByType('resource').map((entry) => entry.name)"
+    assert not [name for name in page.evaluate(loaded) if "/search/" in name]
     page.keyboard.press("s")
     results(page, "preemption")
     needed = [url for url in fetched if "/index-" in url or "/shard-" in url]
-    size = sum(len(gzip.compress((site / "search" / url.rpartition("/")[2]).read_bytes())) for url in needed)  # noqa: E501
+    files = [site / "search" / url.rpartition("/")[2] for url in needed]
+    size = sum(len(gzip.compress(file.read_bytes())) for file in files)
     assert 0 < size < FIRST_ANSWER_LIMIT, (size, needed)
     assert not list(site.glob("searchindex*")) and not list(site.glob("elasticlunr*"))

@@ -186,6 +186,7 @@ def book_serve(
 def book_runtime(
     names: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None,
     check: Annotated[bool, typer.Option("--check", help="grade the labs as a page does")] = False,
+    pages: Annotated[bool, typer.Option("--pages", help="run the pages' blocks so")] = False,
 ) -> None:
     """Fetch what runs Python in the pages into build/play, for the next build of the site."""
     from course import maintainer
@@ -194,6 +195,8 @@ def book_runtime(
     if check:
         chosen = [lab for lab in labs if _selected(labs, lab, names)]
         raise typer.Exit(maintainer.play_check(terminal.make_console(), root, chosen))
+    if pages:
+        raise typer.Exit(maintainer.play_pages(terminal.make_console(), root))
     if names:
         raise CourseError("Labs are named for --check only.")
     raise typer.Exit(maintainer.book_runtime(terminal.make_console(), root))

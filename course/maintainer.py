@@ -16,6 +16,7 @@ from course.learning import learner, quiz, starters
 from course.learning.labs import CourseError, Lab
 from course.site import book, book_site, local, play
 from course.site import play_check as play_check_module
+from course.site import play_pages as play_pages_module
 from course.truth import checking, figures, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
@@ -311,6 +312,24 @@ def play_check(console: Console, root: Path, labs: list[Lab]) -> int:
     terminal.say(
         console, f"{total}; {time.perf_counter() - began:.0f} s", "red" if bad else "green"
     )
+    return 1 if bad else 0
+
+
+def play_pages(console: Console, root: Path) -> int:
+    """Run the blocks of the phases' pages in the pages' worker; 1 when one shows another output."""
+    began = time.perf_counter()
+    count = blocks = 0
+
+    def told(page: str, several: int, problems: list[str]) -> None:
+        nonlocal count, blocks
+        count, blocks = count + 1, blocks + several
+        for problem in problems:
+            terminal.say(console, problem, "red")
+
+    bad = play_pages_module.check(root, told)
+    line = f"{blocks} blocks of {count} pages in the page's worker; {bad} pages differ"
+    seconds = f"{time.perf_counter() - began:.0f} s"
+    terminal.say(console, f"{line}; {seconds}", "red" if bad else "green")
     return 1 if bad else 0
 
 

@@ -97,7 +97,7 @@ class ModelRunner:
         if not plan.spec_token_ids and not plan.prompt_rows:
             return last
         rows = np.array([plan.rows_of(r) for r in plan.num_scheduled_tokens], dtype=np.int64)
-        return np.arange(rows.sum()) + np.repeat(last + 1 - np.cumsum(rows), rows)
+        return np.arange(rows.sum()) + np.repeat(last + 1 - np.cumsum(rows), rows.astype(np.intp))
 
     def _token_ids(self, plan: SchedulerOutput) -> np.ndarray:
         """[num_tokens] the scheduled tokens: known ones, those in flight, then drafts."""

@@ -5,7 +5,7 @@
  */
 "use strict";
 
-CourseDesk.blocks = (found) => {
+CourseDesk.blocks = (found, excepted) => {
     const { el, button } = CourseDesk;
     const session = CoursePlay.session();
     const loading = CourseDesk.loading(session);
@@ -13,6 +13,15 @@ CourseDesk.blocks = (found) => {
     let age = 0; // how many states this page has begun
     let ran = 0; // blocks that have run in the present one, from the top
     let running = null;
+    let began = 0;
+
+    // A worker that ends takes the state with it, whoever ended it; one that loads is not yet at work.
+    const others = session.onstate;
+    session.onstate = (state) => {
+        others?.(state);
+        if (state === "idle") ran = 0;
+        if (state === "busy") began = performance.now();
+    };
 
     const blocks = found.map(({ code, expected }, index) => {
         const pre = code.closest("pre");
@@ -24,7 +33,8 @@ CourseDesk.blocks = (found) => {
         block.live = el("div", { role: "status", class: "desk-live" }, block.said);
         block.out = el("div", { class: "desk-out" });
         block.box = el("div", { class: "desk-block" },
-            el("div", { class: "desk-bar" }, block.run, block.stop, block.edit, block.live), block.out);
+            el("div", { class: "desk-bar" }, excepted[index] ? `On your machine only: ${excepted[index]}.`
+                : [block.run, block.stop, block.edit, block.live]), block.out);
         pre.after(block.box);
         return block;
     });
@@ -87,7 +97,7 @@ CourseDesk.blocks = (found) => {
         const first = ran;
         const state = `${page}#${age}`;
         try {
-            for (const each of blocks.slice(first, block.index + 1)) {
+            for (const each of blocks.slice(first, block.index + 1).filter(({ index }) => !excepted[index])) {
                 say(block, each === block ? "Running ..." : `Running block ${each.index + 1} of ${block.index + 1} first ...`);
                 if (!(await one(each, state, each === block))) {
                     if (each !== block) say(block, `Block ${each.index + 1} above failed; it must run first.`, "bad");
@@ -109,11 +119,12 @@ CourseDesk.blocks = (found) => {
 
     /** Run one block and show what it printed; whether it ran to its end. */
     async function one(block, state, asked) {
-        const began = performance.now();
+        began = performance.now();
         const shown = el("code", { tabindex: "0" });
         const box = el("pre", { class: "desk-printed" }, shown);
         clear(block);
-        const { text, error } = await session.call("block", { page: state, index: block.index, code: textOf(block) },
+        const payload = { page: state, index: block.index, code: textOf(block) };
+        const { text, error } = await session.call("block", payload,
             (event) => {
                 loading.hide();
                 if (!shown.isConnected) block.out.replaceChildren(box);

@@ -54,6 +54,7 @@ CourseDesk.lab = (host) => {
         document.documentElement.classList.toggle("desk-is-beside", on);
         beside.setAttribute("aria-pressed", on);
         beside.textContent = on ? "Below the text" : "Beside the text";
+        window.dispatchEvent(new Event("resize")); // other boxes of code scroll now
     }
 
     // ------------------------------------------------------------ the desk itself
@@ -101,16 +102,17 @@ CourseDesk.lab = (host) => {
 
         // -------------------------------------------------------- what is said above the editor
 
-        /** A line with buttons; each of them takes the line away. */
+        /** A line with buttons; each of them takes the line away. The line. */
         function notice(text, ...actions) {
-            const line = el("p", { class: "desk-notice" }, text);
+            const line = el("div", { class: "desk-notice" }, el("span", {}, text));
             for (const [label, act] of actions) {
-                line.append(" ", button(label, () => {
+                line.append(button(label, () => {
                     line.remove();
                     act();
                 }));
             }
             notices.append(line);
+            return line;
         }
 
         function greet() {
@@ -182,7 +184,9 @@ CourseDesk.lab = (host) => {
                 const taken = CourseStore.imported(await chosen.files[0].text());
                 const theirs = CourseStore.edit(lab)?.text;
                 if (theirs !== mine) show(theirs);
-                notice(`Taken: ${taken.edits} labs, ${taken.results} results, ${taken.answers} answers.`);
+                const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+                notice(`Taken: ${counted(taken.edits, "edit")}, ${counted(taken.results, "result")}, `
+                    + `${counted(taken.answers, "answer")}.`);
             } catch (error) {
                 notice(`Nothing was taken: ${error.message}.`);
             }
@@ -193,13 +197,14 @@ CourseDesk.lab = (host) => {
 
         async function grade() {
             if (stop) return;
-            const began = performance.now();
+            let began = 0; // when the first test was heard of: what loads before is not the reader's
             const report = CourseReport.begun();
             notices.replaceChildren();
             results.begin();
             save();
             busy(true);
             const hear = (event) => {
+                began ||= performance.now();
                 loading?.hide();
                 CourseReport.heard(report, event);
                 results.heard(event, report);
@@ -215,7 +220,8 @@ CourseDesk.lab = (host) => {
             }
             busy(false);
             loading?.hide();
-            results.end(report, (performance.now() - began) / 1000, words);
+            if (words === null) return results.rest("Not run: the file on your machine has changed; see above the editor.");
+            results.end(report, began && (performance.now() - began) / 1000, words);
             remember(report);
         }
         const late = (message) => (message.startsWith("out of time")
@@ -241,7 +247,7 @@ CourseDesk.lab = (host) => {
             CourseReport.ended(report, await session.call("grade", payload, hear));
         }
 
-        /** Save the file and grade it where it lies; what is to be said besides the report. */
+        /** Save the file and grade it where it lies; what is to be said besides the report, null when it did not run. */
         async function onDisk(report, hear) {
             const control = new AbortController();
             stop = () => control.abort();
@@ -267,11 +273,12 @@ CourseDesk.lab = (host) => {
             if (text === undefined) throw new Error(error);
             const mine = editor.get();
             const accept = () => void (base = digest);
-            notice("The file on your machine has changed since this page read it. Nothing was saved.",
+            const line = notice("The file on your machine has changed since this page read it. Nothing was saved.",
                 ["Take the file's text", () => (accept(), show(text))],
                 ["Save mine over it", () => (accept(), CourseStore.keepOlder(lab, text), grade())]);
-            notices.append(CourseDiff.draw(text, mine, ["the file", "yours, here"]));
-            return "Not run: see above the editor.";
+            line.append(CourseDiff.draw(text, mine, ["the file", "yours, here"]));
+            line.scrollIntoView({ block: "nearest" });
+            return null;
         }
     }
 

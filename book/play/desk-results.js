@@ -1,7 +1,7 @@
 /* What a grading shows: the tests as they run, the first to mend, hints, and what comes after passing. */
 "use strict";
 
-/** The part of a desk below its editor: {box, begin, heard, end}.
+/** The part of a desk below its editor: {box, begin, heard, end, rest}.
  *
  * `data` is the lab's document, `goTo(line)` moves the editor, `text()` is what stands in it, `solution()` fetches
  * the reference.
@@ -25,6 +25,7 @@ CourseDesk.results = ({ data, goTo, text, solution }) => {
     // ------------------------------------------------------------ while it runs
 
     function begin() {
+        live.setAttribute("aria-live", "off"); // until the end: not every test is read out
         verdict.textContent = "Starting ...";
         verdict.className = "desk-verdict";
         for (const each of [squares, first, after, list]) each.replaceChildren();
@@ -83,7 +84,8 @@ CourseDesk.results = ({ data, goTo, text, solution }) => {
         }
         const failed = CourseReport.failed(report);
         const good = CourseReport.passed(report).length;
-        const took = ` (${seconds.toFixed(1)} s)`;
+        const took = seconds ? ` (${seconds.toFixed(1)} s)` : "";
+        live.setAttribute("aria-live", "polite");
         passed = CourseReport.ok(report);
         first.replaceChildren();
         after.replaceChildren();
@@ -140,6 +142,7 @@ CourseDesk.results = ({ data, goTo, text, solution }) => {
     }
 
     function congratulate() {
+        for (const fold of document.querySelectorAll(".content details.until-passed")) fold.open = true;
         after.append(el("p", {}, "You built: ", data.built.flatMap((name, place) =>
             [place ? ", " : "", el("code", {}, name)]), "."));
         if (data.part) {
@@ -190,5 +193,12 @@ CourseDesk.results = ({ data, goTo, text, solution }) => {
         }
     }
 
-    return { box, begin, heard, end };
+    /** Say why there is nothing to show. */
+    function rest(words) {
+        live.setAttribute("aria-live", "polite");
+        verdict.textContent = words;
+        verdict.classList.add("desk-bad");
+    }
+
+    return { box, begin, heard, end, rest };
 };

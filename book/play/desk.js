@@ -42,7 +42,11 @@ const CourseDesk = (() => {
     async function editor(parent, settings) {
         const module = await editorModule();
         if (!module) return field(parent, settings);
-        const make = (doc) => module.createEditor(parent, { ...settings, doc, dark: isDark() });
+        const make = (doc) => {
+            const created = module.createEditor(parent, { ...settings, doc, dark: isDark() });
+            parent.querySelector(".cm-content").tabIndex = 0; // what scrolls holds a stop of the keyboard
+            return created;
+        };
         let made = make(settings.doc);
         let dark = isDark();
         new MutationObserver(() => {
@@ -102,7 +106,9 @@ const CourseDesk = (() => {
             bar.max = total;
             bar.value = loaded;
             const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
-            text.textContent = `Loading ${what}: ${megabytes(loaded)} of ${megabytes(total)} MB, at the first run only.`;
+            text.textContent = loaded < total
+                ? `Loading ${what}: ${megabytes(loaded)} of ${megabytes(total)} MB, at the first run only.`
+                : "Starting Python ...";
         };
         const show = () => {
             session.onprogress = draw;
@@ -155,11 +161,16 @@ const CourseDesk = (() => {
     async function start() {
         const host = document.querySelector("main .desk[data-lab]");
         const blocks = canRun() ? runnable() : [];
+        if (blocks.length && own.dataset.apart) {
+            blocks[0].code.closest("pre").after(el("p", { class: "desk-block" },
+                `The blocks of this page run on your machine only: ${own.dataset.apart}.`));
+            blocks.length = 0;
+        }
         const wanted = (host !== null && (canRun() || isServed())) || blocks.length > 0;
         if (!wanted) return;
         for (const part of own.dataset.parts.split(" ")) await load(part);
         if (host && (canRun() || isServed())) CourseDesk.lab(host);
-        if (blocks.length) CourseDesk.blocks(blocks);
+        if (blocks.length) CourseDesk.blocks(blocks, window.COURSE_PLAY?.pages?.[own.dataset.page] ?? {});
     }
     if (document.readyState === "complete") start();
     else document.addEventListener("DOMContentLoaded", start);

@@ -157,7 +157,7 @@ def run(
             cwd=root,
             env=env,
             time_limit=time_limit + STARTING,
-            unwanted=follower and follower.look,
+            unwanted=follower.look if follower else None,
         )
         if follower:
             follower.look()

@@ -34,14 +34,26 @@ def apply() -> None:
     if sys.platform != "emscripten":
         return
     if not hasattr(time, "thread_time"):
-        time.thread_time = time.process_time  # type: ignore[attr-defined] # there is one thread
+        time.thread_time = time.process_time  # there is one thread
     _bound_json()
-    concurrent.futures.ThreadPoolExecutor = InPlaceExecutor  # type: ignore[misc, assignment]
+    sys.modules.setdefault("_posixshmem", _no_shared_memory())
+    concurrent.futures.ThreadPoolExecutor = InPlaceExecutor  # type: ignore[misc]
     sys.meta_path.insert(0, QuickProducts())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         asyncio.set_event_loop_policy(InPlacePolicy())
         asyncio._set_running_loop(None)  # the page's own, which never waits in place
+
+
+def _no_shared_memory() -> ModuleType:
+    """Lets `multiprocessing.shared_memory` be imported; there is none to open."""
+
+    def refused(*args: Any, **kwargs: Any) -> int:
+        raise OSError("a page has no shared memory")
+
+    module = ModuleType("_posixshmem")
+    module.shm_open = module.shm_unlink = refused  # type: ignore[attr-defined]
+    return module
 
 
 def _bound_json() -> None:
@@ -146,7 +158,7 @@ class QuickProducts(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 usual(module)
-                module.Linear.__call__ = product  # type: ignore[attr-defined]
+                module.Linear.__call__ = product
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

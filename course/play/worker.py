@@ -151,10 +151,11 @@ class _Skips:
             pytest.skip(reason)
 
 
-class _Lines(io.TextIOBase):
+class _Lines(io.StringIO):
     """What a `Recorder` writes to: each line is an event."""
 
     def __init__(self, emit: Emit) -> None:
+        super().__init__()
         self.emit = emit
 
     def write(self, text: str) -> int:

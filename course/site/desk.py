@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import html
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,8 @@ SCRIPTS = (
     "desk-lab.js",
     "desk-blocks.js",
 )
+APART = {"conformance/README.md": "they replay every recording, which takes a page minutes"}
+"""Pages whose blocks are not offered, and why; `play_excepted` names single blocks."""
 END = '<nav class="neighbours"'
 """What follows a lab's text: the desk stands before it."""
 
@@ -36,8 +39,7 @@ END = '<nav class="neighbours"'
 def furnish(root: Path, page: Path, text: str) -> str:
     """`text`, as the book shows `page`, with its desk and the script where they have a use."""
     lab = _lab_of(root, page)
-    blocks = len(pages.runnable(page))
-    if lab is None and not blocks:
+    if lab is None and not pages.runnable(page):
         return text
     up = "../" * (len(page.relative_to(root).parts) - 1)
     if lab is not None:
@@ -49,7 +51,12 @@ def furnish(root: Path, page: Path, text: str) -> str:
         before, end, after = text.partition(END)
         text = f"{before.rstrip()}\n\n{host}{end}{after}"
     first, *others = [f"{up}{FOLDER}/{name}?v={_version(root, name)}" for name in SCRIPTS]
-    tag = f'<script defer src="{first}" data-parts="{" ".join(others)}"></script>'
+    name = page.relative_to(root).as_posix()
+    apart = f' data-apart="{html.escape(APART[name])}"' if name in APART else ""
+    tag = (
+        f'<script defer src="{first}" data-page="{html.escape(name)}"{apart} '
+        f'data-parts="{" ".join(others)}"></script>'
+    )
     return f"{text.rstrip()}\n\n{tag}\n"
 
 

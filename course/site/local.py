@@ -271,7 +271,7 @@ def _same(given: str, secret: str) -> bool:
 
 
 def _port(request: BaseHTTPRequestHandler) -> int:
-    return int(request.server.server_address[1])  # type: ignore[misc, index]
+    return int(request.server.server_address[1])  # type: ignore[index]
 
 
 def _cookie(request: BaseHTTPRequestHandler) -> str:

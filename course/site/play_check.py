@@ -56,9 +56,12 @@ class Worker:
         self.last = 0
 
     def call(
-        self, kind: str, payload: dict[str, Any], time_limit: float = TIME_LIMIT
+        self, kind: str, payload: dict[str, Any], *, recycle: bool = True
     ) -> tuple[Any, list[dict[str, Any]]]:
         """Send a message; its result and its events.
+
+        Args:
+            recycle: begin anew after this call if the memory has grown.
 
         Raises:
             CourseError: the worker answered with an error, died, or did not answer in time.
@@ -71,7 +74,7 @@ class Worker:
         self.process.stdin.write(json.dumps(message) + "\n")
         self.process.stdin.flush()
         events: list[dict[str, Any]] = []
-        until = time.monotonic() + time_limit
+        until = time.monotonic() + TIME_LIMIT
         while True:
             told = self._hear(until)
             if told.get("id") not in (0, self.last):
@@ -83,7 +86,7 @@ class Worker:
             if "event" in told:
                 events.append(told["event"])
             elif told["id"] == self.last:
-                if told["memory"] > LARGEST:
+                if recycle and told["memory"] > LARGEST:
                     self.end()
                 return told["result"], events
 

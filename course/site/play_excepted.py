@@ -19,5 +19,8 @@ skip themselves there, as they do on a machine without."""
 LABS: dict[str, str] = {}
 """Labs that cannot be done in a page at all: none so far."""
 
+BLOCKS: dict[str, dict[str, str]] = {}
+"""By page, the Python blocks (by their place among the page's, from 0) that cannot run in it."""
+
 PINNED_TREE = "course upstream fetch"
 """Stands in the reason of a test that skips itself without the pinned tree, as in every page."""

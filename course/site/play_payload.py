@@ -29,8 +29,9 @@ FILES = (
 )  # fmt: skip
 OPENED = ("phase-*", "models", "conformance", "mini_vllm", "course", "labkit", "benchmarks")
 """Folders whose other files are in the catalogue."""
+ALSO_OPENED = ("LICENSE",)
 NEVER = {".md", ".svg", ".png", ".pyc", ".html", ".css", ".js"}
-NOT_IN = {"__pycache__", "scratch", "figures", "testdata", "node_modules"}
+NOT_IN = {"__pycache__", "scratch", "testdata", "node_modules"}
 
 ENVIRONMENT = {
     "HOME": "/home/pyodide",
@@ -78,6 +79,7 @@ def write(root: Path, target: Path) -> str:
         },
         "labs": {lab.id: _lab(root, lab, target) for lab in labs},
         "models": _models(opened),
+        "pages": play_excepted.BLOCKS,
         "env": ENVIRONMENT,
     }  # fmt: skip
     client = (root / "book/play/client.js").read_text(encoding="utf-8")
@@ -142,10 +144,12 @@ def _first(root: Path) -> Iterator[str]:
 
 
 def opened_files(root: Path) -> list[str]:
-    """Paths of the files that are fetched when they are opened: all others that may be."""
+    """Paths of the files that are fetched when they are opened: all others that may be.
+
+    Those of the labs too: a block of a page opens one without grading the lab.
+    """
     first = set(_first(root))
-    labs = tuple(f"{lab.folder.relative_to(root).as_posix()}/" for lab in find_labs(root))
-    found = []
+    found = [name for name in ALSO_OPENED if (root / name).is_file()]
     for pattern in OPENED:
         for folder in sorted(root.glob(pattern)):
             for path in _below(folder):
@@ -153,7 +157,6 @@ def opened_files(root: Path) -> list[str]:
                 if (
                     path.suffix not in NEVER
                     and name not in first
-                    and not name.startswith(labs)
                     and not (_is_test(path) and path.suffix == ".py")
                 ):
                     found.append(name)

@@ -111,7 +111,7 @@ def run(root: Path, page: Path, time_limit: float = TIME_LIMIT) -> list[Finding]
         if result["error"]:
             findings.append(Finding(page, result["line"] or block.line, result["error"]))
         elif expected is not None and result["output"] != expected.text:
-            findings.append(_difference(page, expected, result["output"]))
+            findings.append(difference(page, expected, result["output"]))
     if len(results) < len(pairs):
         block = pairs[len(results)][0]
         if not any(result["error"] for result in results):
@@ -125,7 +125,7 @@ def run(root: Path, page: Path, time_limit: float = TIME_LIMIT) -> list[Finding]
     return findings
 
 
-def _difference(page: Path, expected: Block, came: str) -> Finding:
+def difference(page: Path, expected: Block, came: str) -> Finding:
     """The first line at which a text block and the output part."""
     shown, real = expected.text.splitlines(), came.splitlines()
     for offset in range(max(len(shown), len(real))):
