@@ -52,7 +52,7 @@ def _refused(*args: Any, **kwargs: Any) -> Any:
 
 def _without_processes() -> None:
     """Let `multiprocessing` be imported; a second process, or a socket, fails when it is used."""
-    missing = {
+    missing: dict[str, dict[str, Any]] = {
         "_posixshmem": {"shm_open": _refused, "shm_unlink": _refused},
         "_multiprocessing": {
             "sem_unlink": _refused,
