@@ -9,18 +9,21 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from book import firefox
 from book.test_site import barriers
 from course.site import gantt, home, live
 
 pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[1]
+FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
 BESIDE = """
     const beside = {
         ready: true,
@@ -460,3 +463,28 @@ def test_in_the_page_a_link_gives_the_state_and_stop_ends_and_goes_on(real):
     assert "9" in box.locator(".widget-place").inner_text()
     shown = box.locator(".live-pool > li").evaluate_all("(n) => n.map((b) => +b.dataset.ref)")
     assert shown == live.start(at=10)["frames"][-1]["pool"]["refs"][1:]
+
+
+def test_in_firefox_a_link_gives_the_state_that_this_process_has(site, url, tmp_path):
+    pytest.importorskip("websockets", reason="needs websockets")
+    if not (site / "play" / "index.js").is_file():
+        pytest.skip("needs course book runtime")
+    if FIREFOX is None:
+        pytest.skip("needs firefox on the PATH")
+    document = live.start(at=16)
+    with firefox.opened(FIREFOX, tmp_path) as tab:
+        tab.goto(f"{url}index.html#{document['link']}")
+        refs, texts, said = tab.evaluate("""async () => {
+            const until = Date.now() + 60000;
+            const box = () => document.querySelector(".live");
+            while (box()?.dataset.place !== "16" && Date.now() < until)
+                await new Promise((resolve) => setTimeout(resolve, 100));
+            const all = (selector) => [...box().querySelectorAll(selector)];
+            return [all(".live-pool > li").map((block) => +block.dataset.ref),
+                all(".live-texts mark").map((mark) => mark.textContent),
+                box().querySelector(".live-why summary span").textContent];
+        }""")
+    frame = document["frames"][-1]
+    assert refs == frame["pool"]["refs"][1:]
+    assert texts == [re.sub(r"\n+", "\u21b5", text) for text in frame["texts"].values() if text]
+    assert said == frame["why"][0]["text"]
