@@ -128,8 +128,8 @@ CourseDesk.lab = (host) => {
             }
             const result = CourseStore.result(lab);
             if (result && !served) {
-                notice(result.ok ? `You passed this lab here, all ${result.total} tests.`
-                    : `Last time ${result.passed} of ${result.total} tests passed.`);
+                notice(result.ok ? `Passed when it was last run here: all ${result.total} tests.`
+                    : `When it was last run here, ${result.passed} of ${result.total} tests passed.`);
             }
         }
 
