@@ -312,6 +312,11 @@ PARTS: dict[str, Part] = {
         )
         for dtype in ("float32", "bfloat16")
     },
+    "seeds": Part(
+        "engine/seeds.jsonl.gz", "seeds:recorded",
+        "a seeded request alone, beside others, and in two chunks", "`test_sampling.py`", "runs",
+        "engine", "engine",
+    ),
     "texts-sampling": Part(
         "engine/texts-sampling.jsonl.gz", "sampling_texts:recorded",
         "100 requests with every knob of `SamplingParams`, their logprobs, and beam searches",

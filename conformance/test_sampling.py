@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from conformance import parts, record, sampling, sampling_texts
+from conformance import parts, record, sampling, sampling_texts, seeds
 from conformance.recorders.sampling_edges import unpacked
-from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm import LLM, LLMEngine, SamplingParams
 
 CASES = parts.load("sampler")
 
@@ -115,3 +115,22 @@ def test_what_is_accepted_is_what_the_real_engine_accepts_but_for_named_reasons(
             after = list(after)
         assert after == (wanted or None if field == "logit_bias" else wanted), f"{field}={value!r}"
     assert stricter == 28
+
+
+def test_a_seeded_request_says_the_same_beside_anybody():
+    texts = seeds.ask(LLM(num_blocks=64), SamplingParams)
+    assert len({text for each in texts.values() for text in each}) == 1
+
+
+def test_the_real_engine_forgets_the_seed_beside_a_request_without_one():
+    found = seeds.kept()["texts"]
+    assert len({*found["nobody"], *found["a request with a seed"]}) == 1
+    for mate in ("one without a seed", "a greedy one"):
+        assert len({*found[mate], *found["nobody"]}) == seeds.TIMES + 1
+
+
+def test_the_real_engine_ends_at_a_seeded_prompt_in_two_pieces_and_this_one_does_not():
+    assert "CPU Generator does not use offset" in seeds.kept()["chunked"]
+    llm = LLM(num_blocks=64, max_num_batched_tokens=64, max_num_seqs=8)
+    (answer,) = llm.generate([seeds.PROMPT * 8], SamplingParams(**seeds.SEEDED))
+    assert len(answer.outputs[0].token_ids) == 16
