@@ -68,7 +68,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if (
         "PYTEST_XDIST_WORKER" not in os.environ  # a worker, or a run that a test has started
         and _is_whole_suite(config)
-        and options.markexpr != "browser"  # one built site for all of them
+        and not options.markexpr.startswith("browser")  # one built site for all of them
         and options.numprocesses is None
         and not (options.collectonly or options.usepdb)
     ):

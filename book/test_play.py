@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from course.learning import manifest
-from course.learning.labs import find_labs
-from course.site import book_site, play, play_payload
+from course.learning.labs import CourseError, find_labs
+from course.site import book_site, play, play_check, play_payload
 
 sys.path.insert(0, str(Path(__file__).parent))
 import firefox
@@ -121,6 +122,42 @@ def test_a_lab_passes_with_its_solution_fails_with_its_starter_and_names_a_misco
     told = page.evaluate(grade(lab, manifest.wrong_solution(solution(lab), wrong)))
     caught = {name.partition("[")[0] for name, end in told["outcomes"].items() if end == "failed"}
     assert wrong.caught_by in caught
+
+
+class InPage:
+    """A page's session as the check of all labs calls a worker."""
+
+    def __init__(self, evaluate):
+        self.evaluate = evaluate
+
+    def call(self, kind, payload):
+        told = self.evaluate(
+            f"""async () => {{
+                const events = [];
+                const ask = CoursePlay.session().call(
+                    {json.dumps(kind)}, {json.dumps(payload)}, (event) => events.push(event));
+                return {{ events, ...await ask.then((result) => ({{ result }}),
+                                                   (error) => ({{ error: error.message }})) }};
+            }}"""
+        )
+        if "error" in told:
+            raise CourseError(told["error"])
+        return told["result"], told["events"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["chromium", "firefox"])
+def test_every_lab_does_in_the_browser_what_it_does_here(kind, request):
+    opened = request.getfixturevalue({"chromium": "page", "firefox": "fox"}[kind])
+    problems = {}
+    with ThreadPoolExecutor(1) as pool:
+        for lab in LABS.values():
+            native = pool.submit(play_check.natively, ROOT, lab)
+            verdict = play_check.check_lab(InPage(opened.evaluate), lab, native)
+            print(lab.id, verdict.passed, verdict.skipped, f"{verdict.seconds:.1f} s", flush=True)
+            if verdict.problems:
+                problems[lab.id] = verdict.problems
+    assert problems == {}
 
 
 def test_64_tokens_are_those_of_the_same_engine_here(page):

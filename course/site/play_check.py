@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from course.learning import grading, manifest
 from course.learning.labs import CourseError, Lab
@@ -44,6 +44,13 @@ class Verdict:
     """Wall-clock seconds of the solution's grading in Node."""
     native: float = 0.0
     """Of the same grading here, the processor's seconds of its tests."""
+
+
+class Gradable(Protocol):
+    """The page's worker, wherever it runs."""
+
+    def call(self, kind: str, payload: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
+        """The result of one call and its events; raises CourseError when there is none."""
 
 
 class Worker:
@@ -158,12 +165,12 @@ def check(root: Path, labs: Sequence[Lab], done: Callable[[Verdict], None]) -> l
     ):
         played = Path(scratch)
         play_payload.write(root, played)
-        native = {lab.id: here.submit(_native, root, lab) for lab in wanted}
+        native = {lab.id: here.submit(natively, root, lab) for lab in wanted}
         worker = Worker(root, played)
         verdicts = []
         try:
             for lab in wanted:
-                verdict = _check_lab(worker, lab, native[lab.id])
+                verdict = check_lab(worker, lab, native[lab.id])
                 verdicts.append(verdict)
                 done(verdict)
         finally:
@@ -173,12 +180,13 @@ def check(root: Path, labs: Sequence[Lab], done: Callable[[Verdict], None]) -> l
     return verdicts
 
 
-def _native(root: Path, lab: Lab) -> grading.Report:
+def natively(root: Path, lab: Lab) -> grading.Report:
     marks = "not gpu and not torch and not upstream"
     return grading.run(root, lab.test_file, impl="solution", extra_args=["-m", marks])
 
 
-def _check_lab(worker: Worker, lab: Lab, native: Future[grading.Report]) -> Verdict:
+def check_lab(worker: Gradable, lab: Lab, native: Future[grading.Report]) -> Verdict:
+    """What a lab does in a page's worker, beside its grading here."""
     verdict = Verdict(lab)
     solution = lab.solution.read_text(encoding="utf-8")
     began = time.perf_counter()
@@ -197,7 +205,7 @@ def _check_lab(worker: Worker, lab: Lab, native: Future[grading.Report]) -> Verd
     return verdict
 
 
-def _catch(worker: Worker, verdict: Verdict, solution: str, names: set[str]) -> None:
+def _catch(worker: Gradable, verdict: Verdict, solution: str, names: set[str]) -> None:
     """Put in the first misconception whose test runs in a page; that test must fail."""
     items = verdict.lab.manifest.misconceptions
     item = next((item for item in items if item.caught_by in names), None)
@@ -212,7 +220,7 @@ def _catch(worker: Worker, verdict: Verdict, solution: str, names: set[str]) -> 
         verdict.problems.append("no misconception is caught by a test that runs in a page")
 
 
-def _still_excepted(worker: Worker, verdict: Verdict, solution: str) -> None:
+def _still_excepted(worker: Gradable, verdict: Verdict, solution: str) -> None:
     """A test that is skipped in pages and would pass there is skipped for nothing."""
     excepted = play_excepted.TESTS.get(verdict.lab.id, {})
     if not excepted:
@@ -229,7 +237,7 @@ Outcomes = dict[str, tuple[str, str]]
 
 
 def _graded(
-    worker: Worker,
+    worker: Gradable,
     verdict: Verdict,
     what: str,
     text: str,
