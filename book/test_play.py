@@ -190,6 +190,23 @@ def test_a_function_of_the_course_is_called(page):
     assert "missing 1 required positional argument" in said
 
 
+def test_a_part_that_does_not_come_is_named_and_the_next_call_tries_again(page):
+    page.context.route("**/numpy-*.zip", lambda route: route.fulfill(status=503, body="later"))
+    said = page.evaluate(block("print(1)"))
+    assert "numpy-" in said and "503" in said
+    assert page.evaluate("CoursePlay.session().state") == "idle"
+    page.context.unroute("**/numpy-*.zip")
+    assert page.evaluate(block("print(1)"))["text"] == "1\n"
+
+
+def test_a_file_that_does_not_come_when_it_is_opened_is_an_error_of_python(page):
+    page.context.route("**/files/*.safetensors.bin", lambda route: route.abort())
+    code = "from mini_vllm import LLM\nLLM()"
+    assert "I/O error" in page.evaluate(block(code))["error"].splitlines()[-1]
+    page.context.unroute("**/files/*.safetensors.bin")
+    assert page.evaluate(block(code))["error"] is None
+
+
 def test_the_progress_of_loading_ends_at_its_total(page):
     told = page.evaluate(
         """async () => {

@@ -46,6 +46,17 @@ def test_starters_are_made_from_solutions_and_what_they_replace_is_kept(
     assert course("starters", "--check").out == "2 starters, 0 to write\n"
 
 
+def test_the_pages_runtime_is_asked_for_before_labs_are_checked_in_it(course):
+    ran = course("book", "runtime", "--check", "90-00")
+    assert ran.code == 2
+    assert "it is not there. Make it: course book runtime" in " ".join(ran.err.split())
+
+
+def test_labs_are_named_for_the_check_of_the_runtime_only(course):
+    ran = course("book", "runtime", "90-00")
+    assert ran.code == 2 and "for --check only" in ran.err
+
+
 @pytest.fixture
 def pinned(little_course):
     """A tree small enough to read, that `upstream verify` takes for the pinned one."""

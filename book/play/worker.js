@@ -157,11 +157,11 @@ function place(FS, catalogue) {
         node.stream_ops = {
             ...usual,
             open(stream) {
-                node.stream_ops = usual;
-                stream.stream_ops = usual;
                 if (node.usedBytes === size) { // not cut off by opening it for writing
                     node.contents = atOnce(file, size, path) || refuse(FS);
                 }
+                node.stream_ops = usual;
+                stream.stream_ops = usual;
             },
         };
     }

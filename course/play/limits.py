@@ -13,6 +13,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import re
+import socket
 import sys
 import time
 import warnings
@@ -36,7 +37,7 @@ def apply() -> None:
     if not hasattr(time, "thread_time"):
         time.thread_time = time.process_time  # there is one thread
     _bound_json()
-    sys.modules.setdefault("_posixshmem", _no_shared_memory())
+    _without_processes()
     concurrent.futures.ThreadPoolExecutor = InPlaceExecutor  # type: ignore[misc]
     sys.meta_path.insert(0, QuickProducts())
     with warnings.catch_warnings():
@@ -45,15 +46,23 @@ def apply() -> None:
         asyncio._set_running_loop(None)  # the page's own, which never waits in place
 
 
-def _no_shared_memory() -> ModuleType:
-    """Lets `multiprocessing.shared_memory` be imported; there is none to open."""
+def _refused(*args: Any, **kwargs: Any) -> Any:
+    raise OSError("a page is one process without sockets: run this on your machine")
 
-    def refused(*args: Any, **kwargs: Any) -> int:
-        raise OSError("a page has no shared memory")
 
-    module = ModuleType("_posixshmem")
-    module.shm_open = module.shm_unlink = refused  # type: ignore[attr-defined]
-    return module
+def _without_processes() -> None:
+    """Let `multiprocessing` be imported; a second process, or a socket, fails when it is used."""
+    missing: dict[str, dict[str, Any]] = {
+        "_posixshmem": {"shm_open": _refused, "shm_unlink": _refused},
+        "_multiprocessing": {
+            "sem_unlink": _refused,
+            "SemLock": type("SemLock", (), {"__new__": _refused}),
+        },
+    }
+    for name, parts in missing.items():
+        sys.modules.setdefault(name, ModuleType(name)).__dict__.update(parts)
+    for method in ("bind", "connect", "connect_ex", "listen"):
+        setattr(socket.socket, method, _refused)
 
 
 def _bound_json() -> None:

@@ -19,7 +19,20 @@ skip themselves there, as they do on a machine without."""
 LABS: dict[str, str] = {}
 """Labs that cannot be done in a page at all: none so far."""
 
-BLOCKS: dict[str, dict[str, str]] = {}
+_ALONE = "starts other processes, which a page cannot: run it on your machine"
+_AFTER = "goes on from a block that starts other processes: run it on your machine"
+_P10 = "phase-10-distributed-inference/"
+_P16 = "phase-16-serving-apis-and-parsers/"
+
+BLOCKS: dict[str, dict[str, str]] = {
+    f"{_P10}00-guide.md": {
+        **dict.fromkeys(("0", "6", "8", "9", "10"), _ALONE),
+        **dict.fromkeys(("3", "5"), _AFTER),
+    },
+    f"{_P10}02-mini-build.md": {"4": _ALONE},
+    f"{_P16}00-guide.md": {"0": _ALONE, "8": _ALONE},
+    f"{_P16}02-mini-build.md": {"0": _ALONE, "1": _ALONE, "2": _ALONE},
+}
 """By page, the Python blocks (by their place among the page's, from 0) that cannot run in it."""
 
 PINNED_TREE = "course upstream fetch"

@@ -11,6 +11,7 @@ import pytest
 
 from course.learning.labs import find_labs
 from course.site import play, play_excepted, play_payload
+from course.truth import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +68,7 @@ def test_every_lab_is_there_with_its_starter_its_solution_and_its_tests(played, 
                 assert archive.read(path) == (ROOT / path).read_bytes()
 
 
-def test_a_file_comes_with_the_first_run_or_when_it_is_opened_and_not_both(played, config):
+def test_a_file_of_the_engine_comes_with_the_first_run_or_when_it_is_opened(played, config):
     catalogue = json.loads((played / config["catalog"]["file"]).read_text(encoding="utf-8"))
     with zipfile.ZipFile(played / config["course"]["file"]) as archive:
         first = set(archive.namelist())
@@ -129,6 +130,12 @@ def test_the_excepted_tests_are_tests_of_their_labs():
     labs = {lab.id: lab for lab in find_labs(ROOT)}
     for lab, tests in play_excepted.TESTS.items():
         assert tests.keys() <= set(labs[lab].test_names()), lab
+
+
+def test_the_excepted_blocks_are_blocks_of_their_pages():
+    for page, blocks in play_excepted.BLOCKS.items():
+        count = len(pages.runnable(ROOT / page))
+        assert {int(index) for index in blocks} <= set(range(count)), page
 
 
 def test_the_client_is_small():
