@@ -37,7 +37,7 @@ addEventListener("DOMContentLoaded", () => {
         async call(kind, payload, hear) {
             play.calls.push([kind, payload]);
             const told = kind === "block" ? play.blocks(payload) : play.events;
-            for (const event of told.events ?? told) hear(event);
+            for (const event of told.events ?? told) hear?.(event);
             if (play.hold) await new Promise((_, failed) => (reject = failed));
             return kind === "block" ? told.result : play.result;
         },
