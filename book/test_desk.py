@@ -37,7 +37,7 @@ addEventListener("DOMContentLoaded", () => {
         async call(kind, payload, hear) {
             play.calls.push([kind, payload]);
             const told = kind === "block" ? play.blocks(payload) : play.events;
-            for (const event of told.events ?? told) hear(event);
+            for (const event of told.events ?? told) hear?.(event);
             if (play.hold) await new Promise((_, failed) => (reject = failed));
             return kind === "block" ? told.result : play.result;
         },
@@ -412,6 +412,21 @@ def test_blocks_have_no_serious_barrier_and_fit_their_screen(played, width, them
     page.locator("main .desk-editor .cm-content, main .desk-editor textarea").first.wait_for()
     assert page.evaluate(TOO_WIDE) == 0
     assert barriers(page) == []
+
+
+def test_a_block_that_a_page_cannot_run_says_so_and_the_others_run(played):
+    reason = "it starts processes"
+    table = json.dumps({GUIDE.replace(".html", ".md"): {"0": reason}})
+    page = played(
+        GUIDE, f"addEventListener('DOMContentLoaded', () => (COURSE_PLAY.pages = {table}))"
+    )
+    first = page.locator(".desk-block").first
+    assert first.inner_text() == f"On your machine only: {reason}."
+    assert first.locator("button").count() == 0
+    page.get_by_role("button", name="Run block 3", exact=True).click()
+    page.wait_for_function("play.calls.length === 3")
+    assert page.evaluate("play.calls.map(([, {index}]) => index)") == [0, 1, 2]
+    assert first.inner_text() == f"On your machine only: {reason}."
 
 
 # ------------------------------------------------------------------ the real runtime

@@ -94,6 +94,9 @@ def test_two_tabs_lose_nothing_of_each_other_and_are_told(tab):
     second.evaluate("CourseStore.saveEdit('02-01', 'of the second')")
     assert first.evaluate("window.told")["elsewhere"] is True
     first.evaluate("CourseStore.saveEdit('03-01', 'of the first')")
+    second.wait_for_function(
+        "CourseStore.edit('03-01')"
+    )  # the browser tells other tabs in a moment
     assert set(exported(second)["edits"]) == {"02-01", "03-01"}
 
 
