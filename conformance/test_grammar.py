@@ -43,6 +43,7 @@ def entries() -> list[recording.Recording]:
     return list(itertools.islice(recording.read(grammar_situations.FILE), 200))
 
 
+@pytest.mark.slow
 def test_every_situation_occurs_in_the_recordings_with_grammars() -> None:
     missing = set(grammar_situations.SITUATIONS)
     for entry in entries():
@@ -179,6 +180,7 @@ def test_the_published_suite_has_no_wrong_verdict_here_and_many_there() -> None:
         assert peer["too strict"] + peer["too loose"] > 0 and peer["right"] < 1098, name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_clock")
 def test_where_both_libraries_agree_the_language_of_a_schema_is_theirs() -> None:
     """In xgrammar's reading; where they do not agree the standard's reading is always right."""
@@ -213,6 +215,7 @@ def test_the_keywords_refused_for_xgrammar_are_those_that_upstream_refuses() -> 
     assert refused > 4
 
 
+@pytest.mark.slow
 def test_constrained_texts_of_the_shipped_model_are_the_real_engines() -> None:
     found = structured_texts.kept()
     kinds = [tuple(each) for each in found["constraints"]]

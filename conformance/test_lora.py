@@ -26,6 +26,7 @@ def entries() -> list[recording.Recording]:
     return list(itertools.islice(recording.read(lora_situations.FILE), 200))
 
 
+@pytest.mark.slow
 def test_every_situation_occurs_in_the_recordings_with_adapters() -> None:
     missing = set(lora_situations.SITUATIONS)
     for entry in entries():
@@ -168,6 +169,7 @@ def test_whatever_the_real_loader_refuses_is_refused_here(
 # ------------------------------------------------------------------ texts
 
 
+@pytest.mark.slow
 def test_the_texts_of_three_adapters_and_the_base_in_one_batch_are_the_real_engines() -> None:
     """vLLM on a processor, float32 and greedy, a slot to spare; ours in float32, three slots."""
     found = lora_texts.kept()

@@ -155,6 +155,7 @@ def model(request, tmp_path_factory) -> tuple[str, Path]:
     return request.param, moe_texts.folder_of(request.param, home)
 
 
+@pytest.mark.slow
 def test_a_hundred_texts_of_the_real_engine_are_the_mini_engines(model):
     """vLLM on a processor, float32 and greedy; ours in float32, in one batch."""
     name, folder = model

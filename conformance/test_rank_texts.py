@@ -12,6 +12,7 @@ def test_the_real_engine_on_several_ranks_says_what_it_says_on_one(run: str) -> 
     assert rank_texts.kept(run)["outputs"] == rank_texts.kept("one")["outputs"]
 
 
+@pytest.mark.slow
 def test_the_mini_engine_says_what_the_real_one_says() -> None:
     assert rank_texts.mini("one") == rank_texts.kept("one")["outputs"]
 

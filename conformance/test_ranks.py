@@ -21,6 +21,7 @@ def entries() -> list[recording.Recording]:
     return list(itertools.islice(recording.read(pipeline_situations.FILE), 300))
 
 
+@pytest.mark.slow
 def test_every_situation_of_batches_in_flight_occurs_in_the_recordings() -> None:
     missing = set(pipeline_situations.SITUATIONS)
     for entry in entries():

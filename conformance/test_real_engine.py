@@ -34,6 +34,7 @@ def load(name: str) -> dict[str, Any]:
     return recording.lines(path)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.split(".")[0])
 def test_given_its_tokens_the_recorded_engine_decided_as_the_mini_scheduler_does(path):
     found = recording.lines(path)[0]
@@ -60,6 +61,7 @@ def test_a_compiled_model_said_the_same_and_so_was_scheduled_the_same():
     assert compiled["candidates"] != eager["candidates"], "other roundings: it was another program"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "texts"), [("float16", 121), ("bfloat16", 100)])
 def test_in_16_bits_texts_part_where_two_candidates_are_close(dtype, texts):
     exact = load("arrivals-float32")["recording"]["outputs"]
@@ -72,6 +74,7 @@ def test_in_16_bits_texts_part_where_two_candidates_are_close(dtype, texts):
         assert all(difference.recorded < difference.mini for difference in differences)
 
 
+@pytest.mark.slow
 def test_on_a_gpu_in_bfloat16_the_steps_are_the_same_and_texts_part_at_ties():
     exact = load("arrivals-float32")["recording"]["outputs"]
     found = load("gpu-bfloat16")

@@ -17,6 +17,7 @@ def test_every_kept_file_is_a_part_and_all_parts_but_these_are_kept():
     assert kept == set(listed) - {record.PARTS[name].file for name in NOT_KEPT}
 
 
+@pytest.mark.slow
 def test_the_table_on_the_page_is_what_the_list_and_the_files_give():
     page = record.README.read_text(encoding="utf-8")
     assert record.table() in page, "python -m conformance.record --list --write"

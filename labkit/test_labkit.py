@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from labkit import environment, modules, processes, versions
+from labkit.yaml_files import read_yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -179,3 +181,14 @@ def test_a_sibling_is_loaded_once_and_two_folders_do_not_meet(tmp_path):
     assert modules.sibling(scripts[0], "helper") is found[0]
     with pytest.raises(FileNotFoundError):
         modules.sibling(scripts[0], "nobody")
+
+
+def test_yaml_is_read_alike_by_both_parsers():
+    texts = [path.read_text("utf-8") for path in sorted(ROOT.glob("phase-0[0-3]*/**/*.yaml"))]
+    assert [read_yaml(text) for text in texts] == [yaml.safe_load(text) for text in texts]
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000 + "]" * 50_000, "- " * 50_000])
+def test_yaml_that_is_nested_too_deeply_is_refused_and_python_lives(text):
+    with pytest.raises((RecursionError, yaml.YAMLError)):
+        read_yaml(text)

@@ -24,6 +24,7 @@ def in_share(number):
     return (number - 1) // 9 % 12 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", EVERY)
 def test_a_release_decides_as_its_parts_do(version):
     release = releases.release_of(version)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+
+from labkit.yaml_files import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "upstream" / "tests" / "v1" / "core"
@@ -63,7 +64,7 @@ class Function:
 def scope() -> dict[tuple[str, str], Function]:
     """Every function of the four files, by (file, name)."""
     found = {}
-    for file, functions in yaml.safe_load(SCOPE.read_text(encoding="utf-8")).items():
+    for file, functions in read_yaml(SCOPE.read_text(encoding="utf-8")).items():
         for name, said in functions.items():
             items, _, why = str(said).partition(" ")
             found[file, name] = Function(file, name, int(items), why)

@@ -31,6 +31,7 @@ import yaml
 
 from course.learning import predictions
 from course.learning.predictions import Prediction
+from labkit.yaml_files import read_yaml
 
 TAGS = ("CPU-OK", "GPU-OPT", "GPU-REQ")
 DEVICES = ("gpu", "cpu")
@@ -107,7 +108,7 @@ def load(path: Path) -> Manifest:
         ManifestError: naming the file and every key that is missing, unknown or of a wrong type.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ManifestError(f"{path}: there is no such file") from None
     except UnicodeDecodeError as error:

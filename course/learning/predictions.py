@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from course.files import write_atomically
+from labkit.yaml_files import read_yaml
 
 FILE = "predictions.yaml"
 MEANINGS = ("right", "low", "high", "other")
@@ -133,7 +134,7 @@ def committed(folder: Path, asked: Mapping[str, Prediction]) -> tuple[dict[str, 
     """The answers in a lab's folder, by name, and what is wrong with the file, in words."""
     path = folder / FILE
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}, []
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -174,7 +175,7 @@ def commit(folder: Path, name: str, answer: Answer) -> None:
     else:
         new = (text if text.endswith("\n") or not text else text + "\n") + f"{name}: {value}\n"
     try:
-        kept = yaml.safe_load(new) == {**(yaml.safe_load(text) or {}), name: answer}
+        kept = read_yaml(new) == {**(read_yaml(text) or {}), name: answer}
     except (yaml.YAMLError, TypeError, RecursionError):
         kept = False
     if not kept:

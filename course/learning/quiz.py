@@ -23,6 +23,7 @@ import yaml
 
 from course.files import locked, write_atomically
 from course.truth.citations import Finding
+from labkit.yaml_files import read_yaml
 
 FILE = "quiz.yaml"
 TOLERANCE = 0.01
@@ -109,7 +110,7 @@ def load(path: Path) -> tuple[list[Question], list[Finding]]:
     """The questions of a file that are sound, and what is wrong with the others, by line."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = yaml.safe_load(text)
+        data = read_yaml(text)
     except (UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         return [], [Finding(path, 1, f"not valid YAML: {' '.join(str(error).split())}")]
     if not isinstance(data, list):

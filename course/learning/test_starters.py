@@ -143,6 +143,7 @@ def test_what_gives_no_starter_is_refused_in_words(yours, hidden, complaint):
     assert str(error.value) == complaint
 
 
+@pytest.mark.slow
 def test_every_lab_of_the_course_gives_a_starter_that_is_python():
     for lab in find_labs(REPOSITORY):
         compile(starters.required(lab), str(lab.starter), "exec")

@@ -144,6 +144,7 @@ def test_the_data_of_a_box_cannot_end_its_script():
     assert "</script>" not in answers._box(question).removesuffix("</script></div>")
 
 
+@pytest.mark.slow
 def test_the_page_checks_thousands_of_answers_exactly_as_the_command_does():
     draw = random.Random(23)
     pairs = [
@@ -157,6 +158,7 @@ def test_the_page_checks_thousands_of_answers_exactly_as_the_command_does():
     assert min(sum(told), len(told) - sum(told)) > 1_500, "too few right ones, or wrong ones"
 
 
+@pytest.mark.slow
 def test_the_page_folds_case_and_drops_punctuation_as_python_does():
     def known(sign: str) -> bool:  # to every Unicode that a Python or a node of today has
         return unicodedata.ucd_3_2_0.category(sign) not in ("Cn", "Cs")

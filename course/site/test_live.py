@@ -248,6 +248,7 @@ def runs() -> list[Session]:
     return [finished(*random_run(seed)) for seed in range(200)]
 
 
+@pytest.mark.slow
 def test_every_number_of_every_reason_is_true_in_hundreds_of_random_runs():
     """Served in order; under priorities a step may take a plan back, see below."""
     counted: Counter[str] = Counter()

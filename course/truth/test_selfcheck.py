@@ -17,6 +17,7 @@ def verdicts() -> dict[str, selfcheck.Verdict]:
     return {verdict.lab.folder.name: verdict for verdict in checked}
 
 
+@pytest.mark.slow
 def test_a_sound_lab_gets_through_with_its_counts(verdicts):
     good = verdicts["lab-00-good"]
     assert (good.problems, good.tests, good.misconceptions) == ([], 1, 1)

@@ -242,6 +242,7 @@ def test_the_sound_checkpoints_are_served(sound):
     assert [serve(folder) for folder in sound] == ["served"] * len(sound)
 
 
+@pytest.mark.slow
 def test_500_damaged_checkpoints_are_served_or_refused_by_file_name(sound):
     intact = {path: path.read_bytes() for folder in sound for path in sorted(folder.iterdir())}
     ends: Counter[str] = Counter()

@@ -139,6 +139,7 @@ def check_e1(scenario: Scenario, engine: LLMEngine | None = None) -> dict[str, i
     return events
 
 
+@pytest.mark.slow
 @for_all(workloads, max_examples=20, shrink=False)
 def test_e1_output_does_not_depend_on_budget_threshold_pool_caching_mates_or_preemption(
     scenario: Scenario,

@@ -242,6 +242,7 @@ DRAFT = {"method": "draft_model", "model": Law(4), "num_speculative_tokens": 2}
 SLOW_ONES = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs",
     [

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from labkit.yaml_files import read_yaml
 
 Capability = tuple[int, int]
 
@@ -47,7 +47,7 @@ def _backend(entry: dict[str, Any]) -> Backend:
     return Backend(**values, lowest=bounds[0], highest=bounds[1])
 
 
-_DATA = yaml.safe_load((Path(__file__).parent / "backends.yaml").read_text(encoding="utf-8"))
+_DATA = read_yaml((Path(__file__).parent / "backends.yaml").read_text(encoding="utf-8"))
 BACKENDS: dict[str, Backend] = {name: _backend(entry) for name, entry in _DATA["backends"].items()}
 """By name, the thirteen that a CUDA device may get."""
 MEMBERS: tuple[str, ...] = tuple(_DATA["members"])
