@@ -255,7 +255,7 @@ CourseWidgets.mount("block-allocator", (data) => {
     box.addEventListener("keydown", (event) => {
         if (event.key.startsWith("Arrow")) event.stopPropagation();
     });
-    box.append(el("p", { class: "widget-title" }, "You are the allocator"), ...posed, form, requests, said, versus, grid,
+    box.append(el("p", { class: "widget-title" }, "You are the allocator: nine blocks, four tokens each"), ...posed, form, requests, said, versus, grid,
         el("div", { class: "film-books" },
             el("div", {}, el("h4", {}, "Free queue: the front is taken first"), queue),
             el("div", {}, el("h4", {}, "Index: text up to a block's end"), index)),

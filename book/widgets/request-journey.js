@@ -51,14 +51,14 @@ CourseWidgets.mount("request-journey", (data) => {
         const last = data.stops.slice(0, at).reverse().find((each) => each.hop === stop.hop);
         fields.replaceChildren(...Object.entries(stop.fields).map(([name, value]) =>
             el("div", { class: last && last.fields[name] !== value ? "hop-new" : "" }, el("dt", {}, name), el("dd", {}, el("code", {}, value)))));
-        source.replaceChildren("vLLM: ", el("a", { href: hop.link }, hop.line), ` ${hop.symbol}`);
+        source.replaceChildren("vLLM: ", el("a", { href: hop.link }, hop.line.split(/(?<=[/_])/).flatMap((part) => [part, el("wbr")])), ` ${hop.symbol}`);
         card.dataset.hop = stop.hop;
         card.dataset.step = stop.step;
     }
 
     const posed = questions(data.questions, "Show it", (question) => go(question.stop));
     const [controls, go] = stepper(box, data.stops.length, "hop", show);
-    box.append(el("p", { class: "widget-title" }, "One request, hop by hop"), ...posed, controls,
+    box.append(el("p", { class: "widget-title" }, "One request, hop by hop: press a hop, or Play"), ...posed, controls,
         el("div", { class: "look-both" }, map, card),
         el("p", { class: "hop-note" }, "Values: mini_vllm's own, read while it served this request. Marked: changed since the last time round."));
     go(0);
