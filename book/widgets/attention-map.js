@@ -100,11 +100,14 @@ CourseWidgets.mount("attention-map", (data) => {
     }
 
     function drawMap(packed, query) {
-        const n = now.bytes.length, CELL = 16, L = 18;
+        const n = now.bytes.length, CELL = 16, NAMED = 24; // letters on more rows could not be read
+        const L = n <= NAMED ? 18 : 2;
         const parts = [svg("rect", { x: L, y: L + CELL * query, width: CELL * (query + 1), height: CELL, class: "look-row" })];
         for (let row = 0; row < n; row += 1) {
-            parts.push(svg("text", { x: L - 4, y: L + CELL * row + 12, "text-anchor": "end", class: row === query ? "look-here" : "" }, visible(now.bytes[row]).slice(0, 2)),
-                svg("text", { x: L + CELL * (row + 0.5), y: L - 5, "text-anchor": "middle" }, visible(now.bytes[row]).slice(0, 2)));
+            if (n <= NAMED) {
+                parts.push(svg("text", { x: L - 4, y: L + CELL * row + 12, "text-anchor": "end", class: row === query ? "look-here" : "" }, visible(now.bytes[row]).slice(0, 2)),
+                    svg("text", { x: L + CELL * (row + 0.5), y: L - 5, "text-anchor": "middle" }, visible(now.bytes[row]).slice(0, 2)));
+            }
             rowOf(packed, row).forEach((weight, key) => parts.push(svg("rect", {
                 x: L + CELL * key + 0.5, y: L + CELL * row + 0.5, width: CELL - 1, height: CELL - 1, class: "look-cell", "fill-opacity": weight,
             }, svg("title", {}, `${visible(now.bytes[row])} at ${row} reads ${visible(now.bytes[key])} at ${key}: ${percent(weight)}`))));

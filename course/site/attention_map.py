@@ -2,7 +2,7 @@
 
 Promises: the weights are those of the queries and cached keys that the engine's own attention was
 handed, and the logits are the engine's own row; `look` is what a page calls, as the book does.
-Mirrors `vllm/model_executor/models/llama.py:130` `LlamaAttention`.
+Mirrors `vllm/model_executor/models/llama.py:124` `LlamaAttention`.
 """
 
 from __future__ import annotations
