@@ -3,8 +3,9 @@
 "use strict";
 
 CourseWidgets.mount("allowed-bytes", (data) => {
-    const { el, svg, labelled, choice, questions } = CourseWidgets;
-    const EOS = 256;
+    const { el, svg, labelled, choice, questions, inPage } = CourseWidgets;
+    const engine = inPage("course.site.allowed_bytes", data.bytes);
+    const EOS = 256, YOURS = "yours";
     const box = el("section", { class: "widget-box", "aria-label": "The bytes that may follow" });
     const named = (id, field) => { field.dataset.input = id; return field; };
     const select = named("case", choice(Object.keys(data.films), null, () => { place.value = 0; update(); }));
@@ -70,6 +71,41 @@ CourseWidgets.mount("allowed-bytes", (data) => {
         verdict.dataset.forced = film.forced;
     }
 
+    /** A constraint of the reader's own: what the engine writes under it, or its words on why it will not. */
+    function ownForm() {
+        const HELP = { regex: "(cat|dog)s?", choice: "one a line", json: '{"type": "integer", "maximum": 120}' };
+        const STARTS = { regex: "(cat|dog)s?", choice: "left\nright", json: '{"type": "object", "properties": {"age": {"type": "integer", "maximum": 120}}, "required": ["age"]}' };
+        const kind = named("kind", choice(data.own.kinds, "regex", () => {
+            if (Object.values(STARTS).includes(own.value)) own.value = STARTS[kind.value];
+            own.placeholder = HELP[kind.value];
+        }));
+        const own = named("own", el("textarea", { rows: 3, maxlength: data.own.most, spellcheck: "false", placeholder: HELP.regex }));
+        own.value = STARTS.regex;
+        const prompt = named("prompt", el("input", { type: "text", maxlength: data.own.most_prompt, value: "The answer is ", spellcheck: "false" }));
+        const write = el("button", { type: "submit" }, engine.offer("Write under it"));
+        const trouble = el("p", { class: "run-trouble", role: "alert" });
+        const form = el("form", { class: "typed-form" }, labelled("Kind", kind), labelled("Your constraint", own), labelled("Prompt", prompt), write);
+        form.addEventListener("submit", async (event) => {
+            event.preventDefault();
+            write.disabled = true;
+            trouble.textContent = "";
+            try {
+                const film = await engine.call("typed", { kind: kind.value, text: own.value, prompt: prompt.value });
+                if (!data.films[YOURS]) select.append(el("option", {}, YOURS));
+                data.films[YOURS] = film;
+                select.value = YOURS;
+                place.value = 0;
+                update();
+                select.scrollIntoView({ block: "center" });
+            } catch (error) {
+                trouble.textContent = `Refused: ${error.message}`;
+            }
+            write.disabled = false;
+            write.textContent = engine.offer("Write under it");
+        });
+        return [el("h4", {}, "A constraint of your own"), form, engine.box, trouble];
+    }
+
     const posed = questions(data.questions, "Show it", (question) => {
         select.value = question.case;
         place.max = data.films[question.case].places.length - 1;
@@ -87,7 +123,7 @@ CourseWidgets.mount("allowed-bytes", (data) => {
         asked, text, grid,
         el("p", { class: "slots-key" }, el("span", { class: "slots-swatch allowed-swatch-legal" }), "may follow ",
             el("span", { class: "slots-swatch allowed-swatch-taken" }), "what the model took"),
-        bars, verdict);
+        bars, verdict, ...(engine ? ownForm() : []));
     update();
     return box;
 });

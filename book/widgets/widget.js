@@ -156,5 +156,42 @@ const CourseWidgets = (() => {
             el("button", { type: "button", onclick: () => ask(asked + 1) }, "Next")), reply];
     }
 
-    return { el, svg, count, mount, stepper, labelled, choice, questions, formulas };
+    /** A module of the course that runs in this page; null where the site was built without what runs it.
+     *
+     * `call(name, given)` resolves to what the function returns, or throws an Error with its own words; `offer(verb)` says what a
+     * first call loads; `box` shows how far that is and belongs into the widget.
+     */
+    function inPage(module, bytes) {
+        if (!window.CoursePlay?.ready) return null;
+        const session = window.CoursePlay.session();
+        const bar = el("progress", { max: 1, value: 0, "aria-label": "Loading" });
+        const text = el("span", {});
+        const box = el("p", { class: "run-loading", role: "status", hidden: "" }, bar, text,
+            el("button", { type: "button", onclick: () => session.stop() }, "Stop"));
+
+        async function call(name, given) {
+            const heard = session.onprogress;
+            bar.removeAttribute("value");
+            text.textContent = session.state === "idle" ? "Loading Python." : "The engine is running.";
+            session.onprogress = ({ loaded, total, what }) => {
+                bar.max = Math.max(total, bytes);
+                bar.value = loaded;
+                text.textContent = `${(loaded / 1e6).toFixed(1)} of about ${(bar.max / 1e6).toFixed(0)} MB: ${what}`;
+            };
+            const slow = setTimeout(() => { box.hidden = false; }, session.state === "ready" ? 400 : 0);
+            try {
+                return await session.call("python", { module, function: name, arguments: given });
+            } catch (error) {
+                throw new Error(error.message === "stopped" ? "Stopped." : error.message.replace(/^[\w.]*Error: /, ""));
+            } finally {
+                clearTimeout(slow);
+                box.hidden = true;
+                session.onprogress = heard;
+            }
+        }
+        const offer = (verb) => (session.state === "idle" ? `${verb} (loads ${Math.round(bytes / 1e6)} MB)` : verb);
+        return { call, offer, box };
+    }
+
+    return { el, svg, count, mount, stepper, labelled, choice, questions, inPage, formulas };
 })();

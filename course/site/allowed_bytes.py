@@ -8,6 +8,7 @@ Mirrors `vllm/v1/structured_output/utils.py:44` `apply_grammar_bitmask`.
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,14 @@ def written(name: str) -> dict[str, Any]:
         mask), `before` and `after` (the likeliest ids with their probability); `forced`: how many
         places allow one token alone.
     """
-    prompt, constraint, max_tokens = CASES[name]
+    return _film(*CASES[name])
+
+
+def _film(prompt: str, constraint: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=0,
+        structured_outputs=StructuredOutputsParams(**constraint),
+    )  # fmt: skip
     engine, before = LLMEngine(dtype="float64"), _Before()
     engine.rows.masks.append(before)
     masked: list[np.ndarray] = []
@@ -109,10 +117,6 @@ def written(name: str) -> dict[str, Any]:
         return row
 
     engine.rows.logits_processors = [keep]
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=0,
-        structured_outputs=StructuredOutputsParams(**constraint),
-    )  # fmt: skip
     [result] = engine.generate([prompt], params)
     places = []
     for raw, row in zip(before.rows, masked, strict=True):
@@ -131,6 +135,40 @@ def written(name: str) -> dict[str, Any]:
         "tokens": list(output.token_ids), "reason": output.finish_reason, "places": places,
         "forced": sum(count(place) == 1 for place in places),
     }  # fmt: skip
+
+
+KINDS = ("regex", "choice", "json")
+MOST_CHARACTERS = 600
+MOST_PROMPT = 80
+MOST_TOKENS = 48
+
+
+def typed(kind: str, text: str, prompt: str) -> dict[str, Any]:
+    """A greedy text under a constraint of the reader's own, as the films of the document.
+
+    Args:
+        kind: "regex"; "choice", one a line; or "json", a schema as JSON.
+        text: the constraint.
+        prompt: what the text goes on from.
+
+    Raises:
+        ValueError: no such kind, too long, no JSON; or what the engine says of the constraint.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind={kind!r}: need one of {', '.join(KINDS)}")
+    for name, value, most in (("text", text, MOST_CHARACTERS), ("prompt", prompt, MOST_PROMPT)):
+        if not isinstance(value, str) or not 1 <= len(value) <= most:
+            size = len(value) if isinstance(value, str) else type(value).__name__
+            raise ValueError(f"{name}: {size} characters; need 1 to {most}")
+    constraint: dict[str, Any] = {kind: text}
+    if kind == "choice":
+        constraint = {kind: tuple(line for line in text.split("\n") if line)}
+    elif kind == "json":
+        try:
+            constraint = {kind: json.loads(text), "disable_any_whitespace": True}
+        except json.JSONDecodeError as error:
+            raise ValueError(f"json: no JSON: {error}") from None
+    return {"prompt": prompt, "constraint": constraint, **_film(prompt, constraint, MOST_TOKENS)}
 
 
 def _runs(ids: np.ndarray) -> list[list[int]]:
@@ -160,6 +198,8 @@ QUESTIONS: tuple[tuple[str, str, int, str], ...] = (
 
 def allowed_bytes() -> dict[str, Any]:
     """The widget's document."""
+    from course.site.home import RUNTIME_BYTES
+
     films = {
         name: {"prompt": prompt, "constraint": constraint, **written(name)}
         for name, (prompt, constraint, _) in CASES.items()
@@ -169,4 +209,5 @@ def allowed_bytes() -> dict[str, Any]:
         film = films[name]
         answer = film["forced"] if kind == "forced" else count(film["places"][place])
         questions.append({"ask": ask, "case": name, "place": place, "answer": answer})
-    return {"films": films, "questions": questions}
+    own = {"kinds": list(KINDS), "most": MOST_CHARACTERS, "most_prompt": MOST_PROMPT}
+    return {"films": films, "questions": questions, "own": own, "bytes": RUNTIME_BYTES}

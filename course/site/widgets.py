@@ -15,8 +15,12 @@ import numpy as np
 from course.site import (
     adapter_slots,
     allowed_bytes,
+    attention_map,
+    block_allocator,
+    cache_race,
     film,
     gantt,
+    request_journey,
     sampling_knobs,
     shard_matrix,
     stream_buffers,
@@ -390,5 +394,9 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "allowed-bytes": allowed_bytes.allowed_bytes,
     "shard-matrix": shard_matrix.shard_matrix,
     "stream-buffers": stream_buffers.stream_buffers,
+    "attention-map": attention_map.attention_map,
+    "cache-race": cache_race.cache_race,
+    "block-allocator": block_allocator.block_allocator,
+    "request-journey": request_journey.request_journey,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""
