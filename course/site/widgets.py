@@ -15,10 +15,12 @@ import numpy as np
 from course.site import (
     adapter_slots,
     allowed_bytes,
+    backend_choice,
     film,
     gantt,
     sampling_knobs,
     shard_matrix,
+    softmax_keys,
     stream_buffers,
 )
 from mini_vllm.cudagraph import launches
@@ -390,5 +392,13 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "allowed-bytes": allowed_bytes.allowed_bytes,
     "shard-matrix": shard_matrix.shard_matrix,
     "stream-buffers": stream_buffers.stream_buffers,
+    "softmax-keys": softmax_keys.softmax_keys,
+    "backend-choice": backend_choice.backend_choice,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "softmax-keys": ("decide",),
+    "backend-choice": ("decide",),
+}
+"""Scripts of book/widgets that must be there before a widget's own."""
