@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import asdict
 
 import pytest
 
-from book.test_site import TOO_WIDE, barriers, page_with
-from course.site import backend_choice, softmax_keys, widgets
+from book.test_site import TOO_WIDE, barriers, page_with, shown
+from course.site import (
+    backend_choice,
+    graph_tape,
+    live_script,
+    padding_ladder,
+    softmax_keys,
+    widgets,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -136,3 +145,100 @@ def test_a_pick_names_who_is_taken_now_and_who_was_before(widget):
     assert "it was TRITON_MLA" in told.inner_text()
     reasons = host.locator('[data-backend="FLASH_ATTN_MLA"]').inner_text()
     assert "kv_cache_dtype not supported" in reasons
+
+
+# ------------------------------------------------------------------ the scheduler's timeline
+
+
+def test_the_recorded_run_is_predicted_and_an_arrow_shows_the_missing_block(widget):
+    host = widget("scheduler-desk")
+    document = live_script.scheduler_desk()
+    step = host.get_by_role("button", name="Step", exact=True)
+    while int(host.locator("[data-place]").get_attribute("data-place")) < 2:
+        assert "×" not in host.locator("tbody").inner_text()
+        step.click()
+        if host.locator(".live-question [data-choice]").count():
+            choices = shown(host, ".live-question [data-choice]", "data-choice")
+            if set(choices) == {"A", "B", "C"}:
+                host.locator('.live-question [data-choice="A"]').click()
+                assert "Not this time: C." in host.inner_text()
+            else:
+                host.locator(".live-question [data-choice]").first.click()
+    told = host.locator(".desk-missing")
+    assert json.loads(told.get_attribute("data-taken")) == document["frames"][2]["taken"]
+    assert host.locator(".desk-arrow path").count() == 2
+    assert host.locator(".desk-lost").get_attribute("data-id") == "12"
+
+
+def test_what_the_reader_writes_is_run_by_the_engine(widget):
+    host = widget("scheduler-desk")
+    if not host.page.evaluate("Boolean(window.CoursePlay?.ready)"):
+        pytest.skip("needs the runtime: course book runtime")
+    host.get_by_text("Write your own").click()
+    host.locator('[data-id="B"] [data-field="tokens"]').fill("30")
+    host.locator('[data-id="B"] [data-field="tokens"]').press("Tab")
+    host.locator('[data-setting="budget"]').fill("20")
+    host.locator(".desk-run").click()
+    host.locator(".desk-run").wait_for(state="hidden", timeout=60_000)
+    requests = [dict(one) for one in live_script.REQUESTS]
+    requests[1]["tokens"] = 30
+    settings = {**asdict(live_script.SETTINGS), "budget": 20}
+    expected = live_script.play(settings, requests)
+    host.get_by_role("button", name="To the end").click()
+    for row in expected["requests"]:
+        cells = host.locator(f'tr[data-request="{row["id"]}"] td:not([data-kind="absent"])')
+        got = cells.evaluate_all("(n) => n.map((c) => [c.dataset.kind, Number(c.dataset.tokens)])")
+        frames = [f["cells"].get(row["id"]) for f in expected["frames"]]
+        assert got == [[c["kind"], c["tokens"]] for c in frames if c]
+    host.locator('[data-id="B"] [data-field="tokens"]').fill("64")
+    host.locator('[data-id="B"] [data-field="tokens"]').press("Tab")
+    host.get_by_text("request B:").wait_for()  # refused in words, and the run before it stays
+
+
+# ------------------------------------------------------------------ the tape and the ladder
+
+
+def test_the_tape_is_that_of_the_engine(widget):
+    host = widget("graph-tape")
+    for example in graph_tape.graph_tape()["examples"]:
+        found = formula(host, "graphTape", graph_tape.START, example["actions"])
+        same(found, example["states"])
+
+
+def test_a_reader_swaps_the_pointer_and_gets_the_old_answer(widget):
+    host = widget("graph-tape")
+    told = host.locator("[data-eager]")
+    host.locator('[data-input="A"]').fill("7")
+    for action in ("replay", "point B", "replay"):
+        host.locator(f'[data-action="{action}"]').click()
+    assert (told.get_attribute("data-out"), told.get_attribute("data-eager")) == ("13", "199")
+    for action in ("keep", "copy B", "replay"):
+        host.locator(f'[data-action="{action}"]').click()
+    assert told.get_attribute("data-kept") == told.get_attribute("data-out") == "199"
+
+
+def test_the_ladder_costs_what_its_document_says(widget):
+    host = widget("padding-ladder")
+    document = padding_ladder.padding_ladder()
+    for example in document["examples"]:
+        found = formula(host, "ladderCost", document["counts"], example["sizes"])
+        same(found, {key: value for key, value in example.items() if key != "sizes"})
+
+
+def test_a_dragged_rung_changes_the_rows(widget):
+    host = widget("padding-ladder")
+    sizes = padding_ladder.default_sizes()
+    host.locator('[data-grip="9"]').focus()
+    for _ in range(4):
+        host.page.keyboard.press("ArrowRight")
+    sizes[9] += 4
+    host.locator('[data-input="at"]').fill("58")
+    assert host.locator("[data-rung]").get_attribute("data-rung") == f"{sizes[9]}"
+    _, counts = padding_ladder.served()
+    expected = padding_ladder.cost(counts, sizes)
+    for key in ("graphs", "padded", "without"):
+        shown_value = host.locator(f'[data-result="{key}"]').get_attribute("data-value")
+        assert int(shown_value) == expected[key]
+    host.locator('[data-input="sizes"]').fill("4 60")
+    host.locator('[data-input="sizes"]').press("Enter")
+    assert host.locator("[data-grip]").count() == 2

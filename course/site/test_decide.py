@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from conformance import parts
 from course.conftest import REPOSITORY
 from course.files import load_module
-from course.site import backend_choice, softmax_keys, widgets
+from course.site import (
+    backend_choice,
+    graph_tape,
+    live_script,
+    padding_ladder,
+    softmax_keys,
+    widgets,
+)
 from mini_vllm.attention import paged_attention, paged_attention_reference
 from mini_vllm.batch import ForwardBatch
+from mini_vllm.cudagraph import GraphRunner
 
 # ------------------------------------------------------------------ online softmax
 
@@ -102,3 +113,109 @@ def test_a_question_has_its_answer_among_its_choices_once(name):
     for question in questions:
         assert question["choices"].count(question["answer"]) == 1, question
         assert len(question["choices"]) >= 2
+
+# ------------------------------------------------------------------ the scheduler's timeline
+
+
+def test_the_first_run_is_that_of_the_guide():
+    document = live_script.scheduler_desk()
+    steps = [frame for frame in document["frames"] if frame["total"]]
+    given = [{one["id"]: one["tokens"] for one in frame["batch"]} for frame in steps]
+    assert given[0] == {"A": 16, "B": 16, "C": 16}
+    assert given[1] == {"A": 1, "B": 1}
+    assert steps[1]["total"]["preempted"] == ["C"]
+    assert given[8] == {"C": 17}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_what_a_preemption_took_was_the_victims_and_is_the_others(policy):
+    requests = [
+        {"tokens": 9 + 5 * k, "outputs": 14, "arrival": k, "priority": (k * 3) % 4}
+        for k in range(5)
+    ]
+    settings = {**asdict(live_script.SETTINGS), "policy": policy, "budget": 24, "slots": 5}
+    frames = live_script.play(settings, requests)["frames"]
+    found = [
+        (before, frame, taken)
+        for before, frame in pairwise(frames)
+        for taken in frame["taken"]
+    ]
+    assert found
+    for before, frame, taken in found:
+        assert taken["victim"] in frame["total"]["preempted"]
+        for block in taken["blocks"]:
+            assert block in before["pool"]["tables"][taken["victim"]]
+            assert block in frame["pool"]["tables"][taken["to"]]
+    assert any(taken["blocks"] for _, _, taken in found)
+    assert sum(len(f["taken"]) for f in frames) == frames[-1]["counters"]["preemptions"]
+
+
+def test_a_scripted_run_gives_what_it_was_asked_for():
+    requests = [{"tokens": 5, "outputs": 3, "arrival": 2, "priority": 0}]
+    document = live_script.play(asdict(live_script.SETTINGS), requests)
+    (one,) = document["requests"]
+    assert (one["id"], one["prompt_tokens"]) == ("A", 5)
+    assert document["frames"][-1]["counters"]["computed"] == 5 + 3 - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokens": 0}, "tokens=0"),
+        ({"tokens": 65}, "tokens=65"),
+        ({"outputs": 0}, "max_tokens=0"),
+        ({"what": 1}, "what"),
+    ],
+)
+def test_a_bad_request_is_named(change, words):
+    request = {"tokens": 4, "outputs": 4, "arrival": 0, "priority": 0, **change}
+    with pytest.raises(ValueError, match=words):
+        live_script.play(asdict(live_script.SETTINGS), [request])
+
+
+# ------------------------------------------------------------------ the tape
+
+
+def test_a_swapped_pointer_gives_the_old_answer_and_a_copy_the_new_one():
+    moved = graph_tape.play([["write", "A", 7], ["replay"], ["point", "B"], ["replay"]])[-1]
+    assert (moved["out"], moved["eager"]) == (13.0, 199.0)
+    copied = graph_tape.play([["copy", "B"], ["replay"]])[-1]
+    assert copied["out"] == 199.0
+
+
+def test_what_is_kept_without_a_copy_changes_with_the_next_replay():
+    for kind, kept in (("keep", 1.0), ("keep copy", 13.0)):
+        actions = [["write", "A", 7], ["replay"], [kind], ["write", "A", 1], ["replay"]]
+        assert graph_tape.play(actions)[-1]["kept"] == kept
+
+
+# ------------------------------------------------------------------ the ladder
+
+
+@pytest.mark.parametrize("sizes", padding_ladder.padding_ladder()["ladders"].values())
+def test_a_batch_is_padded_as_the_runner_pads_it(sizes):
+    runner = GraphRunner([np.negative], capture_sizes=sizes)
+    for tokens in range(1, padding_ladder.MOST + 1):
+        before = set(runner.graphs)
+        runner(np.ones((tokens, 1)))
+        size = padding_ladder.rung(tokens, sizes)
+        made = {shape[0] for shape in set(runner.graphs) - before}
+        assert made <= {size}
+        assert (size is None) or (size, 1) in runner.graphs
+    assert runner.num_captured == len(sizes)
+
+
+def test_the_default_ladder_pads_as_the_recorded_dispatcher_does():
+    seats, counts = padding_ladder.served()
+    asked = {"kind": "dispatch", "mode": "FULL_AND_PIECEWISE", "max_num_seqs": seats}
+    (case,) = [
+        case
+        for case in parts.load("cudagraph_modes")
+        if all(case.get(key) == value for key, value in asked.items())
+    ]
+    sizes = padding_ladder.default_sizes()
+    for tokens in range(1, seats + 1):
+        mode, padded = case["found"][tokens - 1][2]
+        assert padding_ladder.rung(tokens, sizes) == (padded if mode == "FULL" else None)
+    assert sum(counts.values()) == 110  # the decode steps that the guide counts
+    assert padding_ladder.cost(counts, sizes)["without"] == 5

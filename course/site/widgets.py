@@ -18,6 +18,9 @@ from course.site import (
     backend_choice,
     film,
     gantt,
+    graph_tape,
+    live_script,
+    padding_ladder,
     sampling_knobs,
     shard_matrix,
     softmax_keys,
@@ -394,11 +397,17 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "stream-buffers": stream_buffers.stream_buffers,
     "softmax-keys": softmax_keys.softmax_keys,
     "backend-choice": backend_choice.backend_choice,
+    "scheduler-desk": live_script.scheduler_desk,
+    "graph-tape": graph_tape.graph_tape,
+    "padding-ladder": padding_ladder.padding_ladder,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "softmax-keys": ("decide",),
     "backend-choice": ("decide",),
+    "scheduler-desk": ("live-views", "live-form"),
+    "graph-tape": ("decide",),
+    "padding-ladder": ("decide",),
 }
 """Scripts of book/widgets that must be there before a widget's own."""
