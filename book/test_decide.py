@@ -15,6 +15,7 @@ from course.site import (
     live_script,
     padding_ladder,
     softmax_keys,
+    weight_grid,
     widgets,
 )
 
@@ -63,8 +64,7 @@ def test_an_explorable_fits_its_screen_and_has_no_serious_barrier(widget, name, 
     assert barriers(host.page) == []
 
 
-@pytest.mark.parametrize("name", sorted(n for n, make in widgets.WIDGETS.items()
-                                        if n in widgets.NEEDS and "questions" in make()))  # fmt: skip
+@pytest.mark.parametrize("name", sorted(set(widgets.NEEDS) - {"scheduler-desk"}))
 def test_a_question_is_answered_only_after_a_guess_and_shows_what_is_so(widget, name):
     host = widget(name)
     asked = host.locator(".decide-ask")
@@ -242,3 +242,50 @@ def test_a_dragged_rung_changes_the_rows(widget):
     host.locator('[data-input="sizes"]').fill("4 60")
     host.locator('[data-input="sizes"]').press("Enter")
     assert host.locator("[data-grip]").count() == 2
+
+
+# ------------------------------------------------------------------ formats
+
+
+def test_weights_snap_as_in_their_document(widget):
+    host = widget("weight-grid")
+    document = weight_grid.weight_grid()
+    for example in document["examples"]:
+        found = formula(
+            host, "snapped", document["points"][example["format"]], example["weights"],
+            example["shared"], document["group"],
+        )  # fmt: skip
+        same(found["back"], example["back"], rel=1e-12)
+
+
+def test_a_loud_weight_takes_the_codes_of_its_row_and_the_text_follows_the_format(widget):
+    host = widget("weight-grid")
+    host.locator('[data-input="format"]').select_option("int4")
+    host.locator('[data-input="shared"]').select_option("channel")
+    host.get_by_role("button", name="Make the last row").click()
+    weights = weight_grid.piece()
+    weights[3, 0] = weight_grid.MOST
+    back = weight_grid.snapped(weights, "int4", "channel")
+    for row in range(4):
+        cell = host.locator(f'[data-zeros][data-row="{row}"]')
+        assert int(cell.get_attribute("data-zeros")) == (back[row] == 0).sum()
+    assert weight_grid.texts()["int4 channel"].strip()[:40] in host.inner_text()
+    grip = host.locator('[data-grip="3-0"]')
+    grip.focus()
+    host.page.keyboard.press("ArrowDown")
+    assert float(grip.get_attribute("aria-valuenow")) == weight_grid.MOST - 0.001
+
+
+def test_smoothing_follows_its_document(widget):
+    host = widget("smooth-alpha")
+    document = weight_grid.smooth_alpha()
+    given = {key: document[key] for key in ("X", "W", "loud")}
+    for example in document["examples"]:
+        found = formula(host, "smoothed", given, example["loud"], example["alpha"])
+        same(found, {key: example[key] for key in ("x", "w", "error")})
+    for loud, error in document["plain"].items():
+        same(formula(host, "smoothed", given, int(loud), None)["error"], error)
+    host.locator('[data-input="alpha"]').fill("0.5")
+    now = float(host.locator('[data-result="error"]').get_attribute("data-value"))
+    (expected,) = [e for e in document["examples"] if (e["loud"], e["alpha"]) == (80, 0.5)]
+    assert now == pytest.approx(expected["error"], rel=1e-9)

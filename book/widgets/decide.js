@@ -38,7 +38,7 @@ const CourseDecide = (() => {
     /** A grip in an SVG: drag it, or focus it and press the arrow keys.
      *
      * `spec` has name, least, most, step, value; `place(value)` gives [x, y], `read(x, y)` a value, `moved(value)` is told of
-     * a move. Returns the element and `set(value)`, which tells nobody.
+     * a move, `settled()` of its end. Returns the element and `set(value)`, which tells nobody.
      */
     function grip(spec) {
         const node = svg("g", {
@@ -71,13 +71,19 @@ const CourseDecide = (() => {
             const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(node.ownerSVGElement.getScreenCTM().inverse());
             move(spec.read(at.x, at.y));
         });
-        for (const name of ["pointerup", "pointercancel"]) node.addEventListener(name, () => { held = false; });
+        for (const name of ["pointerup", "pointercancel"]) {
+            node.addEventListener(name, () => {
+                held = false;
+                spec.settled?.();
+            });
+        }
         node.addEventListener("keydown", (event) => {
             const moves = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1, PageUp: 10, PageDown: -10 };
             if (!(event.key in moves)) return;
             event.preventDefault();
             event.stopPropagation();
             move(value + moves[event.key] * spec.step);
+            spec.settled?.();
         });
         set(value);
         return { node, set };

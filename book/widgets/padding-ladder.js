@@ -41,7 +41,7 @@ CourseWidgets.mount("padding-ladder", (data) => {
         if (typed.length && typed.every((n) => Number.isInteger(n) && n >= 1 && n <= data.most)) load(typed);
         else said.textContent = `Need whole numbers from 1 to ${data.most}.`;
     } });
-    const at = el("input", { type: "range", min: 1, max: data.most, value: 9, "data-input": "at", oninput: () => show() });
+    const at = el("input", { type: "range", min: 1, max: data.most, value: 5, "data-input": "at", oninput: () => show() });
     const atText = el("output", {});
     const said = el("p", { class: "film-say", "aria-live": "polite" });
     const results = el("dl", { class: "calc-results" });

@@ -70,10 +70,9 @@ def play(actions: Sequence[Action]) -> list[dict[str, Any]]:
 _SEVEN: list[Action] = [["write", "A", 7], ["replay"]]
 
 QUESTIONS: tuple[tuple[str, list[Action], str, list[float], str], ...] = (
-    ("The graph was captured with 1 in A, and nothing was replayed. What is in out?", [], "out",
-     [0, 1], "Recording runs no kernel."),
-    ("A held 7 and was replayed. Then the name x is pointed at B, which holds 100, and the graph is "
-     "replayed. What is in out?", [*_SEVEN, ["point", "B"], ["replay"]], "out", [13, 199, 0],
+    ("Captured with x at A. A held 7 and was replayed. Then the name x is pointed at B, which "
+     "holds 100, and the graph is replayed. What is in out?",
+     [*_SEVEN, ["point", "B"], ["replay"]], "out", [13, 199, 0],
      "The graph has A's address. No error: an answer to the question before."),
     ("The same, but B's value is copied into A before the replay.",
      [*_SEVEN, ["copy", "B"], ["replay"]], "out", [13, 199, 0],

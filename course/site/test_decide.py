@@ -17,8 +17,10 @@ from course.site import (
     live_script,
     padding_ladder,
     softmax_keys,
+    weight_grid,
     widgets,
 )
+from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.attention import paged_attention, paged_attention_reference
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.cudagraph import GraphRunner
@@ -114,6 +116,7 @@ def test_a_question_has_its_answer_among_its_choices_once(name):
         assert question["choices"].count(question["answer"]) == 1, question
         assert len(question["choices"]) >= 2
 
+
 # ------------------------------------------------------------------ the scheduler's timeline
 
 
@@ -136,9 +139,7 @@ def test_what_a_preemption_took_was_the_victims_and_is_the_others(policy):
     settings = {**asdict(live_script.SETTINGS), "policy": policy, "budget": 24, "slots": 5}
     frames = live_script.play(settings, requests)["frames"]
     found = [
-        (before, frame, taken)
-        for before, frame in pairwise(frames)
-        for taken in frame["taken"]
+        (before, frame, taken) for before, frame in pairwise(frames) for taken in frame["taken"]
     ]
     assert found
     for before, frame, taken in found:
@@ -219,3 +220,64 @@ def test_the_default_ladder_pads_as_the_recorded_dispatcher_does():
         assert padding_ladder.rung(tokens, sizes) == (padded if mode == "FULL" else None)
     assert sum(counts.values()) == 110  # the decode steps that the guide counts
     assert padding_ladder.cost(counts, sizes)["without"] == 5
+
+
+# ------------------------------------------------------------------ formats
+
+
+@pytest.mark.parametrize("shared", ["tensor", "channel"])
+def test_snapped_int8_weights_are_those_of_the_lab(shared):
+    lab = load_module(
+        REPOSITORY / "phase-06-quantization/labs/lab-01-fake-quant-linear/solution.py"
+    )
+    weights = weight_grid.piece()
+    quantize = lab.quantize_per_tensor if shared == "tensor" else lab.quantize_per_channel
+    codes, scales = quantize(weights)
+    back = codes * (scales if shared == "tensor" else scales[:, None])
+    # The lab's scales are float32, six digits of which hold.
+    assert np.allclose(weight_grid.snapped(weights, "int8", shared), back, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", weight_grid.FORMATS)
+def test_a_snapped_row_errs_as_that_of_the_other_widget(name):
+    row = weight_grid.piece()[1]
+    back = weight_grid.snapped(row[None], name, "channel")[0]
+    loud = int(np.abs(row).argmax())
+    error = np.linalg.norm(np.delete(back - row, loud)) / np.linalg.norm(np.delete(row, loud))
+    assert error == pytest.approx(widgets.on_grid(row, name, len(row), 1)["error"], rel=1e-12)
+
+
+def test_a_group_pays_alone_for_its_loud_weight():
+    weights = weight_grid.piece()
+    spiked = weights.copy()
+    spiked[3, 0] = weight_grid.MOST
+    before, after = (weight_grid.snapped(W, "int4", "group") for W in (weights, spiked))
+    changed = np.argwhere(before != after)
+    assert {tuple(place) for place in changed} <= {(3, column) for column in range(4)}
+
+
+def test_the_texts_are_the_models_own_and_finer_formats_keep_more_of_it():
+    found = weight_grid.texts()
+    engine = LLMEngine(dtype="float64")
+    params = SamplingParams(max_tokens=weight_grid.NUM_TOKENS, ignore_eos=True)
+    (result,) = engine.generate([weight_grid.PROMPT], params)
+    assert found["as shipped"] == result.outputs[0].text
+    assert found["int8 channel"] == found["as shipped"]
+    assert found["int4 tensor"] != found["as shipped"]
+
+
+@pytest.mark.parametrize("example", weight_grid.smooth_alpha()["examples"])
+def test_smoothing_is_that_of_the_lab(example):
+    lab = load_module(
+        REPOSITORY / "phase-06-quantization/labs/lab-04-activation-outliers-smoothquant/solution.py"
+    )
+    X, W = weight_grid.layer()
+    X[:, weight_grid.LOUD] *= example["loud"]
+    X_s, W_s, _ = lab.smooth(X, W, example["alpha"])
+    assert example["x"] == pytest.approx(np.abs(X_s).max(axis=0).tolist(), rel=1e-12)
+    assert example["w"] == pytest.approx(np.abs(W_s).max(axis=0).tolist(), rel=1e-12)
+    quiet = [c for c in range(X.shape[1]) if c not in weight_grid.LOUD]
+    got = lab.fake_quant(X_s)[:, quiet] @ lab.fake_quant(W_s)[:, quiet].T
+    exact = X[:, quiet] @ W[:, quiet].T
+    error = np.linalg.norm(got - exact) / np.linalg.norm(exact)
+    assert example["error"] == pytest.approx(error, rel=1e-9)

@@ -25,6 +25,7 @@ from course.site import (
     shard_matrix,
     softmax_keys,
     stream_buffers,
+    weight_grid,
 )
 from mini_vllm.cudagraph import launches
 from mini_vllm.models.config import expected_shapes, parse_config
@@ -400,6 +401,8 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "scheduler-desk": live_script.scheduler_desk,
     "graph-tape": graph_tape.graph_tape,
     "padding-ladder": padding_ladder.padding_ladder,
+    "weight-grid": weight_grid.weight_grid,
+    "smooth-alpha": weight_grid.smooth_alpha,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""
 
@@ -409,5 +412,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "scheduler-desk": ("live-views", "live-form"),
     "graph-tape": ("decide",),
     "padding-ladder": ("decide",),
+    "weight-grid": ("decide", "code-points"),
+    "smooth-alpha": ("decide",),
 }
 """Scripts of book/widgets that must be there before a widget's own."""
