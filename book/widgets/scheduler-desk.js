@@ -226,6 +226,7 @@ CourseWidgets.mount("scheduler-desk", (data) => {
     wish = { settings: { ...data.settings }, requests: data.requests.map(({ tokens, outputs, arrival, priority }) => ({ tokens, outputs, arrival, priority })) };
     take(data, 0);
     parts.settings.replaceChildren(...form.settings(data, (settings) => want({ settings })));
+    parts.settings.querySelector("details").open = true; // the policy is there
     drawRequests();
     return box;
 });
