@@ -209,7 +209,7 @@ def embed_widgets(
         depth: folders between the page and the root of the site.
         hold: keeps a piece of HTML out of reach of what reads the page after this.
     """
-    from course.site.widgets import WIDGETS
+    from course.site.widgets import NEEDS, WIDGETS
 
     rows = page.read_text(encoding="utf-8").split("\n") if page.is_file() else []
     scripts = ["widget"]
@@ -224,8 +224,7 @@ def embed_widgets(
         if not match["figure"]:
             findings.append(Finding(page, line, "a widget needs a figure in the next paragraph"))
             return ""
-        if name not in scripts:
-            scripts.append(name)
+        scripts.extend(s for s in (*NEEDS.get(name, ()), name) if s not in scripts)
         data = f'<script type="application/json">{_document(name)}</script>'
         opening = hold(f'<div class="widget" data-widget="{name}">\n{data}')
         return f"{opening}\n\n{match['figure']}\n\n{hold('</div>')}\n"

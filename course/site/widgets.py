@@ -16,14 +16,20 @@ from course.site import (
     adapter_slots,
     allowed_bytes,
     attention_map,
+    backend_choice,
     block_allocator,
     cache_race,
     film,
     gantt,
+    graph_tape,
+    live_script,
+    padding_ladder,
     request_journey,
     sampling_knobs,
     shard_matrix,
+    softmax_keys,
     stream_buffers,
+    weight_grid,
 )
 from mini_vllm.cudagraph import launches
 from mini_vllm.models.config import expected_shapes, parse_config
@@ -398,5 +404,23 @@ WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
     "cache-race": cache_race.cache_race,
     "block-allocator": block_allocator.block_allocator,
     "request-journey": request_journey.request_journey,
+    "softmax-keys": softmax_keys.softmax_keys,
+    "backend-choice": backend_choice.backend_choice,
+    "scheduler-desk": live_script.scheduler_desk,
+    "graph-tape": graph_tape.graph_tape,
+    "padding-ladder": padding_ladder.padding_ladder,
+    "weight-grid": weight_grid.weight_grid,
+    "smooth-alpha": weight_grid.smooth_alpha,
 }
 """By the name that a page writes in `<!-- widget: NAME -->`."""
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "softmax-keys": ("decide",),
+    "backend-choice": ("decide",),
+    "scheduler-desk": ("live-views", "live-form"),
+    "graph-tape": ("decide",),
+    "padding-ladder": ("decide",),
+    "weight-grid": ("decide", "code-points"),
+    "smooth-alpha": ("decide",),
+}
+"""Scripts of book/widgets that must be there before a widget's own."""

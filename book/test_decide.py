@@ -1,0 +1,291 @@
+"""The explorables of phases 03 to 06 in a real browser: arithmetic, grips, questions, looks."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+
+import pytest
+
+from book.test_site import TOO_WIDE, barriers, page_with, shown
+from course.site import (
+    backend_choice,
+    graph_tape,
+    live_script,
+    padding_ladder,
+    softmax_keys,
+    weight_grid,
+    widgets,
+)
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def widget(site, open_page):
+    """An explorable on its page, drawn."""
+
+    def find(name: str, **settings):
+        page = open_page(page_with(site, name), **settings)
+        page.locator(f'[data-widget="{name}"][data-ready]').first.wait_for(state="attached")
+        assert page.complaints == []
+        return page.locator(f'[data-widget="{name}"]').first
+
+    return find
+
+
+def formula(host, name: str, *given):
+    """What a formula of the page says."""
+    return host.page.evaluate("([f, given]) => CourseWidgets.formulas[f](...given)", [name, given])
+
+
+def same(found, expected, rel=1e-9):
+    """Whether two JSON values are equal, numbers up to the last bits."""
+    if isinstance(expected, dict):
+        assert set(expected) <= set(found), (found, expected)
+        for key, value in expected.items():
+            same(found[key], value, rel)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            same(one, other, rel)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=rel, abs=1e-12)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", sorted(widgets.NEEDS))
+@pytest.mark.parametrize(("width", "theme"), [(390, "navy"), (1280, "light")])
+def test_an_explorable_fits_its_screen_and_has_no_serious_barrier(widget, name, width, theme):
+    host = widget(name, width=width, theme=theme)
+    assert host.page.evaluate(TOO_WIDE) == []
+    assert barriers(host.page) == []
+
+
+@pytest.mark.parametrize("name", sorted(set(widgets.NEEDS) - {"scheduler-desk"}))
+def test_a_question_is_answered_only_after_a_guess_and_shows_what_is_so(widget, name):
+    host = widget(name)
+    asked = host.locator(".decide-ask")
+    for question in widgets.WIDGETS[name]()["questions"]:
+        assert question["ask"] in asked.inner_text()
+        assert asked.locator(".knob-reply").inner_text() == ""
+        wrong = next(c for c in question["choices"] if c != question["answer"])
+        asked.locator(f'[data-choice="{wrong}"]').click()
+        assert f"Not {wrong}: {question['answer']}." in asked.inner_text()
+        asked.locator(f'[data-choice="{question["answer"]}"]').click()
+        assert f"{question['answer']}: right." in asked.inner_text()
+        asked.get_by_role("button", name="Next question").click()
+
+
+# ------------------------------------------------------------------ online softmax
+
+
+def test_the_walk_over_keys_is_that_of_its_document(widget):
+    host = widget("softmax-keys")
+    values = softmax_keys.VALUES
+    for example in softmax_keys.softmax_keys()["examples"]:
+        found = formula(host, "softmaxWalk", example["scores"], values, example["size"])
+        same(found, example["steps"])
+        two = formula(host, "softmaxTwoPass", example["scores"], values)
+        assert two == pytest.approx(example["steps"][-1]["out"], rel=1e-12)
+
+
+def test_a_dragged_score_changes_the_sums_and_keys_do_the_same(widget):
+    host = widget("softmax-keys")
+    scores = list(softmax_keys.PRESETS["rising"])
+    for _ in range(8):
+        host.get_by_role("button", name="Next block").click()
+    grip = host.locator('[data-grip="7"]')
+    grip.focus()
+    for _ in range(4):
+        host.page.keyboard.press("ArrowDown")
+    scores[7] -= 4 * softmax_keys.STEP
+    assert float(grip.get_attribute("aria-valuenow")) == scores[7]
+    grip = host.locator('[data-grip="0"] .decide-dot')
+    grip.scroll_into_view_if_needed()
+    at = grip.bounding_box()
+    host.page.mouse.move(at["x"] + 4, at["y"] + 4)
+    host.page.mouse.down()
+    host.page.mouse.move(at["x"] + 4, at["y"] - 60, steps=5)
+    host.page.mouse.up()
+    moved = float(host.locator('[data-grip="0"]').get_attribute("aria-valuenow"))
+    assert moved > scores[0]
+    scores[0] = moved
+    expected = softmax_keys.walk(scores, softmax_keys.VALUES, 1)[-1]
+    for key in ("denom", "acc", "out"):
+        value = float(host.locator(f'[data-result="{key}"]').get_attribute("data-value"))
+        assert value == pytest.approx(expected[key], rel=1e-12)
+    assert host.locator('[data-input="preset"]').input_value() == "yours"
+
+
+# ------------------------------------------------------------------ the selector
+
+
+def test_the_selector_shows_what_the_real_one_said(widget):
+    host = widget("backend-choice")
+    document = backend_choice.backend_choice()
+    combinations = backend_choice.combinations()
+    given = {key: document[key] for key in ("gpus", "layers", "axes", "backends", "reasons",
+                                            "outcomes", "table")}  # fmt: skip
+    for picked in random.Random(4).sample(combinations, 60):
+        found = formula(host, "backendOutcome", given, picked)
+        expected = backend_choice.outcome(picked)
+        assert found["valid"] == expected["valid"]
+        assert dict(found["rejected"]) == expected["rejected"]
+
+
+def test_a_pick_names_who_is_taken_now_and_who_was_before(widget):
+    host = widget("backend-choice")
+    told = host.locator("[data-chosen]")
+    assert told.get_attribute("data-chosen") == "TRITON_MLA"
+    host.locator('[data-input="block_size"]').select_option("0")
+    assert told.get_attribute("data-chosen") == "FLASHMLA"
+    assert "it was TRITON_MLA" in told.inner_text()
+    reasons = host.locator('[data-backend="FLASH_ATTN_MLA"]').inner_text()
+    assert "kv_cache_dtype not supported" in reasons
+
+
+# ------------------------------------------------------------------ the scheduler's timeline
+
+
+def test_the_recorded_run_is_predicted_and_an_arrow_shows_the_missing_block(widget):
+    host = widget("scheduler-desk")
+    document = live_script.scheduler_desk()
+    step = host.get_by_role("button", name="Step", exact=True)
+    while int(host.locator("[data-place]").get_attribute("data-place")) < 2:
+        assert "×" not in host.locator("tbody").inner_text()
+        step.click()
+        if host.locator(".live-question [data-choice]").count():
+            choices = shown(host, ".live-question [data-choice]", "data-choice")
+            if set(choices) == {"A", "B", "C"}:
+                host.locator('.live-question [data-choice="A"]').click()
+                assert "Not this time: C." in host.inner_text()
+            else:
+                host.locator(".live-question [data-choice]").first.click()
+    told = host.locator(".desk-missing")
+    assert json.loads(told.get_attribute("data-taken")) == document["frames"][2]["taken"]
+    assert host.locator(".desk-arrow path").count() == 2
+    assert host.locator(".desk-lost").get_attribute("data-id") == "12"
+
+
+def test_what_the_reader_writes_is_run_by_the_engine(widget):
+    host = widget("scheduler-desk")
+    if not host.page.evaluate("Boolean(window.CoursePlay?.ready)"):
+        pytest.skip("needs the runtime: course book runtime")
+    host.get_by_text("Write your own").click()
+    host.locator('[data-id="B"] [data-field="tokens"]').fill("30")
+    host.locator('[data-id="B"] [data-field="tokens"]').press("Tab")
+    host.locator('[data-setting="budget"]').fill("20")
+    host.locator(".desk-run").click()
+    host.locator(".desk-run").wait_for(state="hidden", timeout=60_000)
+    requests = [dict(one) for one in live_script.REQUESTS]
+    requests[1]["tokens"] = 30
+    settings = {**asdict(live_script.SETTINGS), "budget": 20}
+    expected = live_script.play(settings, requests)
+    host.get_by_role("button", name="To the end").click()
+    for row in expected["requests"]:
+        cells = host.locator(f'tr[data-request="{row["id"]}"] td:not([data-kind="absent"])')
+        got = cells.evaluate_all("(n) => n.map((c) => [c.dataset.kind, Number(c.dataset.tokens)])")
+        frames = [f["cells"].get(row["id"]) for f in expected["frames"]]
+        assert got == [[c["kind"], c["tokens"]] for c in frames if c]
+    host.locator('[data-id="B"] [data-field="tokens"]').fill("64")
+    host.locator('[data-id="B"] [data-field="tokens"]').press("Tab")
+    host.get_by_text("request B:").wait_for()  # refused in words, and the run before it stays
+
+
+# ------------------------------------------------------------------ the tape and the ladder
+
+
+def test_the_tape_is_that_of_the_engine(widget):
+    host = widget("graph-tape")
+    for example in graph_tape.graph_tape()["examples"]:
+        found = formula(host, "graphTape", graph_tape.START, example["actions"])
+        same(found, example["states"])
+
+
+def test_a_reader_swaps_the_pointer_and_gets_the_old_answer(widget):
+    host = widget("graph-tape")
+    told = host.locator("[data-eager]")
+    host.locator('[data-input="A"]').fill("7")
+    for action in ("replay", "point B", "replay"):
+        host.locator(f'[data-action="{action}"]').click()
+    assert (told.get_attribute("data-out"), told.get_attribute("data-eager")) == ("13", "199")
+    for action in ("keep", "copy B", "replay"):
+        host.locator(f'[data-action="{action}"]').click()
+    assert told.get_attribute("data-kept") == told.get_attribute("data-out") == "199"
+
+
+def test_the_ladder_costs_what_its_document_says(widget):
+    host = widget("padding-ladder")
+    document = padding_ladder.padding_ladder()
+    for example in document["examples"]:
+        found = formula(host, "ladderCost", document["counts"], example["sizes"])
+        same(found, {key: value for key, value in example.items() if key != "sizes"})
+
+
+def test_a_dragged_rung_changes_the_rows(widget):
+    host = widget("padding-ladder")
+    sizes = padding_ladder.default_sizes()
+    host.locator('[data-grip="9"]').focus()
+    for _ in range(4):
+        host.page.keyboard.press("ArrowRight")
+    sizes[9] += 4
+    host.locator('[data-input="at"]').fill("58")
+    assert host.locator("[data-rung]").get_attribute("data-rung") == f"{sizes[9]}"
+    _, counts = padding_ladder.served()
+    expected = padding_ladder.cost(counts, sizes)
+    for key in ("graphs", "padded", "without"):
+        shown_value = host.locator(f'[data-result="{key}"]').get_attribute("data-value")
+        assert int(shown_value) == expected[key]
+    host.locator('[data-input="sizes"]').fill("4 60")
+    host.locator('[data-input="sizes"]').press("Enter")
+    assert host.locator("[data-grip]").count() == 2
+
+
+# ------------------------------------------------------------------ formats
+
+
+def test_weights_snap_as_in_their_document(widget):
+    host = widget("weight-grid")
+    document = weight_grid.weight_grid()
+    for example in document["examples"]:
+        found = formula(
+            host, "snapped", document["points"][example["format"]], example["weights"],
+            example["shared"], document["group"],
+        )  # fmt: skip
+        same(found["back"], example["back"], rel=1e-12)
+
+
+def test_a_loud_weight_takes_the_codes_of_its_row_and_the_text_follows_the_format(widget):
+    host = widget("weight-grid")
+    host.locator('[data-input="format"]').select_option("int4")
+    host.locator('[data-input="shared"]').select_option("channel")
+    host.get_by_role("button", name="Make the last row").click()
+    weights = weight_grid.piece()
+    weights[3, 0] = weight_grid.MOST
+    back = weight_grid.snapped(weights, "int4", "channel")
+    for row in range(4):
+        cell = host.locator(f'[data-zeros][data-row="{row}"]')
+        assert int(cell.get_attribute("data-zeros")) == (back[row] == 0).sum()
+    assert weight_grid.texts()["int4 channel"].strip()[:40] in host.inner_text()
+    grip = host.locator('[data-grip="3-0"]')
+    grip.focus()
+    host.page.keyboard.press("ArrowDown")
+    assert float(grip.get_attribute("aria-valuenow")) == weight_grid.MOST - 0.001
+
+
+def test_smoothing_follows_its_document(widget):
+    host = widget("smooth-alpha")
+    document = weight_grid.smooth_alpha()
+    given = {key: document[key] for key in ("X", "W", "loud")}
+    for example in document["examples"]:
+        found = formula(host, "smoothed", given, example["loud"], example["alpha"])
+        same(found, {key: example[key] for key in ("x", "w", "error")})
+    for loud, error in document["plain"].items():
+        same(formula(host, "smoothed", given, int(loud), None)["error"], error)
+    host.locator('[data-input="alpha"]').fill("0.5")
+    now = float(host.locator('[data-result="error"]').get_attribute("data-value"))
+    (expected,) = [e for e in document["examples"] if (e["loud"], e["alpha"]) == (80, 0.5)]
+    assert now == pytest.approx(expected["error"], rel=1e-9)
