@@ -17,7 +17,7 @@
     window.addEventListener("load", scrolling);
 
     // The theme turns the page on an arrow key, also where the arrow has something else to move.
-    const moved = 'input, select, textarea, [contenteditable], [tabindex="0"], dialog';
+    const moved = 'input, select, textarea, [contenteditable], [tabindex="0"], dialog, a.figure';
     document.documentElement.addEventListener("keydown", (event) => {
         if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
         if (event.target.closest(moved) || document.querySelector("dialog[open]")) event.stopPropagation();
@@ -58,6 +58,17 @@
         event.preventDefault();
         enlarge(link);
     });
+
+    // Where the film plays, its frames need not stand again in the text: they fold, and their title says what they show.
+    if (document.querySelector('[data-widget="pool-film"]')) {
+        for (const link of document.querySelectorAll('main a.figure[href*="/film-"]')) {
+            const fold = document.createElement("details");
+            const title = document.createElement("summary");
+            title.textContent = link.querySelector("img").alt;
+            (link.closest("p") ?? link).replaceWith(fold);
+            fold.append(title, link);
+        }
+    }
 
     // The list of pages shows the pages of the phase you are in; the others unfold by their title.
     for (const part of document.querySelectorAll(".sidebar li.part-title")) {

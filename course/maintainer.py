@@ -341,6 +341,7 @@ def book_serve(console: Console, root: Path, port: int) -> int:
     own = local.Local(root)
     with book_site.serving(book.site_folder(root), port, swapping, own) as address:
         terminal.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
+        terminal.say(console, "Opened by it, a lab's page saves and grades your own starter.py.")
         with contextlib.suppress(KeyboardInterrupt):
             for _ in book_site.changes(root):
                 book.rebuild(root, swapping)

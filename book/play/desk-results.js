@@ -153,7 +153,7 @@ CourseDesk.results = ({ data, goTo, text, solution }) => {
         after.append(el("p", { class: "desk-bar" },
             button("Compare with the reference", () => {
                 reference.open = true;
-                reference.scrollIntoView({ block: "nearest" });
+                reference.scrollIntoView({ block: "start" }); // what opens is below its title
             }),
             data.next ? el("a", { class: "desk-next", href: root + data.next.path },
                 `Next: lab ${data.next.id}, ${data.next.title}`) : "That was the last lab."));

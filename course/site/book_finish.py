@@ -48,6 +48,8 @@ def finish(root: Path, site: Path) -> None:
         if main is None:
             continue
         inside = figures_open(tables_stack(breakable(main[2])))
+        # The theme knows no colours for it, and would complain on the console.
+        inside = inside.replace('class="language-pseudo', 'class="language-text')
         made = made[: main.start(2)] + inside + made[main.end(2) :]
         path = file.relative_to(site)
         if image.is_file() and path.name != "toc.html":
@@ -151,8 +153,18 @@ def breakable(text: str) -> str:
 # ------------------------------------------------------------------ figures
 
 
+_ZOOM = re.compile(
+    r'<label class="checkbox-label"><input class="checkbox-img"[^>]*>'
+    r'(<img [^>]*\bsrc="[^"]+\.svg"[^>]*>)<span class="img-wrapper"><img [^>]*></span></label>'
+)
+
+
 def figures_open(text: str) -> str:
-    """Make each figure a link to itself alone; book.js shows it over the page instead."""
+    """Make each figure a link to itself alone; book.js shows it over the page instead.
+
+    The theme's own way, a hidden checkbox and a second picture, would be a stop that nobody sees.
+    """
+    text = _ZOOM.sub(r"\1", text)
     out = []
     links = 0
     folds: list[bool] = []  # of the open <div>s: is it a widget?

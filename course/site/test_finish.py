@@ -76,6 +76,15 @@ def test_a_figure_leads_to_itself_unless_it_is_a_link_or_a_widget_already():
     assert 'class="figure"' in book_finish.figures_open(widget + figure), "the widget never ends"
 
 
+def test_the_second_picture_of_the_theme_and_its_hidden_checkbox_are_gone():
+    figure = '<img src="figures/a.svg" alt="x">'
+    theme = (
+        f'<label class="checkbox-label"><input class="checkbox-img" type="checkbox">{figure}'
+        f'<span class="img-wrapper">{figure}</span></label>'
+    )
+    assert book_finish.figures_open(theme) == book_finish.figures_open(figure)
+
+
 PAGE = (
     '<head><meta name="description" content="the book">\n</head><h1 class="menu-title">Book</h1>'
     "<main>{}</main>"

@@ -1,0 +1,75 @@
+"""What a walk through the site as a newcomer found, kept mended."""
+
+from __future__ import annotations
+
+import pytest
+
+from book.test_live import beside
+from book.test_site import barriers
+
+pytestmark = pytest.mark.browser
+
+GUIDE = "phase-02-paged-attention/00-guide.html"
+PSEUDO = "phase-03-continuous-batching-scheduler/CHEATSHEET.html"
+FRAME = 'main a.figure[href*="/film-"]'
+
+
+def test_a_figure_on_a_phone_scrolls_in_its_own_box_and_says_that_it_opens(open_page):
+    page = open_page(GUIDE, width=390, touch=True)
+    link = page.locator("main a.figure").first
+    image = link.locator("img")
+    natural = image.evaluate("(node) => node.decode().then(() => node.naturalWidth)")
+    assert image.bounding_box()["width"] >= min(natural, 700) - 1, "its words are too small"
+    assert link.evaluate("(node) => node.scrollWidth > node.clientWidth"), "nothing to scroll"
+    said = link.evaluate("(node) => getComputedStyle(node, '::after').content")
+    assert "Open large" in said
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+
+
+@pytest.mark.parametrize("theme", ["light", "navy"])
+def test_frames_fold_where_the_film_plays_and_nothing_is_barred(open_page, theme):
+    page = open_page(GUIDE, width=390, touch=True, theme=theme)
+    frames = page.locator(FRAME)
+    assert frames.count() > 0
+    assert not any(frames.nth(place).is_visible() for place in range(frames.count()))
+    fold = page.locator("details", has=page.locator('a.figure[href*="/film-"]')).first
+    summary = fold.locator("summary")
+    assert summary.inner_text() == fold.locator("img").get_attribute("alt")
+    summary.click()
+    assert frames.first.is_visible()
+    assert barriers(page) == []
+
+
+def test_without_javascript_the_frames_of_the_film_stand_in_the_text(open_page):
+    frames = open_page(GUIDE, javascript=False).locator(FRAME)
+    assert frames.count() > 0
+    assert all(frames.nth(place).is_visible() for place in range(frames.count()))
+
+
+def test_a_figure_is_one_stop_of_the_keyboard(open_page):
+    page = open_page(GUIDE)
+    page.locator("main a.figure").first.focus()
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.closest('.checkbox-label')") is None
+    assert page.locator("main .checkbox-img").count() == 0
+
+
+def test_what_is_wrong_with_a_request_is_in_sight_where_it_is_typed(open_page):
+    page = open_page(width=390, touch=True, prepare=beside)
+    page.get_by_role("button", name="Run it yourself").click()
+    page.locator(".live-edit > summary").click()
+    field = page.locator(".live-edit input[type=number]").last
+    field.fill("-3")
+    field.press("Tab")
+    trouble = page.locator(".live-trouble:not(:empty)")
+    trouble.wait_for()
+    box = trouble.bounding_box()
+    assert 0 <= box["y"] < 900 - box["height"], "the message is out of sight"
+
+
+def test_pseudocode_leaves_no_complaint_on_the_console(open_page):
+    said = []
+    page = open_page(PSEUDO, prepare=lambda page: page.on("console", lambda m: said.append(m.text)))
+    page.wait_for_load_state("networkidle")
+    assert page.locator("main pre").count() > 0
+    assert said == []
