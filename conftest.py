@@ -72,7 +72,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         and options.numprocesses is None
         and not (options.collectonly or options.usepdb)
     ):
-        options.numprocesses = min(8, os.cpu_count() or 1)  # xdist itself does the rest
+        # One more than processors: a fifth of the time tests wait for a process of theirs.
+        options.numprocesses = min(8, (os.cpu_count() or 1) + 1)  # xdist itself does the rest
     if options.numprocesses and options.dist == "no" and "slow" not in options.markexpr:
         options.dist = "loadfile"  # a file's fixtures, models and scenarios are then made once
 
