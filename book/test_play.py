@@ -110,7 +110,9 @@ def test_nothing_is_loaded_before_something_is_asked_for(page, played):
     assert [url.partition("?")[0] for url in page.asked[1:]] == [f"{played}play/index.js"]
 
 
-@pytest.mark.parametrize("lab", ["02-01", "00-03", "01-05"])
+@pytest.mark.parametrize(
+    "lab", ["02-01", *(pytest.param(lab, marks=pytest.mark.slow) for lab in ("00-03", "01-05"))]
+)
 def test_a_lab_passes_with_its_solution_fails_with_its_starter_and_names_a_misconception(
     page, lab, record_property
 ):
@@ -184,6 +186,7 @@ def test_an_endless_loop_is_stopped_and_the_next_call_runs(page):
     assert page.evaluate(block("print(2)")) == {"text": "2\n", "error": None}
 
 
+@pytest.mark.slow
 def test_a_lab_that_never_ends_is_ended_at_its_time_limit_by_the_test_it_was_in(page):
     page.evaluate(block("pass"))
     endless = "while True:\n    pass\n"
@@ -193,6 +196,7 @@ def test_a_lab_that_never_ends_is_ended_at_its_time_limit_by_the_test_it_was_in(
     assert said == "out of time: no end after 2 s in test_free_queue_fifo_and_count"
 
 
+@pytest.mark.slow
 def test_what_ends_python_itself_is_told_and_python_begins_anew(page):
     deep = "import json\nx = []\nfor _ in range(200_000): x = [x]\nimport marshal\nrepr_of = x\n"
     deep += "import copy\nimport pickle\nprint(len(json.dumps(x)))"
@@ -204,6 +208,7 @@ def test_what_ends_python_itself_is_told_and_python_begins_anew(page):
     assert page.evaluate(block("print(1)"))["text"] == "1\n"
 
 
+@pytest.mark.slow
 def test_a_worker_whose_memory_has_grown_is_begun_anew_for_the_next_grading(page):
     hungry = solution("01-05") + "\nkept = bytearray(800 * 2**20)\n"
     told = page.evaluate(grade("01-05", hungry))
@@ -227,6 +232,7 @@ def test_a_function_of_the_course_is_called(page):
     assert "missing 1 required positional argument" in said
 
 
+@pytest.mark.slow
 def test_a_part_that_does_not_come_is_named_and_the_next_call_tries_again(page):
     page.context.route("**/numpy-*.zip", lambda route: route.fulfill(status=503, body="later"))
     said = page.evaluate(block("print(1)"))
@@ -236,6 +242,7 @@ def test_a_part_that_does_not_come_is_named_and_the_next_call_tries_again(page):
     assert page.evaluate(block("print(1)"))["text"] == "1\n"
 
 
+@pytest.mark.slow
 def test_a_file_that_does_not_come_when_it_is_opened_is_an_error_of_python(page):
     page.context.route("**/files/*.safetensors.bin", lambda route: route.abort())
     code = "from mini_vllm import LLM\nLLM()"
@@ -299,7 +306,7 @@ def test_a_page_of_the_site_can_run_python(open_page):
     assert open_page(f"{folder}/index.html").evaluate("CoursePlay.ready")
 
 
-@pytest.mark.parametrize("lab", ["02-01", "03-04"])
+@pytest.mark.parametrize("lab", ["02-01", pytest.param("03-04", marks=pytest.mark.slow)])
 def test_firefox_grades_a_lab_as_chromium_does(fox, lab):
     told = fox.evaluate(grade(lab, solution(lab)))
     assert set(told["outcomes"].values()) <= {"passed", "skipped"} and told["result"]["status"] == 0

@@ -101,6 +101,7 @@ def test_the_first_page_is_light(open_page, url):
     assert sum(weights.values()) < FIRST_PAGE_LIMIT, weights
 
 
+@pytest.mark.slow
 def test_no_page_is_heavy_with_its_figures(site, open_page, url):
     page = open_page()
     weights: dict[str, int] = {}

@@ -34,12 +34,10 @@ def test_the_table_of_mutants_names_each():
     assert rows == [mutant.name for mutant in sampling.MUTANTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs",
-    [
-        {"dtype": "float32"},
-        pytest.param({"async_scheduling": True, "num_blocks": 80}, marks=pytest.mark.slow),
-    ],
+    [{"dtype": "float32"}, {"async_scheduling": True, "num_blocks": 80}],
     ids=["float32", "float64-async-preempted"],
 )
 def test_answers_and_beams_are_those_of_the_real_engine(knobs):
@@ -93,6 +91,7 @@ NUMBERS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_accepted_is_what_the_real_engine_accepts_but_for_named_reasons():
     engine = LLMEngine("toy", num_blocks=1200)
     stricter = 0

@@ -25,6 +25,7 @@ def test_selfcheck_passes_sound_labs_and_says_the_counts(course):
     assert "2 labs, 2 tests, 2 misconceptions caught, 0 labs to mend" in ran.out
 
 
+@pytest.mark.slow
 def test_selfcheck_takes_a_whole_phase_by_its_number(course):
     for name in ("90", "phase-90-little"):
         assert "2 labs, 2 tests" in course("selfcheck", name).out

@@ -172,6 +172,7 @@ def test_requests_end_where_the_check_of_0_33_0_ends_them():
     assert stops_that_differ(parts_of("0.33.0").request) == 0
 
 
+@pytest.mark.slow
 def test_the_pins_stop_check_and_misread_ones_are_caught():
     assert stops_that_differ(Request) == 888
     assert stops_that_differ(LengthBeforeMinTokens) > 0

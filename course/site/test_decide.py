@@ -93,6 +93,7 @@ def looked_up(document, place):
     }
 
 
+@pytest.mark.slow
 def test_every_combination_shown_is_that_of_the_recording():
     document = backend_choice.backend_choice()
     combinations = backend_choice.combinations()

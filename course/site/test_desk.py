@@ -171,6 +171,7 @@ def test_a_failure_is_told_in_the_words_of_course_check(lab):
         assert mine == in_python(lab, result), result
 
 
+@pytest.mark.slow
 def test_hints_are_chosen_as_course_hint_chooses_them():
     draw = random.Random(1)
     cases, expected = [], []

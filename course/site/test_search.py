@@ -110,6 +110,7 @@ def test_a_name_is_found_whole_and_by_its_parts():
     assert dict(search.words("BlockPool")).keys() == {"blockpool", "block", "pool"}
 
 
+@pytest.mark.slow
 def test_page_and_index_cut_the_words_of_the_course_alike():
     texts = [path.read_text(encoding="utf-8") for path in sorted(REPOSITORY.glob("phase-0*/*.md"))]
     texts += ["Über-Läufe ref_cnt v0.22.1 KVCacheManager.get a--b _x_ \u0663 n-gram's é.é I.E."]

@@ -14,6 +14,7 @@ def fill_in(lab) -> None:
         path.write_text(path.read_text().replace(new_lab.MARK, "Said"), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_skeleton_passes_selfcheck_once_it_is_filled_in(course, little_course):
     said = course("new", "lab", "90", "count-blocks").out
     assert "labs/lab-02-count-blocks/solution.py" in said

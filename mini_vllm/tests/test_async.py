@@ -18,6 +18,7 @@ from mini_vllm.tests.support import (
 EOS = 256
 
 
+@pytest.mark.slow
 @for_scenarios(90, aborts=False)
 def test_tokens_are_those_of_the_synchronous_engine(scenario: Scenario):
     ahead = dataclasses.replace(scenario, async_scheduling=True)

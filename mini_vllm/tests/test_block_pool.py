@@ -168,6 +168,7 @@ def test_b10_blocks_are_evicted_front_first_and_only_when_taken(num_blocks, oper
         assert {b.block_id: b.ref_cnt for b in pool.blocks if b.ref_cnt} == references
 
 
+@pytest.mark.slow
 @for_scenarios(150, policies=("fcfs",), caching=(True,))
 def test_b10_in_an_engine_a_prefix_is_lost_only_from_a_newly_allocated_block(scenario: Scenario):
     def watch(call):

@@ -284,6 +284,7 @@ def right_verifier() -> SimpleNamespace:
     )
 
 
+@pytest.mark.slow
 def test_a_verifier_part_serves_and_a_wrong_one_shows():
     right, wrong = right_verifier(), right_verifier()
     wrong.residual_distribution = lambda p, q: p  # the token that was just refused may come again

@@ -104,6 +104,7 @@ def test_kv_bytes_per_token_counts_both_k_and_v_of_all_layers():
     assert config.kv_bytes_per_token(2) == 131072
 
 
+@pytest.mark.slow
 def test_a_long_prompt_gives_the_same_logits_in_one_piece_and_in_chunks():
     """280 tokens: more than a tile of any of the fast paths."""
     prompt = (b" ".join(TEXTS) * 3)[:280]
