@@ -5,6 +5,7 @@ Needs playwright, the book extra and a Chromium on the PATH; skips with a reason
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from course.files import locked
 from course.learning.labs import CourseError
 from course.site import book, book_site
 
@@ -40,7 +42,12 @@ def site():
     tree = ROOT / "upstream"
     if not tree.is_dir():
         pytest.skip("needs the pinned tree: course upstream fetch")
-    assert book.build(ROOT, tree) == []
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+    built = ROOT / "build" / "book" / "built-for"
+    with locked(built.with_suffix(".lock")):  # one of several processes builds it for all
+        if not run or not built.is_file() or built.read_text() != run:
+            assert book.build(ROOT, tree) == []
+            built.write_text(run)
     return book.site_folder(ROOT)
 
 
