@@ -1,4 +1,4 @@
-"""Fixtures of the whole repository: `lab`, `gpu_device`, `usual_signals`, and what skips where.
+"""Fixtures of the whole repository: `lab`, `gpu_device`, `browser`, and what skips where.
 
 `LAB_IMPL=solution` (the default) or `LAB_IMPL=starter` chooses which file beside a lab's
 `test_lab.py` is graded. The whole suite runs on all processors where pytest-xdist is installed, and
@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -153,6 +154,20 @@ def gpu_device() -> Any:
     import torch
 
     return torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A Chromium, one per process: playwright starts no second loop beside a running one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("needs chromium on the PATH")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ Needs playwright, the book extra and a Chromium on the PATH; skips with a reason
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,11 @@ from course.learning.labs import CourseError
 from course.site import book, book_site
 
 ROOT = Path(__file__).resolve().parents[1]
-CHROMIUM = next(
-    (
-        found
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (found := shutil.which(name))
-    ),
-    None,
-)
 
 
 @pytest.fixture(scope="session")
-def site():
+def site(browser):
     """The folder of the finished site, built now."""
-    pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs chromium on the PATH")
     pytest.importorskip("latex2mathml", reason="needs the book extra")
     try:
         book.find_mdbook()
@@ -56,17 +44,6 @@ def url(site):
     """The site's address, below a path of its own, as on a shared host."""
     with book_site.serving(site.parent, 0) as address:
         yield f"{address}{site.name}/"
-
-
-@pytest.fixture(scope="session")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs chromium on the PATH")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

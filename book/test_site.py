@@ -251,7 +251,7 @@ def test_the_timeline_shows_each_step_forward_and_back(widget):
 @pytest.mark.parametrize("name", ["pool-film", "engine-timeline"])
 def test_the_arrow_keys_move_the_widget_and_not_the_book(widget, name):
     host = widget(name)
-    box, page = host.locator(".widget-box"), host.page
+    box, page = host.locator(".widget-box[data-place]"), host.page
     address = page.url
     host.get_by_role("button", name="Play every").focus()
     page.keyboard.press("ArrowRight")

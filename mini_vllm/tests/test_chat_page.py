@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -19,16 +17,10 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 
 
 @pytest.fixture
-def page() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        pytest.skip("needs a Chromium")
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser.new_page(viewport={"width": 390, "height": 844})
-        browser.close()
+def page(browser: Any) -> Iterator[Any]:
+    opened = browser.new_page(viewport={"width": 390, "height": 844})
+    yield opened
+    opened.close()
 
 
 def engine() -> LLMEngine:
