@@ -13,6 +13,8 @@ import re
 import shutil
 from pathlib import Path
 
+from course.site.colours import coloured
+
 IMAGE = "social.png"
 """The picture of a shared link, in `book/` and at the root of the site."""
 ADDRESS = "COURSE_SITE"
@@ -47,9 +49,7 @@ def finish(root: Path, site: Path) -> None:
         main = _MAIN.search(made)
         if main is None:
             continue
-        inside = figures_open(tables_stack(breakable(main[2])))
-        # The theme knows no colours for it, and would complain on the console.
-        inside = inside.replace('class="language-pseudo', 'class="language-text')
+        inside = coloured(figures_open(tables_stack(breakable(main[2]))))
         made = made[: main.start(2)] + inside + made[main.end(2) :]
         path = file.relative_to(site)
         if image.is_file() and path.name != "toc.html":
