@@ -392,6 +392,34 @@ def test_an_edited_block_runs_as_edited_shows_the_difference_and_can_be_put_back
     assert page.evaluate("play.calls[1][1].code") == given
 
 
+def test_an_edit_of_a_block_is_offered_after_a_reload_until_it_is_put_back(played):
+    page = played(GUIDE)
+    block = page.locator(".desk-block").first
+    area = page.locator("main .desk-editor .cm-content, main .desk-editor textarea").first
+    block.get_by_role("button", name="Edit block 1").click()
+    area.wait_for()
+    area.fill("print(1)")
+    page.reload()
+    assert page.locator("main .desk-editor").count() == 0, "nothing is loaded unasked"
+    block.get_by_role("button", name="Show my edit of block 1").click()
+    area.wait_for()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_function("play.calls.length === 1")
+    assert page.evaluate("play.calls[0][1].code") == "print(1)\n"
+    block.get_by_role("button", name="Put block 1 back").click()
+    page.reload()
+    block.get_by_role("button", name="Edit block 1").wait_for()
+
+
+def test_the_buttons_of_a_lab_stay_in_sight_while_its_file_is_long(played):
+    page = played()
+    run = page.get_by_role("button", name="Run the tests")
+    page.locator("main .desk").evaluate("(desk) => desk.scrollIntoView({block: 'start'})")
+    run.wait_for()
+    bottom = run.bounding_box()["y"] + run.bounding_box()["height"]
+    assert page.viewport_size["height"] - 80 < bottom <= page.viewport_size["height"]
+
+
 def test_an_error_is_shown_and_the_page_begins_anew(played):
     page = played(GUIDE)
     page.evaluate(

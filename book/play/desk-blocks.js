@@ -2,6 +2,7 @@
  *
  * A block runs in the state that the blocks above it leave. What was not run yet is run first; where this block, or
  * one below it, has run already, all begin anew, so that an output is always that of the page read from its top.
+ * Edits stay in this browser, one item of localStorage a page: {mark of the given block: text}.
  */
 "use strict";
 
@@ -28,7 +29,7 @@ CourseDesk.blocks = (found, excepted) => {
         const block = { index, pre, expected, given: code.textContent, editor: null };
         block.run = button("Run", () => run(block), { "aria-label": `Run block ${index + 1}` });
         block.stop = button("Stop", () => session.stop(), { hidden: true });
-        block.edit = button("Edit", () => edit(block), { "aria-label": `Edit block ${index + 1}` });
+        block.edit = button("Edit", () => edit(block));
         block.said = el("span", { class: "desk-said" });
         block.live = el("div", { role: "status", class: "desk-live" }, block.said);
         block.out = el("div", { class: "desk-out" });
@@ -43,14 +44,46 @@ CourseDesk.blocks = (found, excepted) => {
 
     // ------------------------------------------------------------ editing
 
+    const KEY = `course-blocks:${page}`;
+
+    /** The edits of this page; a browser that keeps nothing has none. */
+    function kept() {
+        try {
+            const found = JSON.parse(localStorage.getItem(KEY));
+            return typeof found === "object" && found !== null ? found : {};
+        } catch {
+            return {};
+        }
+    }
+
+    /** Keep a block's text, or forget it where it is null. */
+    function keep(block, text) {
+        const edits = { ...kept(), [CourseDesk.mark(block.given)]: text ?? undefined };
+        try {
+            if (Object.values(edits).some((each) => each !== undefined)) localStorage.setItem(KEY, JSON.stringify(edits));
+            else localStorage.removeItem(KEY);
+        } catch {
+            // nothing can be kept: the edit lasts as long as the page
+        }
+    }
+
+    const keptOf = (block) => {
+        const text = kept()[CourseDesk.mark(block.given)];
+        return typeof text === "string" ? text : null;
+    };
+
     async function edit(block) {
         if (block.editor) return putBack(block);
         const room = el("div", { class: "desk-editor" });
         block.edit.disabled = true;
         block.pre.before(room);
-        const doc = block.given.replace(/\n$/, "");
+        const doc = (keptOf(block) ?? block.given).replace(/\n$/, "");
+        const changed = () => {
+            touched(block);
+            keep(block, textOf(block) === block.given ? null : textOf(block));
+        };
         const editor = await CourseDesk.editor(room, {
-            doc, onChange: () => touched(block), label: `Python, block ${block.index + 1} of this page`,
+            doc, onChange: changed, label: `Python, block ${block.index + 1} of this page`,
         });
         block.editor = { ...editor, get: () => `${editor.get()}\n`, room };
         CourseDesk.runsByKey(room, () => run(block));
@@ -66,11 +99,19 @@ CourseDesk.blocks = (found, excepted) => {
         block.editor.room.remove();
         block.editor = null;
         block.pre.hidden = false;
-        block.edit.textContent = "Edit";
-        block.edit.setAttribute("aria-label", `Edit block ${block.index + 1}`);
+        keep(block, null);
+        named(block);
         touched(block);
         clear(block);
     }
+
+    /** What the button of a block that shows the given text does. */
+    function named(block) {
+        const mine = keptOf(block) !== null;
+        block.edit.textContent = mine ? "Show my edit" : "Edit";
+        block.edit.setAttribute("aria-label", mine ? `Show my edit of block ${block.index + 1}` : `Edit block ${block.index + 1}`);
+    }
+    blocks.forEach(named);
 
     /** What ran from here on is no longer what the page says. */
     function touched(block) {

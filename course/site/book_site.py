@@ -21,22 +21,24 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from course.learning import predictions
 from course.learning.labs import CourseError
 from course.site.local import PREFIX, Local
 from course.truth import citations
 from course.truth.citations import Finding
 
+SOURCES = (".md", ".svg", ".css", ".js", ".toml", ".png", ".yaml")
+
 
 def changes(root: Path) -> Iterator[None]:
-    """Yields after each save of a page, a figure or a file of the theme; ends on Ctrl-C."""
+    """Yields after each save of what the site is made of; ends on Ctrl-C."""
     from watchfiles import watch
 
     def wanted(_change: object, name: str) -> bool:
         path = Path(name)
         inside = path.relative_to(root).parts[:-1] if path.is_relative_to(root) else ()
-        return path.suffix in (".md", ".svg", ".css", ".js", ".toml", ".png") and not any(
-            map(citations.is_skipped, inside)
-        )
+        made_of = path.suffix in SOURCES and path.name != predictions.FILE
+        return made_of and not any(map(citations.is_skipped, inside))
 
     for _ in watch(root, watch_filter=wanted, raise_interrupt=False):
         yield
