@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from book.test_site import barriers
 from course.learning import grading, manifest, show
 from course.learning.labs import find_labs, pick
 from course.learning.progress import PASSED, Progress
@@ -90,17 +91,6 @@ def events(*outcomes: str, **more) -> str:
         result = {"event": "result", "test": name, "name": name[6:], "outcome": outcome}
         told += [{"event": "start", "test": name}, result | (more if outcome == "failed" else {})]
     return f"play.events = {json.dumps(told)}"
-
-
-def barriers(page) -> list[str]:
-    """What axe finds serious or critical: the rule, and the first place."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
-    found = axe.Axe().run(page).response["violations"]
-    return [
-        f"{v['id']} x{len(v['nodes'])}: {v['nodes'][0]['html'][:200]}"
-        for v in found
-        if v["impact"] in ("serious", "critical")
-    ]
 
 
 STARTER = [{"file": "/a/starter.py", "line": 91, "name": "popleft", "code": "x = 1"}]
