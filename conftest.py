@@ -158,9 +158,12 @@ def gpu_device() -> Any:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """A Chromium, one per process: playwright starts no second loop beside a running one."""
+    """A Chromium, one per process: playwright starts no second loop beside a running one.
+
+    The shell has the browser's engine and no windows: a page opens in a fifth of the time.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    names = ("chromium", "chromium-browser", "google-chrome")
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if path is None:
         pytest.skip("needs chromium on the PATH")

@@ -42,8 +42,8 @@ def test_one_file_per_profile_is_kept() -> None:
 
 
 def some(number: int) -> bool:
-    """Two lines of seven: profiles and depths recur after other numbers of lines."""
-    return number % 7 in (1, 4)
+    """One line of seven: profiles and depths recur after other numbers of lines."""
+    return number % 7 == 1
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
@@ -53,7 +53,7 @@ def test_the_mini_engine_decides_as_the_real_scheduler_did_in_some_of_each_file(
         difference = replay.replay(entry)[1]
         assert difference is None, str(difference)
         replayed += 1
-    assert replayed > 100
+    assert replayed > 50
 
 
 @pytest.mark.slow

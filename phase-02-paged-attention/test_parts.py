@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ PROMPTS = [
     "A block that nobody uses is cached",
     "The queue keeps the oldest block in front",
 ] * 2
+CRAMPED = {"num_blocks": 10, "block_size": 8}
 SUPPLIED = {
     "pool": (ALLOCATOR, None),
     "manager": (None, MANAGER),
@@ -82,12 +84,17 @@ def run(supplied: dict[str, Any], watch: Watch, **engine_kwargs: Any) -> tuple[l
     return steps, tokens
 
 
+@functools.cache
+def engines_own(caching: bool) -> tuple[list, list]:
+    return run({}, Watch(), **CRAMPED, enable_prefix_caching=caching)
+
+
 @pytest.mark.parametrize("supplied", SUPPLIED)
 @pytest.mark.parametrize("caching", [True, False], ids=["caching", "no caching"])
 def test_the_engine_decides_and_says_the_same_with_the_labs_parts(supplied, caching):
-    settings = {"num_blocks": 10, "block_size": 8, "enable_prefix_caching": caching}
-    expected, watched = run({}, Watch(), **settings), Watch()
-    got = run(parts_from(*SUPPLIED[supplied]), watched, **settings)
+    expected, watched = engines_own(caching), Watch()
+    supplied = parts_from(*SUPPLIED[supplied])
+    got = run(supplied, watched, **CRAMPED, enable_prefix_caching=caching)
     assert got[0] == expected[0], "block tables or free queue of a step"
     assert got[1] == expected[1], "tokens"
     if caching:

@@ -110,7 +110,13 @@ def test_every_combination_shown_is_that_of_the_recording():
 # ------------------------------------------------------------------ questions
 
 
-@pytest.mark.parametrize("name", sorted(widgets.NEEDS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "weight-grid" else name
+        for name in sorted(widgets.NEEDS)  # that one's document runs a model thirteen times
+    ],
+)
 def test_a_question_has_its_answer_among_its_choices_once(name):
     questions = widgets.WIDGETS[name]().get("questions", [])
     for question in questions:

@@ -24,8 +24,17 @@ from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.sampler import Sampler, probabilities
 from mini_vllm.structured_output import StructuredOutputsParams, explain
 
+LONG = {"allowed-bytes", "cache-race", "padding-ladder", "weight-grid"}
+"""Their documents run a model."""
 
-@pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
+        for name in sorted(widgets.WIDGETS)
+    ],
+)
 def test_a_document_is_json_and_the_same_every_time(name):
     make = widgets.WIDGETS[name]
     assert json.dumps(make()) == json.dumps(make())
