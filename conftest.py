@@ -53,6 +53,17 @@ def pytest_configure(config: pytest.Config) -> None:
         reason = CAPABILITIES[name]()
         if reason:
             raise pytest.UsageError(f"--require={name}: {reason}")
+    if worker := _worker(config):
+        # On a first run each then compiles other files, and reads what the others have compiled.
+        number, count = worker
+        place = number * len(config.args) // count
+        config.args[:] = config.args[place:] + config.args[:place]
+
+
+def _worker(config: pytest.Config) -> tuple[int, int] | None:
+    """Which of how many processes of xdist this is."""
+    told = getattr(config, "workerinput", None)
+    return (int(told["workerid"].removeprefix("gw")), told["workercount"]) if told else None
 
 
 def _is_whole_suite(config: pytest.Config) -> bool:
@@ -80,6 +91,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _worker(config):
+        items.sort(key=lambda item: item.path)  # in all of them the same
     for item in items:
         if {"experiments", "studies"} & set(item.path.parts):
             item.add_marker(pytest.mark.slow)
