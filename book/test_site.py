@@ -121,19 +121,43 @@ def test_figures_follow_the_theme_that_the_reader_chose(open_page, theme, scheme
     assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == scheme
 
 
-@pytest.mark.parametrize("theme", ["light", "navy"])
-@pytest.mark.parametrize(
-    "path",
-    [
-        "index.html",
-        "GLOSSARY.html",
-        "phase-00-foundations/00-guide.html",
-        "phase-01-architecture-and-request-lifecycle/01-deep-dive.html",
-        "phase-01-architecture-and-request-lifecycle/labs/lab-03-engine-step-by-hand/index.html",
-    ],
-)
-def test_pages_have_no_serious_barrier(open_page, path, theme):
-    assert barriers(open_page(path, theme=theme)) == []
+PHASE = "phase-01-architecture-and-request-lifecycle"
+PAGE_TYPES = [
+    "index.html",
+    "GLOSSARY.html",
+    "phase-00-foundations/00-guide.html",
+    f"{PHASE}/01-deep-dive.html",
+    f"{PHASE}/labs/lab-03-engine-step-by-hand/index.html",
+    *(
+        pytest.param(path, marks=pytest.mark.slow)
+        for path in (
+            f"{PHASE}/index.html",
+            f"{PHASE}/02-mini-build.html",
+            f"{PHASE}/EXERCISES.html",
+            f"{PHASE}/INTERVIEW.html",
+            f"{PHASE}/CHEATSHEET.html",
+            "CAREER.html",
+            "CHANGES.html",
+            "SETUP.html",
+            "SINCE_THE_PIN.html",
+            "benchmarks/index.html",
+            "conformance/index.html",
+            "course/WRITING_LABS.html",
+        )
+    ),
+]
+LOOKS = [
+    (390, "navy"),
+    (1280, "light"),
+    pytest.param(390, "light", marks=pytest.mark.slow),
+    pytest.param(1280, "navy", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("width", "theme"), LOOKS)
+@pytest.mark.parametrize("path", PAGE_TYPES)
+def test_pages_have_no_serious_barrier(open_page, path, width, theme):
+    assert barriers(open_page(path, width=width, theme=theme)) == []
 
 
 def barriers(page, within: str | None = None) -> list[str]:

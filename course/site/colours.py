@@ -33,7 +33,7 @@ _KINDS = {
     Name.Function: "title",
     Name.Class: "title",
     Name.Decorator: "meta",
-    Name.Tag: "attr",
+    Name.Tag: "title",
     Generic.Prompt: "meta",
 }
 
