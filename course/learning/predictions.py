@@ -166,6 +166,8 @@ def commit(folder: Path, name: str, answer: Answer) -> None:
     path = folder / FILE
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     value = json.dumps(answer, ensure_ascii=False)
+    if isinstance(answer, float) and "." not in value:
+        value = value.replace("e", ".0e")  # 1e-05 is a text in YAML
     old = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^#\n]*?)"
     line = re.compile(
         rf"^{re.escape(name)}[ \t]*:[ \t]*{old}(?P<rest>[ \t]*(?:#.*)?)$", re.MULTILINE

@@ -131,6 +131,12 @@ def test_a_file_that_cannot_be_kept_line_by_line_is_left(tmp_path):
     assert path.read_text() == "{blocks: 3}\n"
 
 
+@pytest.mark.parametrize("answer", [1e-05, 1e20, 1.5e-07, 2.0**60, -0.25, 3])
+def test_a_number_of_any_size_is_read_back_as_it_was_committed(tmp_path, answer):
+    predictions.commit(tmp_path, "x", answer)
+    assert predictions.committed(tmp_path, {"x": Prediction("?")}) == ({"x": answer}, [])
+
+
 @pytest.mark.parametrize(
     ("predicted", "outcome"),
     [(95, "right"), (105, "right"), (94.9, "low"), (105.1, "high"), (100, "right")],
