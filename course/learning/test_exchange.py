@@ -237,7 +237,7 @@ def test_predictions_are_committed_as_course_predict_writes_them(course, asking,
     ran = course("import", given(said(blocks=6, waste="nowhere", share=1e-7)))
     assert "3 predictions committed, each in its lab's predictions.yaml" in ran.out
     assert (asking / "predictions.yaml").read_text(encoding="utf-8") == (
-        '# asks\nblocks: 6   # how many\nshare: 1.0e-07\nwaste: "nowhere"\n'
+        '# asks\nblocks: 6  # how many\nshare: 1.0e-07\nwaste: "nowhere"\n'
     )
     assert "blocks: you said 6; its test" in course("check", "90-08").out
 

@@ -6,13 +6,13 @@ on disk is never written over; what a page asks for runs in a child process, as 
 and ends when the page goes away. Routes, all under `/.course/`:
 
     GET  progress          {"labs": {id: {state, passed, total, at}}, "next": id or null}
-    GET  lab?id=02-01      {"text", "digest", "state"}: the learner's starter.py, and {"predictions":
-                           {name: {given, at, measured, first}}, "problems": [text]}
-    POST predict           {"lab", "name", "given", "before"}: commits an answer, where none stands or the
-                           one that the page saw, `before`; answers these two
+    GET  lab?id=02-01      {"text", "digest", "state"}: the learner's starter.py; and of the lab's
+                           {"predictions": {name: {given, at, measured, first}}, "problems": [text]}
+    POST predict           {"lab", "name", "given", "before"}: commits an answer where none stands,
+                           or the one that the page saw, `before`; answers those two
     POST grade             {"lab", "files": {"starter.py": text}, "base": digest}; answers one JSON
-                           object a line: saved, the runner's events, and last a report
-                           with the predictions as they stand then
+                           object a line: saved, the runner's events, and last a report, with those
+                           two as they are then
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Local:
         }
 
     def _predict(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Commit one answer in the learner's file, unless another stands there than the page saw."""
+        """Commit an answer in the learner's file, unless one stands there that the page saw not."""
         lab, name = self._lab(body.get("lab")), body.get("name")
         asked = lab.manifest.predictions
         if not isinstance(name, str) or name not in asked:

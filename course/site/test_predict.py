@@ -102,11 +102,8 @@ def test_thousands_of_answers_are_read_as_the_command_reads_them():
         " catch { return null } }",
         [row(question, given) for question, given in cases],
     )
-    wrong = [
-        (given, t, s)
-        for (_, given), t, s in zip(cases, told, said, strict=True)
-        if t != s or isinstance(t, str) != isinstance(s, str)
-    ]
+    said = [float(s) if isinstance(s, int) else s for s in said]  # JSON has one kind of number
+    wrong = [(given, t, s) for (_, given), t, s in zip(cases, told, said, strict=True) if t != s]
     assert wrong == []
     readable = sum(answer is not None for answer in told)
     assert len(cases) > 5_000 and min(readable, len(cases) - readable) > 1_000
