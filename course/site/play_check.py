@@ -2,7 +2,8 @@
 
 `course book runtime --check`: each lab that a page can do passes with its solution, with the same
 tests passed and skipped as here, and the same measured for its predictions; fails with its starter;
-and fails the test named for one of its misconceptions. Runs `book/play/worker.js` itself, over the payload that a site gets.
+and fails the test named for one of its misconceptions. Runs `book/play/worker.js` itself, over the
+payload that a site gets.
 """
 
 from __future__ import annotations
@@ -264,8 +265,9 @@ def _graded(
     if result["status"] not in (0, 1):
         verdict.problems.append(f"{what}: {result['output']}")
     results = [event for event in events if event["event"] == "result"]
-    for each in results if measured is not None else ():
-        measured |= each.get("measured", {}) if each["outcome"] == "passed" else {}
+    for each in results:
+        if measured is not None and each["outcome"] == "passed":
+            measured.update(each.get("measured", {}))
     return {e["test"]: (e["outcome"], e.get("message", "")) for e in results}
 
 
