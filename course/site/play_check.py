@@ -292,15 +292,18 @@ def _differences(lab: Lab, outcomes: Outcomes, report: grading.Report) -> Iterat
 
 
 def _unanswered(lab: Lab, measured: dict[str, Any], report: grading.Report) -> Iterator[str]:
-    """Predictions for which a page measures nothing, or another value than is measured here."""
+    """Predictions for which a page measures nothing, or another value than is measured here.
+
+    A number may differ by what the question tolerates: a page's sums have another order.
+    """
     passed = [result for result in report.results if result.outcome == "passed"]
     here = {name: value for result in passed for name, value in result.measured.items()}
-    for name in lab.manifest.predictions.keys() & here.keys():
-        value, came = here[name], measured.get(name)
+    for name, question in lab.manifest.predictions.items():
+        value, came = here.get(name), measured.get(name)
         if isinstance(value, int | float) and isinstance(came, int | float):
-            same = math.isclose(value, came, rel_tol=1e-6)
+            same = math.isclose(value, came, rel_tol=max(1e-6, question.tolerance))
         else:
-            same = value == came
+            same = value in (None, came)  # None: what measures it is skipped here too
         if not same:
             yield f"prediction {name}: {value} is measured here, {came} in the page"
 

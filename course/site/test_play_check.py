@@ -99,7 +99,9 @@ def test_a_misconception_that_its_test_does_not_catch_is_told():
     assert f"{CAUGHT_BY} does not catch {LAB.manifest.misconceptions[0].name}" in problems(worker)
 
 
-@pytest.mark.parametrize(("came", "told"), [(18.25 + 1e-9, False), (18.3, True), (None, True)])
+@pytest.mark.parametrize(
+    ("came", "told"), [(18.25 + 1e-9, False), (18.3, False), (20, True), (None, True)]
+)
 def test_a_prediction_that_the_page_measures_otherwise_or_not_is_told(came, told):
     worker = Pretended()
     name = next(iter(MEASURED))
