@@ -162,6 +162,7 @@ def test_a_compared_answer_is_changed_only_knowingly_and_the_first_counts(played
     box.get_by_role("button", name="Change").click()
     assert "It was compared already: the first answer counts." in box.inner_text()
     box.get_by_role("button", name="Leave it").click()
+    assert page.evaluate("document.activeElement.textContent") == "Change"
     assert "You said 40, measured 11: high." in box.inner_text()
     box.get_by_role("button", name="Change").click()
     say(page, "survivors", "11")

@@ -41,7 +41,7 @@ CourseDesk.predict = ({ data, file }) => {
             CourseAsk.worded(question.ask));
         const verdict = el("div", { id: `${id}-verdict`, class: "answer-verdict", "aria-live": "polite" });
         const commit = el("button", { type: "submit" }, "Commit");
-        const leave = button("Leave it", () => draw(true), { hidden: true });
+        const leave = button("Leave it", () => (draw(true), change.focus()), { hidden: true });
         const { choices } = question;
         const given = CourseAsk.form({ name: id, choices, ask: ask.id, verdict: verdict.id }, commit, leave);
         const change = button("Change", open, { "aria-describedby": ask.id });
