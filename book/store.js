@@ -1,10 +1,11 @@
-/* What a reader has done, kept in this browser: edits of labs, results, answers, pages read.
+/* What a reader has done, kept in this browser: edits of labs, results, answers, predictions, pages read.
  *
  * One JSON document under the key `course` of localStorage:
  *   {version: 1, edits: {lab: {text, at, from}}, older: {lab: [{text, at}]}, results: {lab: {passed, total, ok, at}},
- *    answers: {question: {given, right, at}}, read: {page: at}}
- * `at` is a time as toISOString writes it; `from` marks the starter an edit began with. Every change reads the
- * document first, so two tabs lose nothing of each other. A document that cannot be read is set aside under a key
+ *    answers: {question: {given, right, at}}, predictions: {"lab/name": {given, at, measured, first}}, read: {page: at}}
+ * `at` is a time as toISOString writes it; `from` marks the starter an edit began with. A prediction has `measured`
+ * once it was compared: then `first` is the answer that was, where another was given since, and `at` is that answer's
+ * time. A document from before there were predictions has none. Every change reads the document first, so two tabs lose nothing of each other. A document that cannot be read is set aside under a key
  * of its own. Where nothing can be stored this page still remembers. Nothing global but `CourseStore`.
  */
 "use strict";
@@ -19,31 +20,37 @@ const CourseStore = (() => {
     let notice = "";
 
     const now = () => new Date().toISOString();
-    const empty = () => ({ version: 1, edits: {}, older: {}, results: {}, answers: {}, read: {} });
+    const empty = () => ({ version: 1, edits: {}, older: {}, results: {}, answers: {}, predictions: {}, read: {} });
     const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
     const shown = (value) => (value === undefined ? "missing" : JSON.stringify(value).slice(0, 60));
 
     // ------------------------------------------------------------ what a document may hold
 
     const LAB = /^\d\d-\d\d$/;
+    const PREDICTION = /^\d\d-\d\d\/[a-z][a-z0-9_]{0,99}$/;
     const NAME = /^(?!__proto__$)[\w./-]{1,200}$/;
     const isTime = (value) => typeof value === "string" && value.length < 40 && !Number.isNaN(Date.parse(value));
     const isText = (value) => typeof value === "string" && value.length <= LONGEST;
     const isCount = (value) => Number.isInteger(value) && value >= 0;
     const isFlag = (value) => typeof value === "boolean";
+    const isAnswer = (value) => Number.isFinite(value) || isText(value);
+    const mayBeAnswer = (value) => value === undefined || isAnswer(value);
     const FIELDS = {
         edits: { text: isText, at: isTime },
         results: { passed: isCount, total: isCount, ok: isFlag, at: isTime },
         answers: { given: isText, right: isFlag, at: isTime },
+        predictions: { given: isAnswer, at: isTime, measured: mayBeAnswer, first: mayBeAnswer },
     };
+    const NAMES = { edits: LAB, results: LAB, answers: NAME, predictions: PREDICTION, read: NAME };
+    const ADDED = ["predictions"]; // documents from before have none
 
     /** Throws an Error that names the first thing which does not belong into a document. */
     function checked(data) {
         if (!isObject(data)) throw new Error(`this is ${shown(data)}: a file of this course is wanted`);
         if (data.version !== 1) throw new Error(`version is ${shown(data.version)}: 1 is wanted`);
-        for (const part of ["edits", "results", "answers", "read"]) {
+        for (const [part, name] of Object.entries(NAMES)) {
+            if (data[part] === undefined && ADDED.includes(part)) continue;
             if (!isObject(data[part])) throw new Error(`${part} is ${shown(data[part])}: an object is wanted`);
-            const name = part === "edits" || part === "results" ? LAB : NAME;
             for (const [id, entry] of Object.entries(data[part])) {
                 const where = `${part}.${id.slice(0, 60)}`;
                 if (!name.test(id)) throw new Error(`${where} is no name of this course`);
@@ -146,6 +153,7 @@ const CourseStore = (() => {
     // ------------------------------------------------------------ taking a file in
 
     /** Merge an exported file: of two entries the newer counts, and a text that gives way is kept as an older one.
+     * Of two predictions one that was compared counts, of two such the older: the first answer.
      *
      * Returns how many entries of each kind were taken. Throws an Error that names what is wrong; nothing is then
      * changed.
@@ -161,10 +169,10 @@ const CourseStore = (() => {
             throw new Error(`format is ${shown(data?.format)}: "${FORMAT}" is wanted`);
         }
         checked(data);
-        const taken = { edits: 0, results: 0, answers: 0, read: 0 };
+        const taken = Object.fromEntries(Object.keys(NAMES).map((part) => [part, 0]));
         write(null, null, (document) => {
             for (const part of Object.keys(taken)) {
-                for (const [id, entry] of Object.entries(data[part])) {
+                for (const [id, entry] of Object.entries(data[part] ?? {})) {
                     taken[part] += merge(document, part, id, entry);
                 }
             }
@@ -175,7 +183,9 @@ const CourseStore = (() => {
     function merge(document, part, id, entry) {
         const mine = own(document[part], id);
         const time = (each) => Date.parse(part === "read" ? each : each.at);
-        const newer = mine === null || time(entry) > time(mine);
+        const compared = (each) => part === "predictions" && each.measured !== undefined;
+        const newer = mine === null || (compared(mine) !== compared(entry) ? compared(entry)
+            : compared(mine) ? time(entry) < time(mine) : time(entry) > time(mine));
         if (part === "edits" && mine !== null && mine.text !== entry.text) {
             shelve(document, id, newer ? mine : entry);
         }
@@ -232,6 +242,24 @@ const CourseStore = (() => {
         saveAnswer: (question, { given, right, at = now() }) => write("answers", known(question, NAME), (data) => {
             data.answers[question] = { given, right, at };
         }),
+        /** What was predicted in a lab, by name: {given, at, measured, first}. */
+        predictions: (lab) => {
+            const own = Object.entries(read().predictions).filter(([id]) => id.startsWith(`${lab}/`));
+            return new Map(own.map(([id, entry]) => [id.slice(lab.length + 1), entry]));
+        },
+        /** Commit an answer, a number or a text; the one that was compared stays beside it. */
+        savePrediction: (lab, name, given) => write("predictions", known(`${lab}/${name}`, PREDICTION), (data) => {
+            if (!isAnswer(given)) throw new Error(`given is ${shown(given)}: a number or a text is wanted`);
+            const { at, measured, first, given: before } = own(data.predictions, `${lab}/${name}`) ?? {};
+            data.predictions[`${lab}/${name}`] = measured === undefined ? { given, at: now() }
+                : { given, at, measured, first: first ?? before };
+        }),
+        /** Keep what was measured beside a committed answer; the first comparison stays. */
+        saveMeasured: (lab, name, measured) => write("predictions", known(`${lab}/${name}`, PREDICTION), (data) => {
+            if (!isAnswer(measured)) throw new Error(`measured is ${shown(measured)}: a number or a text is wanted`);
+            const entry = own(data.predictions, `${lab}/${name}`);
+            if (entry && entry.measured === undefined) entry.measured = measured;
+        }),
         /** When a page was read, or null. */
         read: (page) => own(read().read, page),
         pagesRead: () => ({ ...read().read }),
@@ -240,8 +268,10 @@ const CourseStore = (() => {
         }),
         /** Everything as the text of a file, for another browser or for `course import`. */
         exported: () => {
-            const { edits, results, answers, read: pages } = read();
-            const data = { format: FORMAT, version: 1, exported_at: now(), edits, results, answers, read: pages };
+            const { edits, results, answers, predictions, read: pages } = read();
+            const data = {
+                format: FORMAT, version: 1, exported_at: now(), edits, results, answers, predictions, read: pages,
+            };
             return JSON.stringify(data, null, 1) + "\n";
         },
         imported,

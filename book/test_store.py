@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser
 SCRIPT = (Path(__file__).parent / "store.js").read_text(encoding="utf-8")
 ADDRESS = "http://book.test/"
 EARLY, LATE = "2026-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z"
-EMPTY = {"edits": {}, "results": {}, "answers": {}, "read": {}}
+EMPTY = {"edits": {}, "results": {}, "answers": {}, "predictions": {}, "read": {}}
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_an_exported_file_is_the_same_in_another_browser(tab, browser):
     before = exported(page)
     page.evaluate("localStorage.clear()")
     taken = page.evaluate("(text) => CourseStore.imported(text)", json.dumps(before))
-    assert taken == {"edits": 1, "results": 0, "answers": 0, "read": 1}
+    assert taken == {"edits": 1, "results": 0, "answers": 0, "predictions": 0, "read": 1}
     after = exported(page)
     assert {part: after[part] for part in EMPTY} == {part: before[part] for part in EMPTY}
 
@@ -170,6 +170,100 @@ def test_an_older_result_does_not_replace_a_newer_one(tab):
     assert page.evaluate("CourseStore.result('02-01').ok") is True
 
 
+# ------------------------------------------------------------------ predictions
+
+
+def predicted(page, lab: str = "02-01") -> dict:
+    return page.evaluate(f"Object.fromEntries(CourseStore.predictions('{lab}'))")
+
+
+def test_a_prediction_and_what_was_measured_are_there_after_a_reload(tab):
+    page = tab()
+    page.evaluate("CourseStore.savePrediction('02-01', 'survivors', 12)")
+    page.evaluate("CourseStore.savePrediction('02-01', 'which', 'neither')")
+    page.evaluate("CourseStore.savePrediction('02-05', 'hit', 0)")
+    page.evaluate("CourseStore.saveMeasured('02-01', 'survivors', 11)")
+    page.reload()
+    kept = predicted(page)
+    assert set(kept) == {"survivors", "which"}
+    assert (kept["survivors"]["given"], kept["survivors"]["measured"]) == (12, 11)
+    assert (kept["which"]["given"], "measured" in kept["which"]) == ("neither", False)
+
+
+def test_before_it_is_compared_an_answer_gives_way_to_the_next(tab):
+    page = tab()
+    page.evaluate("CourseStore.savePrediction('02-01', 'x', 5)")
+    page.evaluate("CourseStore.savePrediction('02-01', 'x', 6)")
+    assert {**predicted(page)["x"], "at": ""} == {"given": 6, "at": ""}
+
+
+def test_the_answer_that_was_compared_first_stays_beside_later_ones(tab):
+    page = tab()
+    page.evaluate("CourseStore.savePrediction('02-01', 'x', 5)")
+    at = predicted(page)["x"]["at"]
+    page.evaluate("CourseStore.saveMeasured('02-01', 'x', 0)")
+    for call in ("savePrediction('02-01', 'x', 6)", "savePrediction('02-01', 'x', 7)"):
+        page.evaluate(f"CourseStore.{call}")
+    page.evaluate("CourseStore.saveMeasured('02-01', 'x', 8)")
+    assert predicted(page)["x"] == {"given": 7, "first": 5, "measured": 0, "at": at}
+
+
+def test_what_was_not_predicted_has_no_measured_value(tab):
+    page = tab()
+    page.evaluate("CourseStore.saveMeasured('02-01', 'x', 8)")
+    assert predicted(page) == {}
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "null", "true", "[]", "'x'.repeat(400001)"])
+def test_a_prediction_is_a_number_or_a_text(tab, value):
+    page = tab()
+    with pytest.raises(Exception, match="a number or a text is wanted"):
+        page.evaluate(f"CourseStore.savePrediction('02-01', 'x', {value})")
+    assert predicted(page) == {}
+
+
+def test_documents_and_files_from_before_there_were_predictions_are_read(tab):
+    page = tab()
+    old = {part: {} for part in EMPTY if part != "predictions"}
+    edit = {"02-01": {"text": "mine", "at": EARLY}}
+    text = json.dumps({"version": 1, **old, "edits": edit})
+    page.evaluate("(text) => localStorage.setItem('course', text)", text)
+    assert page.evaluate("CourseStore.edit('02-01').text") == "mine"
+    assert page.evaluate("CourseStore.notice()") == ""
+    page.evaluate("CourseStore.savePrediction('02-01', 'x', 5)")
+    file = json.dumps({"format": "course-progress", "version": 1, **old})
+    assert page.evaluate("(text) => CourseStore.imported(text)", file)["predictions"] == 0
+    assert predicted(page)["x"]["given"] == 5
+    assert page.evaluate("CourseStore.edit('02-01').text") == "mine"
+
+
+COMPARED = {"given": 1, "measured": 9}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "wins"),
+    [
+        ({"given": 1, "at": EARLY}, {"given": 2, "at": LATE}, "theirs"),
+        ({"given": 1, "at": LATE}, {"given": 2, "at": EARLY}, "mine"),
+        ({**COMPARED, "at": EARLY}, {"given": 2, "at": LATE}, "mine"),
+        ({"given": 2, "at": LATE}, {**COMPARED, "at": EARLY}, "theirs"),
+        ({**COMPARED, "at": EARLY}, {**COMPARED, "given": 2, "at": LATE}, "mine"),
+        ({**COMPARED, "at": LATE}, {**COMPARED, "given": 2, "at": EARLY}, "theirs"),
+        ({**COMPARED, "at": EARLY}, {**COMPARED, "first": 3, "at": EARLY}, "mine"),
+    ],
+)
+def test_of_two_predictions_the_first_that_was_compared_counts_else_the_newer(
+    tab, mine, theirs, wins
+):
+    page = tab()
+    for entry in (mine, theirs):
+        text = file_with(predictions={"02-01/x": entry})
+        taken = page.evaluate("(text) => CourseStore.imported(text)", text)
+    assert predicted(page)["x"] == (mine if wins == "mine" else theirs)
+    assert taken["predictions"] == (wins == "theirs")
+    assert exported(page)["predictions"] == {"02-01/x": predicted(page)["x"]}
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -183,6 +277,13 @@ def test_an_older_result_does_not_replace_a_newer_one(tab):
         (file_with(edits={"02-01": {"text": "x" * 400_001, "at": EARLY}}), "edits.02-01.text"),
         (file_with(results={"02-01": {"passed": -1, "total": 2}}), "results.02-01.passed is -1"),
         (file_with(answers={"__proto__": {}}), "answers.__proto__"),
+        (file_with(predictions={"02-01": {"given": 5, "at": EARLY}}), "predictions.02-01"),
+        (file_with(predictions={"02-01/x": {"given": True, "at": EARLY}}), "x.given is true"),
+        (file_with(predictions={"02-01/x": {"given": "", "at": "now"}}), "predictions.02-01/x.at"),
+        (
+            file_with(predictions={"02-01/x": {"given": 5, "at": EARLY, "measured": None}}),
+            "predictions.02-01/x.measured is null",
+        ),
         (file_with(read={"a b": EARLY}), "read.a b"),
         (file_with(read={"a.html": "yesterday"}), "read.a.html"),
     ],
@@ -201,7 +302,12 @@ def test_a_file_that_does_not_fit_is_refused_by_name_and_changes_nothing(tab, te
 
 @pytest.mark.parametrize(
     "call",
-    ["saveEdit('__proto__', 'x')", "saveEdit('2-1', 'x')", "saveAnswer('__proto__', {})"],
+    [
+        "saveEdit('__proto__', 'x')",
+        "saveEdit('2-1', 'x')",
+        "saveAnswer('__proto__', {})",
+        "savePrediction('02-01', '__proto__', 5)",
+    ],
 )
 def test_a_name_that_is_none_is_refused(tab, call):
     with pytest.raises(Exception, match="no name of this course"):

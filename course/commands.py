@@ -266,7 +266,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="such as course-progress.json")],
     force: Annotated[bool, typer.Option("--force", help="replace the file")] = False,
 ) -> None:
-    """Write your labs and their results to a file that the book's pages can import."""
+    """Write your labs, results and predictions to a file that the book's pages can import."""
     from course.learning import learner
 
     _, labs, progress = opened()

@@ -55,6 +55,11 @@ def relative(path: Path, root: Path) -> str:
     return str(path)
 
 
+def counted(count: int, word: str) -> str:
+    """`2`, `lab` as "2 labs"."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def hours(minutes: int) -> str:
     """`95` as "1 h 35 min"."""
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"

@@ -2,18 +2,7 @@
 "use strict";
 
 (() => {
-    const make = (tag, properties = {}, ...children) => {
-        const node = Object.assign(document.createElement(tag), properties);
-        node.append(...children);
-        return node;
-    };
-
-    /** Words with their `code`. */
-    const worded = (text) =>
-        text.split(/(`[^`]+`)/).map((part) => {
-            const code = part.length > 2 && part.startsWith("`") && part.endsWith("`");
-            return code ? make("code", { textContent: part.slice(1, -1) }) : part;
-        });
+    const { make, worded, form: formOf } = CourseAsk;
 
     /** What kind of answer a question wants, in a sentence. */
     const wanted = (question) => {
@@ -41,34 +30,10 @@
         const ask = make("p", { className: "answer-ask", id: `${name}-ask` }, ...worded(question.ask));
         const verdict = make("div", { className: "answer-verdict", id: `${name}-verdict` });
         verdict.setAttribute("aria-live", "polite");
-        const form = make("form", { className: "answer-form", noValidate: true });
         const check = make("button", { type: "submit", textContent: "Check" });
-
-        let given;
-        if (question.choices.length) {
-            const choices = question.choices.map((choice) => {
-                const input = make("input", { type: "radio", name, value: choice });
-                return make("label", {}, input, make("span", {}, ...worded(choice)));
-            });
-            const group = make("div", { className: "answer-choices" }, ...choices);
-            group.setAttribute("role", "radiogroup");
-            group.setAttribute("aria-labelledby", ask.id);
-            given = {
-                get: () => form.querySelector("input:checked")?.value ?? "",
-                set: (text) => {
-                    for (const input of form.querySelectorAll("input")) input.checked = input.value === text;
-                },
-            };
-            form.append(group, check);
-        } else {
-            const input = make("input", { type: "text", name, autocomplete: "off", spellcheck: false });
-            input.autocapitalize = "off";
-            input.setAttribute("aria-labelledby", ask.id);
-            input.setAttribute("aria-describedby", verdict.id);
-            given = { get: () => input.value, set: (text) => (input.value = text) };
-            const unit = question.unit ? [make("span", { className: "answer-unit", textContent: question.unit })] : [];
-            form.append(input, ...unit, check);
-        }
+        const { choices, unit } = question;
+        const given = formOf({ name, choices, unit, ask: ask.id, verdict: verdict.id }, check);
+        const { form } = given;
 
         const explain = () => make("p", {}, ...worded(question.explain));
         const show = (kind, ...lines) => {

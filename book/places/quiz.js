@@ -40,16 +40,16 @@ globalThis.CourseQuiz = (() => {
         return words.join(" ") || strip(text);
     };
 
-    /** A number written in the decimal digits of any script. */
-    const value = (text) => {
-        const digits = text.replace(/\p{Nd}/gu, (digit) => {
+    /** With the decimal digits of any script as those of ours. */
+    const digits = (text) =>
+        text.replace(/\p{Nd}/gu, (digit) => {
             const code = digit.codePointAt(0);
             let first = code;
             while (/\p{Nd}/u.test(String.fromCodePoint(first - 1))) first -= 1;
             return String((code - first) % 10);
         });
-        return Number(digits.replace(/[,_]/g, ""));
-    };
+
+    const value = (text) => Number(digits(text).replace(/[,_]/g, ""));
 
     const isNumber = (question, given) => {
         const match = NUMBER.exec(strip(given));
@@ -87,5 +87,5 @@ globalThis.CourseQuiz = (() => {
     const readable = (question, given) =>
         question.number === null ? strip(given) !== "" : NUMBER.test(strip(given));
 
-    return { check, fold, plain, readable };
+    return { check, digits, fold, plain, readable, strip };
 })();

@@ -82,15 +82,16 @@ CourseDesk.lab = (host) => {
             el("p", { class: "desk-bar" }, button("Export", give), button("Import", () => chosen.click()), chosen));
         const session = CourseDesk.canRun() && !served ? CoursePlay.session() : null;
         const loading = session ? CourseDesk.loading(session) : null;
+        const predict = Object.keys(data.predictions).length ? CourseDesk.predict({ data, file }) : null;
         const results = CourseDesk.results({
-            data, goTo: (line) => editor.goTo(line), text: () => editor.get(),
+            data, predicted: predict?.told, goTo: (line) => editor.goTo(line), text: () => editor.get(),
             solution: async () => (await json(await fetch(host.dataset.solution))).text,
         });
         const where = served ? ["This is ", el("code", {}, data.file), " of your checkout. "]
             : [el("code", {}, "starter.py"), ", kept in this browser. "];
         room.replaceChildren(
             el("p", {}, "Write what is missing, run the tests, mend the first that fails. ", where),
-            notices, place,
+            notices, predict?.box ?? "", place,
             el("div", { class: "desk-bar desk-actions" }, run, end, reset,
                 el("span", { class: "desk-keys" }, "Ctrl-Enter runs. Escape, then Tab, leaves the editor.")),
             loading?.box ?? "", results.box, more);
@@ -186,7 +187,7 @@ CourseDesk.lab = (host) => {
                 if (theirs !== mine) show(theirs);
                 const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
                 notice(`Taken: ${counted(taken.edits, "edit")}, ${counted(taken.results, "result")}, `
-                    + `${counted(taken.answers, "answer")}.`);
+                    + `${counted(taken.answers, "answer")}, ${counted(taken.predictions, "prediction")}.`);
             } catch (error) {
                 notice(`Nothing was taken: ${error.message}.`);
             }
@@ -201,6 +202,7 @@ CourseDesk.lab = (host) => {
             const report = CourseReport.begun();
             notices.replaceChildren();
             results.begin();
+            predict?.begin();
             save();
             busy(true);
             const hear = (event) => {
@@ -221,6 +223,7 @@ CourseDesk.lab = (host) => {
             busy(false);
             loading?.hide();
             if (words === null) return results.rest("Not run: the file on your machine has changed; see above the editor.");
+            predict?.ended(CourseReport.measured(report));
             results.end(report, began && (performance.now() - began) / 1000, words);
             remember(report);
         }
@@ -264,6 +267,7 @@ CourseDesk.lab = (host) => {
                 } else if (event.event === "report") {
                     report.trouble = event.trouble;
                     words = event.notice;
+                    predict?.standing(event);
                 } else hear(event);
             }
             return words;

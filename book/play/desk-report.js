@@ -45,6 +45,9 @@ const CourseReport = (() => {
     const passed = (report) => report.results.filter((each) => each.outcome === "passed");
     const ok = (report) => passed(report).length > 0 && !failed(report).length && !report.trouble;
 
+    /** What the tests that passed have measured, by the name of the prediction it answers. */
+    const measured = (report) => Object.assign({}, ...passed(report).map((each) => each.measured ?? {}));
+
     /** Whether the reader's file itself is broken, so that every test says the same. */
     const cannotLoad = (report) => failed(report).length > 0 && !passed(report).length
         && failed(report).every((each) => each.outcome === "error" && each.message === failed(report)[0].message);
@@ -117,7 +120,9 @@ const CourseReport = (() => {
         return hints.filter((hint) => !hint.field || named.has(hint.field));
     }
 
-    return { begun, heard, ended, nameOf, label, failed, passed, ok, cannotLoad, brokenLine, explain, fitting };
+    return {
+        begun, heard, ended, nameOf, label, failed, passed, ok, measured, cannotLoad, brokenLine, explain, fitting,
+    };
 })();
 
 if (typeof module !== "undefined") module.exports = CourseReport;

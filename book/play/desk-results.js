@@ -4,9 +4,9 @@
 /** The part of a desk below its editor: {box, begin, heard, end, rest}.
  *
  * `data` is the lab's document, `goTo(line)` moves the editor, `text()` is what stands in it, `solution()` fetches
- * the reference.
+ * the reference, `predicted` shows what was predicted, where the lab asks.
  */
-CourseDesk.results = ({ data, goTo, text, solution }) => {
+CourseDesk.results = ({ data, goTo, text, solution, predicted }) => {
     const { el, button } = CourseDesk;
     const unfolded = new Map(); // test and its fields -> hints shown
     let states = new Map(); // test id -> its square and its row
@@ -20,7 +20,7 @@ CourseDesk.results = ({ data, goTo, text, solution }) => {
     const after = el("div", { class: "desk-after" });
     const reference = el("details", { class: "desk-reference" });
     const live = el("div", { role: "status" }, verdict);
-    const box = el("div", { class: "desk-results" }, live, squares, first, after, all, reference);
+    const box = el("div", { class: "desk-results" }, live, squares, first, predicted, after, all, reference);
 
     // ------------------------------------------------------------ while it runs
 

@@ -2,13 +2,14 @@
 
 The file is the one `book/store.js` exports. Promises: a file that does not fit is refused with
 everything that is wrong with it before anything is written; a starter that gives way is kept in
-`.course/backup`; where one cannot be written all stay as they were; a lab counts as passed only
-when this machine has graded it.
+`.course/backup`, and a prediction that is committed stays; where one file cannot be written all
+stay as they were; a lab counts as passed only when this machine has graded it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from course.files import write_atomically
-from course.learning import quiz, starters
+from course.learning import predictions, quiz, starters
 from course.learning.labs import CourseError, Lab
+from course.learning.predictions import Answer
 from course.learning.progress import FOLDER, PASSED, STARTED, Progress
 
 FORMAT = "course-progress"
@@ -28,8 +30,11 @@ LARGEST = 64 * 2**20
 LONGEST = 400_000
 """Characters of one text, as in book/store.js."""
 LONGEST_LIST = 12
-PARTS = ("edits", "results", "answers", "read")
+PARTS = ("edits", "results", "answers", "predictions", "read")
+ADDED = ("predictions",)
+"""Files from before have none."""
 _LAB = re.compile(r"\d\d-\d\d")
+_PREDICTION = re.compile(r"\d\d-\d\d/[a-z][a-z0-9_]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Answered:
 
 @dataclass(slots=True)
 class Taken:
-    """What an import did, by lab or question."""
+    """What an import did, by lab, question or prediction."""
 
     written: list[str] = field(default_factory=list)
     kept: dict[str, Path] = field(default_factory=dict)
@@ -51,6 +56,7 @@ class Taken:
     unknown: list[str] = field(default_factory=list)
     """What the file has and this checkout has not."""
     answers: int = 0
+    predictions: int = 0
 
 
 # ------------------------------------------------------------------ reading
@@ -87,7 +93,7 @@ def problems_of(data: Any) -> Iterator[str]:
         yield f"version is {data.get('version')!r}: this course reads {VERSION}"
         return
     for part in PARTS:
-        entries = data.get(part)
+        entries = data.get(part, {} if part in ADDED else None)
         if not isinstance(entries, dict):
             yield f"{part} must be an object, not {_short(entries)}"
             continue
@@ -95,6 +101,8 @@ def problems_of(data: Any) -> Iterator[str]:
             where = f"{part}.{_short(name)}"
             if part in ("edits", "results") and not _LAB.fullmatch(name):
                 yield f'{where}: a lab is named as in "02-01"'
+            elif part == "predictions" and not _PREDICTION.fullmatch(name):
+                yield f'{where}: a prediction is named as in "02-01/steps"'
             elif part == "read":
                 if _time(entry) is None:
                     yield f"{where} must be a time, not {_short(entry)}"
@@ -112,8 +120,23 @@ def _entry_problems(part: str, entry: Mapping[str, Any]) -> Iterator[str]:
             yield f"{text} must be a text of at most {LONGEST:,} characters"
         elif any("\ud800" <= letter <= "\udfff" for letter in value):
             yield f"{text} holds half a character"
+    for key in ("given", "measured", "first") if part == "predictions" else ():
+        if (key == "given" or key in entry) and not _is_answer(entry.get(key)):
+            yield f"{key} must be a number or a text, not {_short(entry.get(key))}"
     if _time(entry.get("at")) is None:
         yield f"at must be a time, not {_short(entry.get('at'))}"
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether a value can be the answer to a prediction."""
+    if isinstance(value, str):
+        return len(value) <= LONGEST and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def _time(value: Any) -> datetime | None:
@@ -134,7 +157,10 @@ def _short(value: Any) -> str:
 
 
 def take(root: Path, labs: Sequence[Lab], data: Mapping[str, Any]) -> Taken:
-    """Put the edits into the labs and the answers into the quiz.
+    """Put the edits and predictions into the labs and the answers into the quiz.
+
+    A prediction that is committed here already stays. Of one that was compared in the book the
+    first answer is taken: the first counts.
 
     Args:
         data: the content of a file, as `read` gives it.
@@ -153,18 +179,24 @@ def take(root: Path, labs: Sequence[Lab], data: Mapping[str, Any]) -> Taken:
             taken.same.append(name)
         else:
             texts[name] = text
-    before = {name: _bytes(known[name]) for name in texts}
+    committed = _new_predictions(known, data.get("predictions", {}), taken)
+    files = [known[name].starter for name in texts]
+    files += dict.fromkeys(known[lab].folder / predictions.FILE for lab, _ in committed)
+    before = {path: path.read_bytes() if path.is_file() else None for path in files}
     try:
         for name in texts:
-            data_before = before[name]
+            data_before = before[known[name].starter]
             if data_before is not None and not starters.is_current(known[name]):
                 taken.kept[name] = _backup(root, name, data_before)
         for name, text in texts.items():
             write_atomically(known[name].starter, text)
             taken.written.append(name)
-    except OSError as error:
-        for name in taken.written:
-            _put_back(known[name].starter, before[name])
+        for (lab, name), answer in committed.items():
+            predictions.commit(known[lab].folder, name, answer)
+            taken.predictions += 1
+    except (OSError, ValueError) as error:
+        for path, content in before.items():
+            _put_back(path, content)
         raise CourseError(f"Nothing was changed: a file could not be written ({error}).") from None
     answers = {
         name: Answered(entry["given"], _time(entry["at"]) or datetime.now(UTC))
@@ -173,6 +205,30 @@ def take(root: Path, labs: Sequence[Lab], data: Mapping[str, Any]) -> Taken:
     taken.answers, unknown = take_answers(root, answers)
     taken.unknown += unknown
     return taken
+
+
+def _new_predictions(
+    known: Mapping[str, Lab], given: Mapping[str, Any], taken: Taken
+) -> dict[tuple[str, str], Answer]:
+    """By lab and name, the answers of a file that are to be committed; others go into `taken`."""
+    found: dict[tuple[str, str], Answer] = {}
+    for full, entry in sorted(given.items()):
+        lab, _, name = full.partition("/")
+        asked = known[lab].manifest.predictions if lab in known else {}
+        if name in asked and name in predictions.committed(known[lab].folder, asked)[0]:
+            continue
+        try:
+            found[lab, name] = asked[name].read(_first(entry))
+        except (KeyError, ValueError):  # another course's, or a question that has changed
+            taken.unknown.append(full)
+    return found
+
+
+def _first(entry: Mapping[str, Any]) -> Answer:
+    """Of a prediction that was compared the answer that was; else the one that stands."""
+    compared = entry.get("measured") is not None and entry.get("first") is not None
+    answer: Answer = entry["first"] if compared else entry["given"]
+    return answer
 
 
 def take_answers(root: Path, answers: Mapping[str, Answered]) -> tuple[int, list[str]]:
@@ -199,6 +255,8 @@ def _backup(root: Path, lab: str, data: bytes) -> Path:
 
 
 def _put_back(path: Path, data: bytes | None) -> None:
+    if data is not None and path.is_file() and path.read_bytes() == data:
+        return
     if data is None:
         path.unlink(missing_ok=True)
     else:
@@ -218,7 +276,7 @@ def _text(lab: Lab) -> str | None:
 
 
 def document(labs: Sequence[Lab], progress: Progress) -> str:
-    """What is done here as the text of a file that the book reads: edits and their results.
+    """What is done here as the text of a file that the book reads: edits, results, predictions.
 
     Answers of the quiz stay: only how they went is known here, not what was given.
     """
@@ -246,9 +304,39 @@ def document(labs: Sequence[Lab], progress: Progress) -> str:
         "edits": edits,
         "results": results,
         "answers": {},
+        "predictions": {
+            f"{lab.id}/{name}": entry
+            for lab in labs
+            for name, entry in predicted(lab, progress).items()
+        },
         "read": {},
     }
     return json.dumps(data, indent=1) + "\n"
+
+
+def predicted(lab: Lab, progress: Progress) -> dict[str, dict[str, Any]]:
+    """What is committed in a lab, by name, as book/store.js keeps it: {given, at, measured, first}.
+
+    What was compared is there though its line is empty now: the first answer counts.
+    """
+    asked, entry = lab.manifest.predictions, progress.entry(lab)
+    compared = entry.predictions
+    answers, _ = predictions.committed(lab.folder, asked)
+    path = lab.folder / predictions.FILE
+    if path.is_file():
+        at = _stamp(datetime.fromtimestamp(path.stat().st_mtime, UTC))
+    else:
+        at = _stamp(_time(entry.graded_at) or datetime.now(UTC))
+    found: dict[str, dict[str, Any]] = {}
+    for name in asked:
+        pair = compared.get(name)
+        if pair:
+            found[name] = {"given": answers.get(name, pair[0]), "at": at, "measured": pair[1]}
+            if found[name]["given"] != pair[0]:
+                found[name]["first"] = pair[0]
+        elif name in answers:
+            found[name] = {"given": answers[name], "at": at}
+    return found
 
 
 def _stamp(time: datetime) -> str:

@@ -256,9 +256,12 @@ def import_file(console: Console, root: Path, labs: list[Lab], file: Path) -> No
         terminal.say(console, f"Not in this course, left out: {', '.join(taken.unknown)}", "yellow")
     if taken.answers:
         terminal.say(console, f"{taken.answers} answers are in the quiz: course quiz")
+    if taken.predictions:
+        told = terminal.counted(taken.predictions, "prediction")
+        terminal.say(console, f"{told} committed, each in its lab's {predictions.FILE}")
     if taken.written:
         terminal.say(console, "Graded here they count: course check --all", "cyan")
-    elif not taken.answers:
+    elif not taken.answers and not taken.predictions:
         terminal.say(console, "Nothing in it is new here.")
 
 
@@ -274,8 +277,10 @@ def export_file(
         raise CourseError(f"{file} is there already. Replace it: course export {file} --force")
     text = exchange.document(labs, progress)
     write_atomically(file, text)
-    count = len(json.loads(text)["edits"])
-    told = "1 lab" if count == 1 else f"{count} labs"
+    data = json.loads(text)
+    told = terminal.counted(len(data["edits"]), "lab")
+    if data["predictions"]:
+        told += f" and {terminal.counted(len(data['predictions']), 'prediction')}"
     terminal.say(console, f"{told} in {file}. To take it into the book: Import, below any lab.")
 
 

@@ -166,12 +166,14 @@ def commit(folder: Path, name: str, answer: Answer) -> None:
     path = folder / FILE
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     value = json.dumps(answer, ensure_ascii=False)
+    if isinstance(answer, float) and "." not in value:
+        value = value.replace("e", ".0e")  # 1e-05 is a text in YAML
     old = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^#\n]*?)"
     line = re.compile(
         rf"^{re.escape(name)}[ \t]*:[ \t]*{old}(?P<rest>[ \t]*(?:#.*)?)$", re.MULTILINE
     )
     if line.search(text):
-        new = line.sub(lambda match: f"{name}: {value}{match['rest'].rstrip()}", text, count=1)
+        new = line.sub(lambda match: f"{name}: {value}{_apart(match['rest'])}", text, count=1)
     else:
         new = (text if text.endswith("\n") or not text else text + "\n") + f"{name}: {value}\n"
     try:
@@ -181,3 +183,8 @@ def commit(folder: Path, name: str, answer: Answer) -> None:
     if not kept:
         raise ValueError(f"{path} cannot be changed line by line: write `{name}: {value}` in it")
     write_atomically(path, new)
+
+
+def _apart(comment: str) -> str:
+    """What follows an answer; a comment needs a space before it."""
+    return f"  {comment.rstrip()}" if comment.startswith("#") else comment.rstrip()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import pytest
 
+from course.conftest import TESTDATA
 from course.files import write_atomically
 from course.learning import exchange, starters
 from course.learning.labs import CourseError, find_labs
@@ -14,6 +16,7 @@ from course.learning.progress import PASSED, Progress
 from course.learning.quiz import Boxes
 
 AT = "2026-01-05T10:00:00.000Z"
+ASKS = TESTDATA / "phase-90-selfcheck" / "labs" / "lab-08-predicts"
 MINE = "def num_blocks(num_tokens, block_size):\n    return -(-num_tokens // block_size)\n"
 
 
@@ -24,6 +27,7 @@ def content(**parts: Any) -> dict[str, Any]:
         "edits": {},
         "results": {},
         "answers": {},
+        "predictions": {},
         "read": {},
         **parts,
     }
@@ -209,3 +213,119 @@ def test_an_export_replaces_no_file_unasked(course, tmp_path):
     assert course("export", str(path)).code == 2
     assert path.read_text(encoding="utf-8") == "mine"
     assert course("export", str(path), "--force").code == 0
+
+
+# ------------------------------------------------------------------ predictions
+
+
+@pytest.fixture
+def asking(little_course):
+    """The lab of the little course that asks three things, 90-08."""
+    folder = little_course / "phase-90-little" / "labs" / "lab-08-predicts"
+    shutil.copytree(ASKS, folder)
+    return folder
+
+
+def said(**given: Any) -> dict[str, Any]:
+    """A file with predictions of lab 90-08."""
+    entries = {f"90-08/{name}": {"given": answer, "at": AT} for name, answer in given.items()}
+    return content(predictions=entries)
+
+
+def test_predictions_are_committed_as_course_predict_writes_them(course, asking, given):
+    (asking / "predictions.yaml").write_text("# asks\nblocks:   # how many\n", encoding="utf-8")
+    ran = course("import", given(said(blocks=6, waste="nowhere", share=1e-7)))
+    assert "3 predictions committed, each in its lab's predictions.yaml" in ran.out
+    assert (asking / "predictions.yaml").read_text(encoding="utf-8") == (
+        '# asks\nblocks: 6  # how many\nshare: 1.0e-07\nwaste: "nowhere"\n'
+    )
+    assert "blocks: you said 6; its test" in course("check", "90-08").out
+
+
+def test_a_prediction_that_is_committed_here_already_stays(course, asking, given):
+    (asking / "predictions.yaml").write_text("blocks: 7\n", encoding="utf-8")
+    path = given(said(blocks=6, share=0.9))
+    assert "1 prediction committed" in course("import", path).out
+    assert (asking / "predictions.yaml").read_text(encoding="utf-8") == "blocks: 7\nshare: 0.9\n"
+    assert "Nothing in it is new here." in course("import", path).out
+
+
+def test_of_a_prediction_that_was_compared_the_first_answer_is_taken(course, asking, given):
+    entry = {"given": 7, "first": 6, "measured": 7, "at": AT}
+    course("import", given(content(predictions={"90-08/blocks": entry})))
+    assert (asking / "predictions.yaml").read_text(encoding="utf-8") == "blocks: 6\n"
+
+
+def test_predictions_that_nobody_asks_here_are_named_and_left_out(course, asking, given):
+    data = said(blocks="many", waste="upstairs", share=0.9, gone=5)
+    data["predictions"]["77-01/x"] = {"given": 5, "at": AT}
+    ran = course("import", given(data))
+    named = "77-01/x, 90-08/blocks, 90-08/gone, 90-08/waste"
+    assert (ran.code, f"left out: {named}" in ran.out) == (0, True)
+    assert (asking / "predictions.yaml").read_text(encoding="utf-8") == "share: 0.9\n"
+
+
+def test_a_file_from_before_there_were_predictions_is_taken(course, little_course, given):
+    data = content(edits=edits("90-00"))
+    del data["predictions"]
+    assert course("import", given(data)).code == 0
+    assert find_labs(little_course)[0].starter.read_text(encoding="utf-8") == MINE
+
+
+def test_where_a_prediction_cannot_be_written_nothing_is_changed(
+    course, little_course, asking, given
+):
+    (asking / "predictions.yaml").write_text("{share: 0.5}\n", encoding="utf-8")
+    data = said(blocks=6)
+    data["edits"] = edits("90-00", "90-08")
+    before = {lab.id: lab.starter.read_bytes() for lab in find_labs(little_course)}
+    ran = course("import", given(data))
+    assert (ran.code, "Nothing was changed" in ran.err) == (2, True)
+    assert "write `blocks: 6` in it" in ran.err
+    assert (asking / "predictions.yaml").read_text(encoding="utf-8") == "{share: 0.5}\n"
+    assert {lab.id: lab.starter.read_bytes() for lab in find_labs(little_course)} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "told"),
+    [
+        ("90-08", {}, "a prediction is named as in"),
+        ("90-08/__proto__", {}, "a prediction is named as in"),
+        ("90-08/blocks", 5, "predictions.90-08/blocks must be an object"),
+        ("90-08/blocks", {"at": AT}, "blocks.given must be a number or a text"),
+        ("90-08/blocks", {"given": True, "at": AT}, "blocks.given must be"),
+        ("90-08/blocks", {"given": float("inf"), "at": AT}, "blocks.given must be"),
+        ("90-08/blocks", {"given": 10**400, "at": AT}, "blocks.given must be"),
+        ("90-08/blocks", {"given": "\ud800", "at": AT}, "blocks.given must be"),
+        ("90-08/blocks", {"given": 5, "at": "soon"}, "blocks.at must be a time"),
+        ("90-08/blocks", {"given": 5, "at": AT, "measured": None}, "blocks.measured must be"),
+        ("90-08/blocks", {"given": 5, "at": AT, "first": []}, "blocks.first must be"),
+    ],
+)
+def test_a_prediction_that_is_none_is_refused_by_name_and_writes_nothing(
+    course, asking, given, name, entry, told
+):
+    ran = course("import", given(content(predictions={name: entry})))
+    assert (ran.code, told in ran.err.replace("\n", " ")) == (2, True), ran.err
+    assert not (asking / "predictions.yaml").exists()
+
+
+def test_what_was_predicted_here_is_exported_with_what_was_measured(
+    course, little_course, asking, tmp_path
+):
+    (asking / "starter.py").write_text(MINE, encoding="utf-8")
+    file = asking / "predictions.yaml"
+    file.write_text("blocks: 6\nwaste: c\n", encoding="utf-8")
+    course("check", "90-08")
+    file.write_text("blocks: 7\nshare: 0.5\nwaste: c\n", encoding="utf-8")
+    path = tmp_path / "out.json"
+    assert "1 lab and 3 predictions in" in course("export", str(path)).out
+    entries = exchange.read(path)["predictions"]
+    assert {name: {**entry, "at": ""} for name, entry in entries.items()} == {
+        "90-08/blocks": {"given": 7, "first": 6, "measured": 7, "at": ""},
+        "90-08/share": {"given": 0.5, "at": ""},
+        "90-08/waste": {"given": "nowhere", "measured": "in the last block", "at": ""},
+    }
+    file.unlink()
+    course("import", str(path))
+    assert file.read_text(encoding="utf-8") == 'blocks: 6\nshare: 0.5\nwaste: "nowhere"\n'

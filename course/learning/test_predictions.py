@@ -131,6 +131,20 @@ def test_a_file_that_cannot_be_kept_line_by_line_is_left(tmp_path):
     assert path.read_text() == "{blocks: 3}\n"
 
 
+def test_an_empty_line_keeps_its_comment(tmp_path):
+    (tmp_path / "predictions.yaml").write_text("x:   # how many\ny: 1 # sure\n", encoding="utf-8")
+    predictions.commit(tmp_path, "x", 4)
+    predictions.commit(tmp_path, "y", 5)
+    text = (tmp_path / "predictions.yaml").read_text(encoding="utf-8")
+    assert text == "x: 4  # how many\ny: 5 # sure\n"
+
+
+@pytest.mark.parametrize("answer", [1e-05, 1e20, 1.5e-07, 2.0**60, -0.25, 3])
+def test_a_number_of_any_size_is_read_back_as_it_was_committed(tmp_path, answer):
+    predictions.commit(tmp_path, "x", answer)
+    assert predictions.committed(tmp_path, {"x": Prediction("?")}) == ({"x": answer}, [])
+
+
 @pytest.mark.parametrize(
     ("predicted", "outcome"),
     [(95, "right"), (105, "right"), (94.9, "low"), (105.1, "high"), (100, "right")],

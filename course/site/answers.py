@@ -18,7 +18,7 @@ from course.learning.quiz import Question
 
 PAGES = ("EXERCISES.md", "INTERVIEW.md")
 FOLDER = Path(__file__).resolve().parents[2] / "book" / "places"
-SCRIPTS = ("quiz", "answers")
+SCRIPTS = ("quiz", "asks", "answers")
 """Of that folder, in the order in which they load."""
 
 _HEADING = re.compile(r"(#{2,4}) (.+)")
@@ -40,10 +40,7 @@ def embed(page: Path, text: str, depth: int, hold: Callable[[str], str]) -> str:
     for row in sorted(boxes, reverse=True):
         rows[row:row] = [hold(_box(question)) + "\n" for question in boxes[row]]
     up = "../" * depth
-    scripts = "".join(
-        f'<script defer src="{up}book/places/{name}.js?v={_version(name)}"></script>'
-        for name in SCRIPTS
-    )
+    scripts = "".join(f'<script defer src="{address(name, up)}"></script>' for name in SCRIPTS)
     return "\n".join(rows) + f"\n\n{hold(scripts)}\n"
 
 
@@ -115,6 +112,11 @@ def _outside_fences(rows: list[str]) -> Iterator[tuple[int, re.Match[str] | None
             fence = mark[1]
         else:
             yield row, _HEADING.match(line), line
+
+
+def address(name: str, up: str) -> str:
+    """Where a script of FOLDER lies in the site; `up` leads from the page to its root."""
+    return f"{up}book/places/{name}.js?v={_version(name)}"
 
 
 @cache

@@ -12,11 +12,13 @@ import hashlib
 import html
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from course.learning import manifest, starters
 from course.learning.labs import Lab, find_labs
+from course.site import answers
 from course.truth import pages
 
 FOLDER = "desk"
@@ -30,6 +32,8 @@ SCRIPTS = (
     "desk-lab.js",
     "desk-blocks.js",
 )
+ASKING = ("desk-judge.js", "desk-predict.js")
+"""Besides, where a lab asks for predictions; they stand on the scripts of the exercises' boxes."""
 APART = {"conformance/README.md": "they replay every recording, which takes a page minutes"}
 """Pages whose blocks are not offered, and why; `play_excepted` names single blocks."""
 END = '<nav class="neighbours"'
@@ -50,7 +54,10 @@ def furnish(root: Path, page: Path, text: str) -> str:
         )
         before, end, after = text.partition(END)
         text = f"{before.rstrip()}\n\n{host}{end}{after}"
-    first, *others = [f"{up}{FOLDER}/{name}?v={_version(root, name)}" for name in SCRIPTS]
+    asks = lab is not None and bool(lab.manifest.predictions)
+    names = [*SCRIPTS, *(ASKING if asks else ())]
+    first, *others = [f"{up}{FOLDER}/{name}?v={_version(root, name)}" for name in names]
+    others[:0] = [answers.address(name, up) for name in ("quiz", "asks")] if asks else []
     name = page.relative_to(root).as_posix()
     apart = f' data-apart="{html.escape(APART[name])}"' if name in APART else ""
     tag = (
@@ -64,7 +71,7 @@ def write(root: Path, site: Path, listed: list[Path]) -> None:
     """Put the scripts, and the documents of the labs in the book, into a site."""
     folder = site / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for name in SCRIPTS:
+    for name in (*SCRIPTS, *ASKING):
         source = root / SOURCE / name
         if source.is_file():
             (folder / name).write_bytes(source.read_bytes())
@@ -95,6 +102,7 @@ def document(root: Path, lab: Lab) -> dict[str, Any]:
             test: [{"text": hint.text, "field": hint.field} for hint in hints]
             for test, hints in spec.hints.items()
         },
+        "predictions": {name: asdict(asked) for name, asked in spec.predictions.items()},
         "built": list(dict.fromkeys(name.partition(".")[0] for name in spec.yours)),
         "part": spec.part or "",
         "next": _next(root, lab),

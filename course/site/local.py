@@ -6,9 +6,13 @@ on disk is never written over; what a page asks for runs in a child process, as 
 and ends when the page goes away. Routes, all under `/.course/`:
 
     GET  progress          {"labs": {id: {state, passed, total, at}}, "next": id or null}
-    GET  lab?id=02-01      {"text", "digest", "state"}: the learner's starter.py
+    GET  lab?id=02-01      {"text", "digest", "state"}: the learner's starter.py; and of the lab's
+                           {"predictions": {name: {given, at, measured, first}}, "problems": [text]}
+    POST predict           {"lab", "name", "given", "before"}: commits an answer where none stands,
+                           or the one that the page saw, `before`; answers those two
     POST grade             {"lab", "files": {"starter.py": text}, "base": digest}; answers one JSON
-                           object a line: saved, the runner's events, and last a report
+                           object a line: saved, the runner's events, and last a report, with those
+                           two as they are then
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from course.files import write_atomically
-from course.learning import grading, learner
+from course.learning import exchange, grading, learner, predictions
 from course.learning.labs import CourseError, Lab, find_labs
 from course.learning.progress import Progress
 
@@ -59,6 +63,7 @@ class Local:
         self.token = secrets.token_urlsafe(24)
         """In the pages for who has the cookie: what a request must carry."""
         self.grading = threading.Lock()
+        self.committing = threading.Lock()
 
     # -------------------------------------------------------------- who may ask
 
@@ -125,6 +130,8 @@ class Local:
             elif route == ("GET", "lab"):
                 lab = self._lab(parse_qs(parts.query).get("id", [""])[0])
                 _send(request, HTTPStatus.OK, self._file(lab))
+            elif route == ("POST", "predict"):
+                _send(request, HTTPStatus.OK, self._predict(_body(request)))
             elif route == ("POST", "grade"):
                 self._grade(request, _body(request))
             else:
@@ -160,7 +167,32 @@ class Local:
             "text": _text(data),
             "digest": _digest(data),
             "state": Progress(self.root).state(lab),
+            **_predicted(lab, Progress(self.root)),
         }
+
+    def _predict(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Commit an answer in the learner's file, unless one stands there that the page saw not."""
+        lab, name = self._lab(body.get("lab")), body.get("name")
+        asked = lab.manifest.predictions
+        if not isinstance(name, str) or name not in asked:
+            raise Refusal(HTTPStatus.NOT_FOUND, f"lab {lab.id} asks no {str(name)[:60]!r}")
+        try:
+            answer = asked[name].read(body.get("given"))
+        except ValueError as error:
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"{name}: {error}") from None
+        with self.committing:
+            here = predictions.committed(lab.folder, asked)[0].get(name)
+            if here not in (None, answer, body.get("before")):
+                told = f"{name} in {predictions.FILE} has changed on disk since this page read it"
+                raise Refusal(HTTPStatus.CONFLICT, told, **_predicted(lab, Progress(self.root)))
+            if here != answer:
+                try:
+                    predictions.commit(lab.folder, name, answer)
+                except (OSError, ValueError) as error:
+                    raise Refusal(
+                        HTTPStatus.INTERNAL_SERVER_ERROR, f"{name} was not written: {error}"
+                    ) from None
+            return _predicted(lab, Progress(self.root))
 
     def _grade(self, request: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         lab = self._lab(body.get("lab"))
@@ -198,6 +230,7 @@ class Local:
             "trouble": report.trouble,
             "notice": notice,
             "state": progress.state(lab),
+            **_predicted(lab, progress),
         }
 
 
@@ -218,6 +251,12 @@ def _text(data: bytes | None) -> str:
 def _digest(data: bytes | None) -> str:
     """Names what stands in the file; "" for no file."""
     return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _predicted(lab: Lab, progress: Progress) -> dict[str, Any]:
+    """The predictions that stand in the learner's file, and what is wrong with it."""
+    _, problems = predictions.committed(lab.folder, lab.manifest.predictions)
+    return {"predictions": exchange.predicted(lab, progress), "problems": problems}
 
 
 def _save(lab: Lab, text: str, base: object) -> None:

@@ -1,13 +1,15 @@
 """Every lab graded as a page grades it, in Node, beside its grading here.
 
 `course book runtime --check`: each lab that a page can do passes with its solution, with the same
-tests passed and skipped as here; fails with its starter; and fails the test named for one of its
-misconceptions. Runs `book/play/worker.js` itself, over the payload that a site gets.
+tests passed and skipped as here, and the same measured for its predictions; fails with its starter;
+and fails the test named for one of its misconceptions. Runs `book/play/worker.js` itself, over the
+payload that a site gets.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import queue
 import shutil
 import subprocess
@@ -190,7 +192,8 @@ def check_lab(worker: Gradable, lab: Lab, native: Future[grading.Report]) -> Ver
     verdict = Verdict(lab)
     solution = lab.solution.read_text(encoding="utf-8")
     began = time.perf_counter()
-    outcomes = _graded(worker, verdict, "the solution", solution)
+    measured: dict[str, Any] = {}
+    outcomes = _graded(worker, verdict, "the solution", solution, measured=measured)
     verdict.seconds = time.perf_counter() - began
     passed = [test for test, (outcome, _) in outcomes.items() if outcome == "passed"]
     verdict.passed, verdict.skipped = len(passed), len(outcomes) - len(passed)
@@ -202,6 +205,7 @@ def check_lab(worker: Gradable, lab: Lab, native: Future[grading.Report]) -> Ver
     report = native.result()
     verdict.native = sum(result.seconds for result in report.results)
     verdict.problems += _differences(lab, outcomes, report)
+    verdict.problems += _unanswered(lab, measured, report)
     return verdict
 
 
@@ -242,9 +246,13 @@ def _graded(
     what: str,
     text: str,
     tests: Sequence[str] | None = None,
+    measured: dict[str, Any] | None = None,
     **more: Any,
 ) -> Outcomes:
-    """Grade one text as the learner's; {} with a problem when the tests have no results."""
+    """Grade one text as the learner's; {} with a problem when the tests have no results.
+
+    What the tests that pass measure is put into `measured`.
+    """
     payload = {"lab": verdict.lab.id, "files": {"starter.py": text}, "tests": tests, **more}
     try:
         result, events = worker.call("grade", payload)
@@ -257,6 +265,9 @@ def _graded(
     if result["status"] not in (0, 1):
         verdict.problems.append(f"{what}: {result['output']}")
     results = [event for event in events if event["event"] == "result"]
+    for each in results:
+        if measured is not None and each["outcome"] == "passed":
+            measured.update(each.get("measured", {}))
     return {e["test"]: (e["outcome"], e.get("message", "")) for e in results}
 
 
@@ -278,6 +289,23 @@ def _differences(lab: Lab, outcomes: Outcomes, report: grading.Report) -> Iterat
     for test in outcomes.keys() - here.keys():
         if outcomes[test][0] != "skipped":
             yield f"{_short(test)}: only in the page"
+
+
+def _unanswered(lab: Lab, measured: dict[str, Any], report: grading.Report) -> Iterator[str]:
+    """Predictions for which a page measures nothing, or another value than is measured here.
+
+    A number may differ by what the question tolerates: a page's sums have another order.
+    """
+    passed = [result for result in report.results if result.outcome == "passed"]
+    here = {name: value for result in passed for name, value in result.measured.items()}
+    for name, question in lab.manifest.predictions.items():
+        value, came = here.get(name), measured.get(name)
+        if isinstance(value, int | float) and isinstance(came, int | float):
+            same = math.isclose(value, came, rel_tol=max(1e-6, question.tolerance))
+        else:
+            same = value in (None, came)  # None: what measures it is skipped here too
+        if not same:
+            yield f"prediction {name}: {value} is measured here, {came} in the page"
 
 
 def _short(test: str) -> str:

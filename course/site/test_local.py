@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from course.conftest import TESTDATA
 from course.learning.labs import find_labs
 from course.learning.progress import PASSED, Progress
 from course.site import book_site, local
 
+ASKS = TESTDATA / "phase-90-selfcheck" / "labs" / "lab-08-predicts"
 PAGE = "<html><head><title>x</title></head><body></body></html>"
 RIGHT = "def num_blocks(num_tokens, block_size):\n    return -(-num_tokens // block_size)\n"
 WRONG = RIGHT.replace("-(-num_tokens // block_size)", "num_tokens // block_size")
@@ -267,3 +270,95 @@ def test_what_a_child_process_does_is_told_as_course_check_tells_it(reader):
     dead = "import os\n" + RIGHT.replace("return", "os._exit(7)")
     report = reader.grade(dead, reader.file()["digest"]).lines[-1]
     assert "ended in test_rounds_up with exit code 7" in report["trouble"]
+
+
+# ------------------------------------------------------------------ predictions
+
+
+@pytest.fixture
+def asking(little_course: Path) -> Path:
+    """The lab of the little course that asks three things, 90-08, with a starter that passes."""
+    folder = little_course / "phase-90-little" / "labs" / "lab-08-predicts"
+    shutil.copytree(ASKS, folder)
+    (folder / "starter.py").write_text(RIGHT, encoding="utf-8")
+    return folder
+
+
+def predict(
+    reader: Client, name: Any, given: Any, before: Any = None, lab: str = "90-08"
+) -> Answer:
+    body = {"lab": lab, "name": name, "given": given, "before": before}
+    return reader.ask("POST", "/.course/predict", body)
+
+
+def test_an_answer_of_the_page_is_committed_in_the_learners_file(reader, asking):
+    (asking / "predictions.yaml").write_text("# mine\nblocks:  # ?\n", encoding="utf-8")
+    assert reader.ask("GET", "/.course/lab?id=90-08").json["predictions"] == {}
+    told = predict(reader, "blocks", "6").json
+    assert told["predictions"]["blocks"]["given"] == 6
+    assert predict(reader, "waste", "c").json["predictions"]["waste"]["given"] == "nowhere"
+    text = (asking / "predictions.yaml").read_text(encoding="utf-8")
+    assert text == '# mine\nblocks: 6  # ?\nwaste: "nowhere"\n'
+    told = reader.ask("GET", "/.course/lab?id=90-08").json
+    assert (set(told["predictions"]), told["problems"]) == ({"blocks", "waste"}, [])
+
+
+def test_a_grading_tells_what_was_compared_and_the_first_answer_stays(
+    reader, asking, little_course
+):
+    predict(reader, "blocks", 6)
+    report = reader.ask("POST", "/.course/grade", {"lab": "90-08"}).lines[-1]
+    blocks = report["predictions"]["blocks"]
+    assert (blocks["given"], blocks["measured"]) == (6, 7)
+    later = predict(reader, "blocks", 7, before=6).json["predictions"]["blocks"]
+    assert (later["given"], later["first"], later["measured"]) == (7, 6, 7)
+    lab = next(lab for lab in find_labs(little_course) if lab.id == "90-08")
+    assert Progress(little_course).entry(lab).predictions == {"blocks": [6, 7]}
+
+
+def test_an_answer_that_changed_on_disk_meanwhile_is_not_written_over(reader, asking):
+    predict(reader, "blocks", 6)
+    (asking / "predictions.yaml").write_text("blocks: 5\n", encoding="utf-8")
+    for before in (6, None):
+        answer = predict(reader, "blocks", 7, before=before)
+        assert (answer.status, answer.json["predictions"]["blocks"]["given"]) == (409, 5)
+        assert "has changed on disk" in answer.json["error"]
+    assert (asking / "predictions.yaml").read_text(encoding="utf-8") == "blocks: 5\n"
+    assert predict(reader, "blocks", 7, before=5).status == 200
+    assert predict(reader, "blocks", 7, before=None).status == 200, "it stands there already"
+
+
+def test_what_is_wrong_with_the_file_is_told(reader, asking):
+    (asking / "predictions.yaml").write_text("{blocks: many}\n", encoding="utf-8")
+    told = reader.ask("GET", "/.course/lab?id=90-08").json
+    assert "blocks: answer is 'many'" in told["problems"][0]
+    answer = predict(reader, "share", 0.5)
+    assert (answer.status, "share was not written" in answer.json["error"]) == (500, True)
+    assert (asking / "predictions.yaml").read_text(encoding="utf-8") == "{blocks: many}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "status"),
+    [
+        ("blocks", "many", 400),
+        ("blocks", None, 400),
+        ("blocks", True, 400),
+        ("waste", "\ud800", 400),
+        ("bloks", 5, 404),
+        (None, 5, 404),
+        (["blocks"], 5, 404),
+        ("__proto__", 5, 404),
+    ],
+)
+def test_an_answer_that_is_none_is_refused_and_writes_nothing(reader, asking, name, given, status):
+    assert predict(reader, name, given).status == status
+    assert not (asking / "predictions.yaml").exists()
+
+
+def test_only_a_page_that_may_grade_may_commit(reader, asking):
+    body = {"lab": "90-08", "name": "blocks", "given": 6, "before": None}
+    for headers in ({"X-Course-Token": "guess"}, {"Origin": "http://evil.test"}, {"Host": "x:1"}):
+        assert reader.ask("POST", "/.course/predict", body, headers).status == 403
+    assert reader.ask("GET", "/.course/predict").status == 404
+    assert predict(reader, "blocks", 6, lab="90-99").status == 404
+    assert not (asking / "predictions.yaml").exists()

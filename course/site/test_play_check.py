@@ -15,6 +15,7 @@ from course.truth import pages
 ROOT = Path(__file__).resolve().parents[2]
 LAB = next(lab for lab in find_labs(ROOT) if lab.id == "02-02")
 NAMES = LAB.test_names()
+MEASURED = dict.fromkeys(LAB.manifest.predictions, 18.25)
 CAUGHT_BY = LAB.manifest.misconceptions[0].caught_by
 
 
@@ -26,6 +27,7 @@ class Pretended:
         self.starter = LAB.starter.read_text(encoding="utf-8")
         self.ends: dict[tuple[str, str], tuple[str, str]] = {}
         self.error = ""
+        self.measured: dict[str, object] = dict(MEASURED)
 
     def call(self, kind, payload, **_):
         if self.error:
@@ -37,7 +39,8 @@ class Pretended:
             usual = ("passed" if who == "solution" else "failed", "")
             outcome, said = self.ends.get((who, name), usual)
             test = f"lab/test_lab.py::{name}"
-            events.append({"event": "result", "test": test, "outcome": outcome, "message": said})
+            event = {"event": "result", "test": test, "outcome": outcome, "message": said}
+            events.append({**event, "measured": self.measured if name == NAMES[0] else {}})
         return {"status": 0}, events
 
 
@@ -46,6 +49,7 @@ def report(**outcomes: str) -> grading.Report:
         grading.TestResult(name, f"lab/test_lab.py::{name}", outcomes.get(name, "passed"))
         for name in NAMES
     ]
+    results[0].measured.update(MEASURED)
     return grading.Report(results)
 
 
@@ -93,6 +97,17 @@ def test_a_misconception_that_its_test_does_not_catch_is_told():
     worker = Pretended()
     worker.ends["wrong", CAUGHT_BY] = ("passed", "")
     assert f"{CAUGHT_BY} does not catch {LAB.manifest.misconceptions[0].name}" in problems(worker)
+
+
+@pytest.mark.parametrize(
+    ("came", "told"), [(18.25 + 1e-9, False), (18.3, False), (20, True), (None, True)]
+)
+def test_a_prediction_that_the_page_measures_otherwise_or_not_is_told(came, told):
+    worker = Pretended()
+    name = next(iter(MEASURED))
+    worker.measured[name] = came
+    words = f"prediction {name}: 18.25 is measured here, {came} in the page"
+    assert problems(worker) == ([words] if told else [])
 
 
 def test_an_excepted_test_is_skipped_in_the_page_and_must_fail_when_it_is_not(monkeypatch):
