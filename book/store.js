@@ -5,8 +5,9 @@
  *    answers: {question: {given, right, at}}, predictions: {"lab/name": {given, at, measured, first}}, read: {page: at}}
  * `at` is a time as toISOString writes it; `from` marks the starter an edit began with. A prediction has `measured`
  * once it was compared: then `first` is the answer that was, where another was given since, and `at` is that answer's
- * time. A document from before there were predictions has none. Every change reads the document first, so two tabs lose nothing of each other. A document that cannot be read is set aside under a key
- * of its own. Where nothing can be stored this page still remembers. Nothing global but `CourseStore`.
+ * time. A document from before there were predictions has none. Every change reads the document first, so two tabs
+ * lose nothing of each other. A document that cannot be read is set aside under a key of its own. Where nothing can be
+ * stored this page still remembers. Nothing global but `CourseStore`.
  */
 "use strict";
 

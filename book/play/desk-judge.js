@@ -7,7 +7,8 @@
 
 const CoursePrediction = (() => {
     // What float() strips within a text: of ASCII less than str.strip() does.
-    const EDGES = /^[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+|[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+$/g;
+    const SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
+    const EDGES = new RegExp(`^[${SPACE}]+|[${SPACE}]+$`, "g");
     const NUMBER = /^[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?$/;
 
     /** What kind of answer is wanted, in a sentence; the words of the exercises' boxes. */
