@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from book.test_live import beside
-from book.test_site import barriers
+from book.test_site import barriers, page_with
+from course.site import widgets
 
 pytestmark = pytest.mark.browser
 
@@ -73,3 +74,73 @@ def test_pseudocode_leaves_no_complaint_on_the_console(open_page):
     page.wait_for_load_state("networkidle")
     assert page.locator("main pre").count() > 0
     assert said == []
+
+
+# ------------------------------------------------------------------ every widget under a finger
+
+LEAST_LETTER = 11  # pixels
+PLOTTED = """(host) => [...host.querySelectorAll("svg text")].filter((node) => node.getClientRects().length)
+    .map((node) => [node.textContent, node.getBoundingClientRect(), parseFloat(getComputedStyle(node).fontSize)
+        * node.getScreenCTM().a])"""
+SMALL_LETTERS = f"""(host) => ({PLOTTED})(host).filter(([, , size]) => size < {LEAST_LETTER})
+    .map(([text, , size]) => `${{size.toFixed(1)}} px: ${{text}}`)"""
+COVERED = f"""(host) => {{
+    const found = [], all = ({PLOTTED})(host);
+    const room = host.getBoundingClientRect();
+    all.forEach(([text, box], i) => {{
+        if (box.right > room.right + 1 || box.left < room.left - 1) found.push(`cut: ${{text}}`);
+        for (const [other, its] of all.slice(i + 1)) {{
+            const wide = Math.min(box.right, its.right) - Math.max(box.left, its.left);
+            const high = Math.min(box.bottom, its.bottom) - Math.max(box.top, its.top);
+            if (wide > 2 && high > 4) found.push(`${{text}} over ${{other}}`);
+        }}
+    }});
+    return found;
+}}"""
+UNTOUCHABLE = """(host) => [...host.querySelectorAll("button, select, input, textarea, summary")]
+    .filter((node) => !node.closest("label:has([type=checkbox], [type=radio])"))
+    .concat([...host.querySelectorAll("label:has([type=checkbox], [type=radio])")])
+    .map((node) => [node.getBoundingClientRect(), node.ariaLabel || node.textContent || node.dataset.input])
+    .filter(([box]) => box.width && (box.width < 43.9 || box.height < 43.9))
+    .map(([box, name]) => `${name.trim()}: ${box.width.toFixed(0)} x ${box.height.toFixed(0)}`)"""
+
+
+@pytest.fixture
+def widget_on_a_phone(site, open_page):
+    """A widget on its page, drawn, on a phone; its folds are open."""
+
+    def find(name: str):
+        page = open_page(page_with(site, name), width=390, touch=True)
+        host = page.locator(f'[data-widget="{name}"][data-ready]').first
+        host.wait_for(state="attached")
+        for fold in host.locator("details").all():
+            fold.evaluate("(node) => { node.open = true; }")
+        return host
+
+    return find
+
+
+@pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
+def test_on_a_phone_a_widgets_letters_are_large_and_apart(widget_on_a_phone, name):
+    host = widget_on_a_phone(name)
+    assert host.evaluate(SMALL_LETTERS) == []
+    assert host.evaluate(COVERED) == []
+
+
+@pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
+def test_on_a_phone_everything_in_a_widget_has_room_for_a_finger(widget_on_a_phone, name):
+    assert widget_on_a_phone(name).evaluate(UNTOUCHABLE) == []
+
+
+def test_the_checks_of_a_widget_see_what_is_small_and_what_is_covered(widget_on_a_phone):
+    host = widget_on_a_phone("roofline")
+    host.evaluate(
+        """(node) => {
+        node.querySelector("svg").innerHTML = '<text x="9" y="30">ab</text><text x="9" y="30">ab</text>'
+            + '<text x="9" y="90" style="font-size: 6px">c</text>';
+        node.querySelector("section").insertAdjacentHTML("beforeend", "<button style='min-width: 0'>x</button>");
+    }"""
+    )
+    assert host.evaluate(SMALL_LETTERS) == ["6.0 px: c"]
+    assert host.evaluate(COVERED) == ["ab over ab"]
+    assert len(host.evaluate(UNTOUCHABLE)) == 1

@@ -179,7 +179,7 @@ CourseWidgets.mount("attention-map", (data) => {
     }
     box.append(el("p", { class: "widget-title" }, "Inside byte-llama: type, pick a head, see who reads whom"), ...posed, form, ...(engine ? [engine.box] : []), trouble,
         strip, el("div", { class: "look-both" },
-            el("div", {}, plot),
+            el("div", {}, plot, el("p", { class: "hop-note" }, "A row: who looks. A column: what is read. A full square: all of it.")),
             el("div", { class: "widget-form look-knobs" }, labelled("Layer", layer, outs.layer), labelled("Head", head, outs.head), labelled("Who looks", place, outs.place), looks)),
         el("h4", {}, engine ? "The next byte; press one to add it" : "The next byte"),
         el("div", { class: "look-both" }, bars,

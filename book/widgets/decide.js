@@ -28,7 +28,9 @@ const CourseDecide = (() => {
             const right = choice === posed.answer;
             reply.textContent = `${right ? `${posed.answer}: right.` : `Not ${choice}: ${posed.answer}.`} ${posed.because || ""}`;
             for (const button of buttons.querySelectorAll("[data-choice]")) {
-                button.classList.toggle("decide-right", button.textContent === `${posed.answer}`);
+                const own = button.dataset.choice;
+                button.classList.toggle("decide-right", own === `${posed.answer}`);
+                button.classList.toggle("decide-wrong", !right && own === `${choice}`);
             }
         }
         pose(0);
@@ -38,11 +40,11 @@ const CourseDecide = (() => {
     /** A grip in an SVG: drag it, or focus it and press the arrow keys.
      *
      * `spec` has name, least, most, step, value; `place(value)` gives [x, y], `read(x, y)` a value, `moved(value)` is told of
-     * a move, `settled()` of its end. Returns the element and `set(value)`, which tells nobody.
+     * a move, `settled()` of its end; `sideways` is for one that is dragged sideways alone. Returns the element and `set(value)`, which tells nobody.
      */
     function grip(spec) {
         const node = svg("g", {
-            class: "decide-grip", role: "slider", tabindex: 0, "aria-label": spec.name,
+            class: spec.sideways ? "decide-grip decide-sideways" : "decide-grip", role: "slider", tabindex: 0, "aria-label": spec.name,
             "aria-valuemin": spec.least, "aria-valuemax": spec.most, "data-grip": spec.key,
         }, svg("circle", { r: spec.reach || 14, class: "decide-reach" }), svg("circle", { r: 4.5, class: "decide-dot" }));
         let value = spec.value;
