@@ -76,6 +76,38 @@ def test_pseudocode_leaves_no_complaint_on_the_console(open_page):
     assert said == []
 
 
+def test_the_choices_of_a_question_stay_in_their_box(open_page):
+    page = open_page("phase-04-attention-backends/EXERCISES.html", width=390, touch=True)
+    page.locator(".answer-choices").first.wait_for()
+    out = page.locator(".answer-choices label").evaluate_all(
+        """(nodes) => nodes.filter((node) => node.scrollWidth > node.clientWidth
+            || node.getBoundingClientRect().right > node.closest(".answer-box").getBoundingClientRect().right
+            || node.getBoundingClientRect().height < 43.9).map((node) => node.textContent)"""
+    )
+    assert out == []
+
+
+def test_short_cells_of_a_stacked_row_share_a_line(open_page):
+    page = open_page("benchmarks/index.html", width=390, touch=True)
+    cells = page.locator("table.stack tbody tr").first.locator("td")
+    boxes = [cells.nth(place).bounding_box() for place in range(cells.count())]
+    assert boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
+    assert boxes[1]["y"] == boxes[2]["y"], "two numbers take two lines"
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+
+
+def test_a_page_says_where_it_is_told_what_a_later_release_changed(open_page):
+    page = open_page("phase-04-attention-backends/00-guide.html")
+    page.locator(".drift-line a").click()
+    assert page.url.endswith("SINCE_THE_PIN.html")
+
+
+@pytest.mark.parametrize(("width", "shown"), [(390, True), (1280, False)])
+def test_a_timeline_that_scrolls_says_so(open_page, width, shown):
+    hint = open_page("index.html", width=width).locator(".widget-hint").first
+    hint.wait_for(state="visible" if shown else "hidden")
+
+
 # ------------------------------------------------------------------ every widget under a finger
 
 LEAST_LETTER = 11  # pixels

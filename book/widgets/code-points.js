@@ -122,7 +122,7 @@ CourseWidgets.mount("code-points", (data) => {
         ["code-point", "a value of the format"]].map(([css, words]) =>
         el("span", {}, el("i", { class: css, "aria-hidden": "true" }), words)));
     box.append(
-        el("div", { class: "widget-form" }, labelled("Weights of byte-llama", row), labelled("Format", format),
+        el("div", { class: "widget-form wide-form" }, labelled("Weights of byte-llama", row), labelled("Format", format),
             labelled("Weights per scale", size), labelled("The largest weight", spike, spikeText)),
         verdict, plot, legend, results);
     update();

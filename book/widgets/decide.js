@@ -11,7 +11,7 @@ const CourseDecide = (() => {
         let asked = 0;
         const question = el("p", {});
         const buttons = el("p", { class: "decide-choices" });
-        const reply = el("p", { class: "knob-reply", "aria-live": "polite" });
+        const reply = el("p", { class: "knob-reply decide-reply", "aria-live": "polite" });
 
         function pose(number) {
             asked = number % list.length;
@@ -19,7 +19,10 @@ const CourseDecide = (() => {
             question.replaceChildren(el("b", {}, `Predict (${asked + 1} of ${list.length}). `), posed.ask);
             buttons.replaceChildren(...posed.choices.map((choice) =>
                 el("button", { type: "button", "data-choice": choice, onclick: () => answer(choice) }, `${choice}`)),
-            el("button", { type: "button", class: "decide-next", onclick: () => pose(asked + 1) }, "Next question"));
+            el("button", { type: "button", class: "decide-next", onclick: () => {
+                pose(asked + 1);
+                buttons.firstChild.focus(); // its own button is gone
+            } }, "Next question"));
             reply.textContent = "";
         }
         function answer(choice) {

@@ -86,7 +86,7 @@ CourseWidgets.mount("expert-bytes", (data) => {
     }
 
     box.append(
-        el("div", { class: "widget-form" }, labelled("Expert size and layers of", model),
+        el("div", { class: "widget-form wide-form" }, labelled("Expert size and layers of", model),
             labelled("GPU", gpu), labelled("Batch", batch, texts.batch),
             labelled("Experts", experts, texts.experts), labelled("Top-k", topK, texts.topK)),
         say, plot, el("p", { class: "widget-legend" }, [["expert-read", "an expert that is read; fuller: by more tokens"], ["expert-idle", "not read"]].map(([css, words]) =>

@@ -39,7 +39,7 @@ CourseWidgets.mount("scheduler-desk", (data) => {
     const scroll = el("div", { class: "line-scroll", tabindex: "0", role: "region", "aria-label": "Requests by step; scrolls sideways", onscroll: () => point() }, table);
     const parts = Object.fromEntries(["batch", "queues", "pool", "why", "settings", "requests"].map((name) => [name, el("div", {})]));
     const arrow = svg("svg", { class: "desk-arrow", "aria-hidden": "true" });
-    const stage = el("div", { class: "desk-stage" }, scroll, el("p", { class: "widget-hint" }, "The table scrolls sideways."), views.legend(), parts.batch,
+    const stage = el("div", { class: "desk-stage" }, scroll, CourseWidgets.sideways(scroll), views.legend(), parts.batch,
         el("div", { class: "live-columns" }, parts.queues, parts.pool), arrow);
     const trouble = el("p", { class: "live-trouble", role: "alert" });
     const bar = el("progress", { max: 1, value: 0, "aria-label": "Loading" });

@@ -143,7 +143,7 @@ CourseWidgets.mount("speculation", (data) => {
     });
 
     box.append(
-        el("div", { class: "widget-form" }, labelled("GPU", gpu), labelled("Accepted: alpha", alpha, said.alpha),
+        el("div", { class: "widget-form wide-form" }, labelled("GPU", gpu), labelled("Accepted: alpha", alpha, said.alpha),
             labelled("Drafts k", k, said.k), labelled("One draft costs c", cost, said.c),
             labelled("Batch", batch, said.batch)),
         verdict, plot, results,

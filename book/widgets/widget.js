@@ -141,6 +141,14 @@ const CourseWidgets = (() => {
         return [row, go];
     }
 
+    /** A line under a box that says, where it is so, that the box scrolls sideways. */
+    function sideways(box) {
+        const said = el("p", { class: "widget-hint", hidden: "" }, "The table scrolls sideways.");
+        const look = () => { said.hidden = box.scrollWidth <= box.clientWidth; };
+        if ("ResizeObserver" in window) for (const each of [box, ...box.children]) new ResizeObserver(look).observe(each);
+        return said;
+    }
+
     /** A labelled field; `field` is an input or a select. */
     function labelled(text, field, unit = "") {
         return el("label", { class: "widget-field" }, el("span", {}, text), field,
@@ -230,5 +238,5 @@ const CourseWidgets = (() => {
         return { call, offer, box };
     }
 
-    return { el, svg, count, plural, room, mount, stepper, labelled, choice, questions, inPage, formulas };
+    return { el, svg, count, plural, room, mount, stepper, sideways, labelled, choice, questions, inPage, formulas };
 })();
