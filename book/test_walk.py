@@ -80,9 +80,12 @@ def test_the_choices_of_a_question_stay_in_their_box(open_page):
     page = open_page("phase-04-attention-backends/EXERCISES.html", width=390, touch=True)
     page.locator(".answer-choices").first.wait_for()
     out = page.locator(".answer-choices label").evaluate_all(
-        """(nodes) => nodes.filter((node) => node.scrollWidth > node.clientWidth
-            || node.getBoundingClientRect().right > node.closest(".answer-box").getBoundingClientRect().right
-            || node.getBoundingClientRect().height < 43.9).map((node) => node.textContent)"""
+        """(nodes) => nodes.filter((node) => {
+            const own = node.getBoundingClientRect();
+            const room = node.closest(".answer-box").getBoundingClientRect();
+            return node.scrollWidth > node.clientWidth || own.right > room.right
+                || own.height < 43.9;
+        }).map((node) => node.textContent)"""
     )
     assert out == []
 
@@ -111,9 +114,10 @@ def test_a_timeline_that_scrolls_says_so(open_page, width, shown):
 # ------------------------------------------------------------------ every widget under a finger
 
 LEAST_LETTER = 11  # pixels
-PLOTTED = """(host) => [...host.querySelectorAll("svg text")].filter((node) => node.getClientRects().length)
-    .map((node) => [node.textContent, node.getBoundingClientRect(), parseFloat(getComputedStyle(node).fontSize)
-        * node.getScreenCTM().a])"""
+PLOTTED = """(host) => [...host.querySelectorAll("svg text")]
+    .filter((node) => node.getClientRects().length)
+    .map((node) => [node.textContent, node.getBoundingClientRect(),
+        parseFloat(getComputedStyle(node).fontSize) * node.getScreenCTM().a])"""
 SMALL_LETTERS = f"""(host) => ({PLOTTED})(host).filter(([, , size]) => size < {LEAST_LETTER})
     .map(([text, , size]) => `${{size.toFixed(1)}} px: ${{text}}`)"""
 COVERED = f"""(host) => {{
@@ -132,7 +136,8 @@ COVERED = f"""(host) => {{
 UNTOUCHABLE = """(host) => [...host.querySelectorAll("button, select, input, textarea, summary")]
     .filter((node) => !node.closest("label:has([type=checkbox], [type=radio])"))
     .concat([...host.querySelectorAll("label:has([type=checkbox], [type=radio])")])
-    .map((node) => [node.getBoundingClientRect(), node.ariaLabel || node.textContent || node.dataset.input])
+    .map((node) => [node.getBoundingClientRect(),
+        node.ariaLabel || node.textContent || node.dataset.input || node.tagName])
     .filter(([box]) => box.width && (box.width < 43.9 || box.height < 43.9))
     .map(([box, name]) => `${name.trim()}: ${box.width.toFixed(0)} x ${box.height.toFixed(0)}`)"""
 
@@ -168,9 +173,11 @@ def test_the_checks_of_a_widget_see_what_is_small_and_what_is_covered(widget_on_
     host = widget_on_a_phone("roofline")
     host.evaluate(
         """(node) => {
-        node.querySelector("svg").innerHTML = '<text x="9" y="30">ab</text><text x="9" y="30">ab</text>'
+        node.querySelector("svg").innerHTML = '<text x="9" y="30">ab</text>'.repeat(2)
             + '<text x="9" y="90" style="font-size: 6px">c</text>';
-        node.querySelector("section").insertAdjacentHTML("beforeend", "<button style='min-width: 0'>x</button>");
+        const small = document.createElement("button");
+        small.style.minWidth = "0";
+        node.querySelector("section").append(small);
     }"""
     )
     assert host.evaluate(SMALL_LETTERS) == ["6.0 px: c"]
