@@ -68,7 +68,7 @@ def test_a_question_is_answered_before_it_is_shown(explorable, name, verb):
         host.get_by_text("Say a number first.").wait_for()
         host.locator('[data-input="guess"]').fill(str(question["answer"]))
         button.click()
-        host.get_by_text(f"{question['answer']}, as you said.").wait_for()
+        host.get_by_text(f"{question['answer']}, as you said. {question['because']}").wait_for()
         host.get_by_role("button", name="Next question").click()
 
 

@@ -163,11 +163,11 @@ const CourseWidgets = (() => {
 
     /** Questions to be answered with a number before `set(posed)` shows what is so.
      *
-     * `posed` has `ask` and `answer`; `verb` is the button's text. Returns a list of one element.
+     * `posed` has `ask`, `answer` and, perhaps, `because`; `verb` is the button's text. Returns a list of one element.
      */
     function questions(list, verb, set) {
         let asked = 0;
-        const guess = el("input", { type: "number", min: 0, max: 999, "aria-label": "Your guess",
+        const guess = el("input", { type: "number", min: 0, inputmode: "numeric", "aria-label": "Your guess",
             onkeydown: (event) => {
                 if (event.key !== "Enter") return;
                 event.preventDefault();
@@ -176,7 +176,7 @@ const CourseWidgets = (() => {
         guess.dataset.input = "guess";
         const number = el("b", {});
         const question = el("span", {});
-        const reply = el("p", { class: "knob-reply", "aria-live": "polite" });
+        const reply = el("p", { class: "knob-reply decide-reply", "aria-live": "polite" });
 
         function ask(place) {
             asked = place % list.length;
@@ -192,8 +192,8 @@ const CourseWidgets = (() => {
                 return;
             }
             set(posed);
-            reply.textContent = Number(guess.value) === posed.answer ? `${posed.answer}, as you said.`
-                : `${posed.answer}; you said ${guess.value}.`;
+            reply.textContent = (Number(guess.value) === posed.answer ? `${posed.answer}, as you said.`
+                : `${posed.answer}; you said ${guess.value}.`) + (posed.because ? ` ${posed.because}` : "");
         }
         ask(0);
         return [el("div", { class: "decide-ask" }, el("p", {}, number, question), el("p", { class: "knob-ask decide-choices" }, guess,

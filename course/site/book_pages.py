@@ -107,9 +107,9 @@ def drift_line(release: str, met: Counter[str], told: str = "") -> str:
     counted = ", ".join(f"{met[kind]} {kind}" for kind in drift.FATES if met[kind])
     places = sum(met.values())
     later = f'<a href="{told}">In {release}</a>' if told else f"In {release}"
-    marked = "" if met[drift.SAME] == places else "; \u00b0 marks what is not the same"
+    marked = "" if met[drift.SAME] == places else "; \u00b0 marks what differs"
     return (
-        f'<p class="drift-line">vLLM\'s source is cited at 0.22.1, {places} '
+        f'<p class="drift-line">Cites vLLM 0.22.1 in {places} '
         f"{'place' if places == 1 else 'places'}. {later}: {counted}{marked}.</p>\n"
     )
 
