@@ -9,10 +9,13 @@
     };
 
     /** Words with their `code`. */
+    /** A long name may break after `_`, `.` and `/`. */
+    const jointed = (text) => text.split(/(?<=[A-Za-z][_./])(?=[A-Za-z_])/)
+        .flatMap((part, place) => (place ? [make("wbr"), part] : [part]));
     const worded = (text) =>
-        text.split(/(`[^`]+`)/).map((part) => {
+        text.split(/(`[^`]+`)/).flatMap((part) => {
             const code = part.length > 2 && part.startsWith("`") && part.endsWith("`");
-            return code ? make("code", { textContent: part.slice(1, -1) }) : part;
+            return code ? [make("code", {}, ...jointed(part.slice(1, -1)))] : jointed(part);
         });
 
     /** What kind of answer a question wants, in a sentence. */
