@@ -8,10 +8,11 @@
         return node;
     };
 
-    /** Words with their `code`. */
     /** A long name may break after `_`, `.` and `/`. */
     const jointed = (text) => text.split(/(?<=[A-Za-z][_./])(?=[A-Za-z_])/)
         .flatMap((part, place) => (place ? [make("wbr"), part] : [part]));
+
+    /** Words with their `code`. */
     const worded = (text) =>
         text.split(/(`[^`]+`)/).flatMap((part) => {
             const code = part.length > 2 && part.startsWith("`") && part.endsWith("`");
