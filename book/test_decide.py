@@ -71,6 +71,22 @@ def test_a_question_is_answered_only_after_a_guess_and_shows_what_is_so(widget, 
         asked.get_by_role("button", name="Next question").click()
 
 
+def test_the_keyboard_stays_in_a_question_when_the_next_one_comes(widget):
+    host = widget("softmax-keys")
+    host.get_by_role("button", name="Next question").press("Enter")
+    focused = host.page.evaluate("document.activeElement.dataset.choice")
+    assert focused == str(widgets.WIDGETS["softmax-keys"]()["questions"][1]["choices"][0])
+
+
+def test_a_wrong_choice_is_marked_beside_the_right_one(widget):
+    host = widget("graph-tape")
+    question = widgets.WIDGETS["graph-tape"]()["questions"][0]
+    wrong = next(c for c in question["choices"] if c != question["answer"])
+    host.locator(f'[data-choice="{wrong}"]').click()
+    assert shown(host, ".decide-wrong", "data-choice") == [str(wrong)]
+    assert shown(host, ".decide-right", "data-choice") == [str(question["answer"])]
+
+
 # ------------------------------------------------------------------ online softmax
 
 

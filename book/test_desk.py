@@ -405,7 +405,7 @@ def test_the_buttons_of_a_lab_stay_in_sight_while_its_file_is_long(played):
     page = played()
     run = page.get_by_role("button", name="Run the tests")
     page.locator("main .desk").evaluate("(desk) => desk.scrollIntoView({block: 'start'})")
-    run.wait_for()
+    page.locator(".desk .cm-content, .desk textarea").first.wait_for()
     bottom = run.bounding_box()["y"] + run.bounding_box()["height"]
     assert page.viewport_size["height"] - 80 < bottom <= page.viewport_size["height"]
 

@@ -68,8 +68,8 @@ def test_a_question_is_answered_before_it_is_shown(explorable, name, verb):
         host.get_by_text("Say a number first.").wait_for()
         host.locator('[data-input="guess"]').fill(str(question["answer"]))
         button.click()
-        host.get_by_text(f"{question['answer']}, as you said.").wait_for()
-        host.get_by_role("button", name="Next", exact=True).click()
+        host.get_by_text(f"{question['answer']}, as you said. {question['because']}").wait_for()
+        host.get_by_role("button", name="Next question").click()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,6 +92,17 @@ def test_an_arrow_key_in_an_explorable_turns_no_page(explorable, name):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowLeft")
     assert page.url == address
+
+
+def test_enter_answers_a_question_as_its_button_does(explorable):
+    host = explorable("block-allocator", live=False)
+    answer = block_allocator.block_allocator()["questions"][0]["answer"]
+    guess = host.locator('[data-input="guess"]')
+    guess.press("Enter")
+    host.get_by_text("Say a number first.").wait_for()
+    guess.fill(str(answer))
+    guess.press("Enter")
+    host.get_by_text(f"{answer}, as you said.").wait_for()
 
 
 # ------------------------------------------------------------------ the allocator

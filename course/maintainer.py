@@ -273,7 +273,7 @@ def book_build(console: Console, root: Path, aside: bool = False) -> int:
     index = terminal.relative(book.site_folder(root) / "index.html", root)
     terminal.say(console, f"{count} pages in {index}; {seconds}", "green")
     if why := play.problem(root):
-        told = f"Pages to read only, since nothing here runs Python in them ({why}): "
+        told = f"The pages run no Python by themselves ({why}); what does is fetched by: "
         terminal.say(console, told + "course book runtime", "dim")
     return 0
 
@@ -341,7 +341,9 @@ def book_serve(console: Console, root: Path, port: int) -> int:
     own = local.Local(root)
     with book_site.serving(book.site_folder(root), port, swapping, own) as address:
         terminal.say(console, f"{address} (Ctrl-C ends; after a save, reload the page)", "green")
-        terminal.say(console, "Opened by it, a lab's page saves and grades your own starter.py.")
+        terminal.say(
+            console, "Opened by it, a lab's page grades your own starter.py on this machine."
+        )
         with contextlib.suppress(KeyboardInterrupt):
             for _ in book_site.changes(root):
                 book.rebuild(root, swapping)

@@ -8,11 +8,15 @@ globalThis.CourseAsk = (() => {
         return node;
     };
 
+    /** A long name may break after `_`, `.` and `/`. */
+    const jointed = (text) => text.split(/(?<=[A-Za-z][_./])(?=[A-Za-z_])/)
+        .flatMap((part, place) => (place ? [make("wbr"), part] : [part]));
+
     /** Words with their `code`. */
     const worded = (text) =>
-        text.split(/(`[^`]+`)/).map((part) => {
+        text.split(/(`[^`]+`)/).flatMap((part) => {
             const code = part.length > 2 && part.startsWith("`") && part.endsWith("`");
-            return code ? make("code", { textContent: part.slice(1, -1) }) : part;
+            return code ? [make("code", {}, ...jointed(part.slice(1, -1)))] : jointed(part);
         });
 
     /** A form that holds an answer, and its buttons: {form, get, set, focus}.

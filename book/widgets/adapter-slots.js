@@ -70,9 +70,10 @@ CourseWidgets.mount("adapter-slots", (data) => {
         ...posed,
         el("div", { class: "widget-form" }, labelled("Who arrives, one a step", pattern), labelled("Slots", slots, said)),
         plot,
-        el("p", { class: "slots-key" }, el("span", { class: "slots-swatch slots-swatch-r" }), "runs, in its adapter's colour ",
-            el("span", { class: "slots-swatch slots-swatch-s" }), "set aside: no slot ",
-            el("span", { class: "slots-swatch slots-swatch-w" }), `waits: ${data.max_num_seqs} run already`),
+        el("p", { class: "widget-legend" }, [["r", "runs, in its adapter's colour"], ["s", "set aside: no slot"],
+            ["w", `waits: ${data.max_num_seqs} run already`]].map(([css, words]) =>
+            el("span", {}, el("span", { class: `slots-swatch slots-swatch-${css}`, "aria-hidden": "true" }), words)),
+        el("span", {}, "A row is a request, named by its adapter; load: an adapter enters a slot.")),
         verdict);
     update();
     return box;

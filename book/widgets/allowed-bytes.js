@@ -62,7 +62,7 @@ CourseWidgets.mount("allowed-bytes", (data) => {
         const said = film.tokens.slice(0, at).map((id) => (id === 10 ? "↵" : id === 32 ? "␣" : visible(id))).join("");
         text.replaceChildren(el("code", {}, said), el("mark", {}, visible(token)));
         drawGrid(legal, token);
-        bars.replaceChildren(column("before the mask", now.before, legal), column("after it", now.after, legal));
+        bars.replaceChildren(column("before the mask; grey: may not follow", now.before, legal), column("after it", now.after, legal));
         verdict.textContent = (legal.size === 1 ? "One token may follow: it is forced. " : `${legal.size} tokens may follow. `)
             + `The model gave them ${percent(now.legal)} of its mass. In this text ${film.forced} of ${film.places.length} `
             + `places are forced; it ended with ${film.reason}.`;
@@ -122,7 +122,7 @@ CourseWidgets.mount("allowed-bytes", (data) => {
         el("div", { class: "widget-form" }, labelled("Constraint", select), labelled("Place", place, where)),
         asked, text, grid,
         el("p", { class: "slots-key" }, el("span", { class: "slots-swatch allowed-swatch-legal" }), "may follow ",
-            el("span", { class: "slots-swatch allowed-swatch-taken" }), "what the model took"),
+            el("span", { class: "slots-swatch allowed-swatch-taken" }), "what the model took; a square without a letter is a byte without one"),
         bars, verdict, ...(engine ? ownForm() : []));
     update();
     return box;

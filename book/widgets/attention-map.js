@@ -149,12 +149,14 @@ CourseWidgets.mount("attention-map", (data) => {
         const plain = formulas.nextByte(now.logits, 1, 1);
         const ids = plain.map((_, id) => id).sort((a, b) => plain[b] - plain[a] || a - b).slice(0, 8);
         const longest = Math.max(...ids.map((id) => law[id]));
+        const focused = bars.contains(document.activeElement);
         bars.replaceChildren(...ids.map((id) => el("div", { class: `allowed-row${law[id] > 0 ? "" : " allowed-off"}` },
             engine && id !== 256
                 ? el("button", { type: "button", title: `Add ${visible(id)} to the text`, "aria-label": `Add ${visible(id)}`, onclick: () => add(id) }, visible(id))
                 : el("code", {}, visible(id)),
             el("span", { class: "allowed-track" }, el("span", { class: "allowed-bar", style: `width: ${100 * law[id] / longest}%` })),
             el("span", {}, percent(law[id])))));
+        if (focused) bars.querySelector("button")?.focus();
         const left = law.filter((share) => share > 0).length;
         verdict.textContent = t === 0 ? `Greedy: ${visible(ids[0])}, whatever the odds.`
             : `${left} of ${law.length} tokens can come next; ${visible(ids[0])} is the likeliest.`;
@@ -179,7 +181,7 @@ CourseWidgets.mount("attention-map", (data) => {
     }
     box.append(el("p", { class: "widget-title" }, "Inside byte-llama: type, pick a head, see who reads whom"), ...posed, form, ...(engine ? [engine.box] : []), trouble,
         strip, el("div", { class: "look-both" },
-            el("div", {}, plot),
+            el("div", {}, plot, el("p", { class: "hop-note" }, "A row: who looks. A column: what is read. A full square: all of it.")),
             el("div", { class: "widget-form look-knobs" }, labelled("Layer", layer, outs.layer), labelled("Head", head, outs.head), labelled("Who looks", place, outs.place), looks)),
         el("h4", {}, engine ? "The next byte; press one to add it" : "The next byte"),
         el("div", { class: "look-both" }, bars,

@@ -18,7 +18,7 @@ CourseWidgets.mount("backend-choice", (data) => {
     const box = el("section", { class: "widget-box decide", "aria-label": "The backend selector" });
     const WORDS = {
         gpu: ["GPU", data.gpus, (v) => v], layer: ["Attention", data.layers, (v) => v],
-        head_size: ["Head size", data.axes.head_size, String], dtype: ["Weights", data.axes.dtype, String],
+        head_size: ["Head size", data.axes.head_size, String], dtype: ["Data type", data.axes.dtype, String],
         kv_cache_dtype: ["KV cache", data.axes.kv_cache_dtype, String],
         block_size: ["--block-size", data.axes.block_size, (v) => (v === null ? "not given" : `${v}`)],
     };
@@ -40,11 +40,12 @@ CourseWidgets.mount("backend-choice", (data) => {
         const { valid, rejected } = formulas.backendOutcome(data, now);
         const chosen = valid[0] || "an error";
         const was = before?.chosen;
-        said.textContent = (valid.length ? `vLLM takes ${chosen}.` : "Nobody is left: vLLM does not start.")
-            + (changed && was && was !== chosen ? ` Before ${WORDS[changed][0]} changed it was ${was}.` : "")
-            + (changed && was === chosen ? " The change changes nobody's place at the top." : "");
-        said.dataset.chosen = valid[0] || "";
         const fresh = (name, reason) => before && !(before.reasons[name] || []).includes(reason);
+        said.textContent = (valid.length ? `vLLM takes ${chosen}.` : "Nobody is left: vLLM does not start.")
+            + (changed && was && was !== chosen ? ` Before this change it was ${was}.` : "")
+            + (changed && was === chosen ? " As before this change." : "")
+            + (changed && rejected.some(([name, why]) => why.some((reason) => fresh(name, reason))) ? " Marked: objections that are new." : "");
+        said.dataset.chosen = valid[0] || "";
         list.replaceChildren(
             ...valid.map((name, i) => el("li", { class: i ? "choice-ok" : "choice-taken", "data-backend": name },
                 el("code", {}, name), el("span", {}, i ? "no objection, but not first" : "taken: the first without objection"))),

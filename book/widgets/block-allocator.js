@@ -114,14 +114,13 @@
 })();
 
 CourseWidgets.mount("block-allocator", (data) => {
-    const { el, labelled, questions, formulas } = CourseWidgets;
+    const { el, labelled, plural, questions, formulas } = CourseWidgets;
     const size = data.block_size;
     const still = matchMedia("(prefers-reduced-motion: reduce)");
     let ops = data.story.map((op) => [...op]);
     let order = "tail";
     const box = el("section", { class: "widget-box alloc", "aria-label": "You are the allocator" });
     const visible = (text) => text.replaceAll(" ", "␣");
-    const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
     const settings = (of) => ({ num_blocks: data.num_blocks, block_size: size, order: of });
     const other = { tail: "head", head: "tail" };
 
@@ -166,7 +165,7 @@ CourseWidgets.mount("block-allocator", (data) => {
         if (tried.last.refused) {
             const needs = op[0] === "add" ? `${plural(Math.ceil(op[2].length / size), "block")}, ${tried.last.hits.length} of them found`
                 : "one more block";
-            said.textContent = `Refused: ${op[1]} needs ${needs}; ${tried.free.length} are free. Nothing has changed. End a request.`;
+            said.textContent = `Refused: ${op[1]} needs ${needs}; ${tried.free.length} ${tried.free.length === 1 ? "is" : "are"} free. Nothing has changed. End a request.`;
             said.dataset.refused = "yes";
             return;
         }
@@ -178,7 +177,7 @@ CourseWidgets.mount("block-allocator", (data) => {
         if (!ops.length) return "Nine blocks, all free. Block 0 is never handed out. Add a request.";
         const [kind, name, text] = ops[ops.length - 1];
         const lost = last.evicted.length ? ` Forgotten: ${plural(last.evicted.length, "cached block")}.` : "";
-        if (kind === "end") return `${name} has ended; ${free.length} blocks are free, and free blocks keep their text until they are taken.`;
+        if (kind === "end") return `${name} has ended; ${plural(free.length, "block")} ${free.length === 1 ? "is" : "are"} free, and free blocks keep their text until they are taken.`;
         if (kind === "grow") {
             return last.new.length ? `${name} needed a block: ${last.new[0]}, from the queue's front.${lost}`
                 : `${name}'s last block had room for one token more.`;
@@ -256,6 +255,8 @@ CourseWidgets.mount("block-allocator", (data) => {
         if (event.key.startsWith("Arrow")) event.stopPropagation();
     });
     box.append(el("p", { class: "widget-title" }, "You are the allocator: nine blocks, four tokens each"), ...posed, form, requests, said, versus, grid,
+        el("p", { class: "widget-legend" }, [["used", "held"], ["shared", "shared"], ["cached", "free, cached"], ["free", "free"], ["changed", "found or taken just now"]]
+            .map(([name, words]) => el("span", {}, el("i", { class: `film-block film-${name}`, "aria-hidden": "true" }), words))),
         el("div", { class: "film-books" },
             el("div", {}, el("h4", {}, "Free queue: the front is taken first"), queue),
             el("div", {}, el("h4", {}, "Index: text up to a block's end"), index)),

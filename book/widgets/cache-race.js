@@ -5,7 +5,7 @@
 CourseWidgets.mount("cache-race", (data) => {
     const { el, count, labelled, questions, inPage } = CourseWidgets;
     const engine = inPage("course.site.cache_race", data.bytes);
-    const LANES = { with: "with the cache", without: "without" };
+    const LANES = { with: "with the cache", without: "without it" };
     const still = matchMedia("(prefers-reduced-motion: reduce)");
     const box = el("section", { class: "widget-box race", "aria-label": "With the cache against without it" });
     let running = 0; // the number of the race that goes on

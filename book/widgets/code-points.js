@@ -50,7 +50,7 @@ CourseWidgets.formulas.onGrid = (data, row, name, size, spike) => {
 };
 
 CourseWidgets.mount("code-points", (data) => {
-    const { el, svg, labelled, choice, formulas } = CourseWidgets;
+    const { el, svg, labelled, choice, formulas, room } = CourseWidgets;
     const box = el("section", { class: "widget-box", "aria-label": "Code-point explorer" });
     const named = (id, field) => { field.dataset.input = id; return field; };
     const row = named("row", choice(Object.keys(data.rows), null, update));
@@ -62,10 +62,12 @@ CourseWidgets.mount("code-points", (data) => {
     const spikeText = el("output");
     const verdict = el("p", { class: "film-say", "aria-live": "polite" });
     const results = el("dl", { class: "calc-results" });
-    const W = 640, TOP = 8, PAD = 12;
+    const TOP = 8, PAD = 12;
+    const wide = room(640, () => update());
     const plot = svg("svg", { role: "img", class: "roof-plot" });
 
     function draw(found, points, perGroup, name) {
+        const W = wide();
         const groups = found.scales.length;
         const lane = groups === 1 ? 64 : groups === 2 ? 44 : groups === 8 ? 24 : 16;
         const largest = Math.max(...found.weights.map(Math.abs));
@@ -120,7 +122,7 @@ CourseWidgets.mount("code-points", (data) => {
         ["code-point", "a value of the format"]].map(([css, words]) =>
         el("span", {}, el("i", { class: css, "aria-hidden": "true" }), words)));
     box.append(
-        el("div", { class: "widget-form" }, labelled("Weights of byte-llama", row), labelled("Format", format),
+        el("div", { class: "widget-form wide-form" }, labelled("Weights of byte-llama", row), labelled("Format", format),
             labelled("Weights per scale", size), labelled("The largest weight", spike, spikeText)),
         verdict, plot, legend, results);
     update();

@@ -30,7 +30,7 @@ CourseWidgets.formulas.launches = (kernels, mode, launchUs, kernelUs) => {
 };
 
 CourseWidgets.mount("cuda-graphs", (data) => {
-    const { el, svg, labelled, formulas } = CourseWidgets;
+    const { el, svg, labelled, formulas, room } = CourseWidgets;
     const box = el("section", { class: "widget-box", "aria-label": "CUDA graph timeline" });
     const range = (id, min, max, step, value) => {
         const field = el("input", { type: "range", min, max, step, value, oninput: update });
@@ -42,14 +42,18 @@ CourseWidgets.mount("cuda-graphs", (data) => {
     const kernel = range("kernel_us", 0.5, 20, 0.5, data.defaults.kernel_us);
     const texts = { layers: el("output"), launch: el("output"), kernel: el("output") };
     const verdict = el("p", { class: "film-say", "aria-live": "polite" });
-    const W = 640, L = 84, R = 8, ROW = 22, GAP = 26;
-    const plot = svg("svg", { viewBox: `0 0 ${W} ${3 * (2 * ROW + GAP) + 24}`, role: "img", class: "roof-plot" });
+    const R = 8, ROW = 22, GAP = 26;
+    const wide = room(640, () => update());
+    const plot = svg("svg", { role: "img", class: "roof-plot" });
     const table = el("table", { class: "lane-table" }, el("thead", {}, el("tr", {},
         ["mode", "launches", "step", "GPU busy", "faster"].map((name) => el("th", { scope: "col" }, name)))));
     const body = el("tbody");
     table.append(body);
 
     function update() {
+        const W = wide();
+        const L = W < 500 ? 44 : 84;
+        plot.setAttribute("viewBox", `0 0 ${W} ${3 * (2 * ROW + GAP) + 24}`);
         const count = Number(layers.value);
         const launchUs = Number(launch.value);
         const kernelUs = Number(kernel.value);
@@ -78,7 +82,8 @@ CourseWidgets.mount("cuda-graphs", (data) => {
                 }
             }
         });
-        parts.push(svg("text", { x: W - R, y: 3 * (2 * ROW + GAP) + 20, "text-anchor": "end" }, `${longest.toFixed(0)} µs`));
+        parts.push(svg("text", { x: W - R, y: 3 * (2 * ROW + GAP) + 20, "text-anchor": "end" }, `${longest.toFixed(0)} µs`),
+            svg("text", { x: L, y: 3 * (2 * ROW + GAP) + 20 }, "0"));
         plot.replaceChildren(...parts);
         const eager = lines[0][1].step_us;
         body.replaceChildren(...lines.map(([mode, line]) => el("tr", { "data-mode": mode },

@@ -11,7 +11,7 @@ const CourseDecide = (() => {
         let asked = 0;
         const question = el("p", {});
         const buttons = el("p", { class: "decide-choices" });
-        const reply = el("p", { class: "knob-reply", "aria-live": "polite" });
+        const reply = el("p", { class: "knob-reply decide-reply", "aria-live": "polite" });
 
         function pose(number) {
             asked = number % list.length;
@@ -19,7 +19,10 @@ const CourseDecide = (() => {
             question.replaceChildren(el("b", {}, `Predict (${asked + 1} of ${list.length}). `), posed.ask);
             buttons.replaceChildren(...posed.choices.map((choice) =>
                 el("button", { type: "button", "data-choice": choice, onclick: () => answer(choice) }, `${choice}`)),
-            el("button", { type: "button", class: "decide-next", onclick: () => pose(asked + 1) }, "Next question"));
+            el("button", { type: "button", class: "decide-next", onclick: () => {
+                pose(asked + 1);
+                buttons.firstChild.focus(); // its own button is gone
+            } }, "Next question"));
             reply.textContent = "";
         }
         function answer(choice) {
@@ -28,7 +31,9 @@ const CourseDecide = (() => {
             const right = choice === posed.answer;
             reply.textContent = `${right ? `${posed.answer}: right.` : `Not ${choice}: ${posed.answer}.`} ${posed.because || ""}`;
             for (const button of buttons.querySelectorAll("[data-choice]")) {
-                button.classList.toggle("decide-right", button.textContent === `${posed.answer}`);
+                const own = button.dataset.choice;
+                button.classList.toggle("decide-right", own === `${posed.answer}`);
+                button.classList.toggle("decide-wrong", !right && own === `${choice}`);
             }
         }
         pose(0);
@@ -38,11 +43,11 @@ const CourseDecide = (() => {
     /** A grip in an SVG: drag it, or focus it and press the arrow keys.
      *
      * `spec` has name, least, most, step, value; `place(value)` gives [x, y], `read(x, y)` a value, `moved(value)` is told of
-     * a move, `settled()` of its end. Returns the element and `set(value)`, which tells nobody.
+     * a move, `settled()` of its end; `sideways` is for one that is dragged sideways alone. Returns the element and `set(value)`, which tells nobody.
      */
     function grip(spec) {
         const node = svg("g", {
-            class: "decide-grip", role: "slider", tabindex: 0, "aria-label": spec.name,
+            class: spec.sideways ? "decide-grip decide-sideways" : "decide-grip", role: "slider", tabindex: 0, "aria-label": spec.name,
             "aria-valuemin": spec.least, "aria-valuemax": spec.most, "data-grip": spec.key,
         }, svg("circle", { r: spec.reach || 14, class: "decide-reach" }), svg("circle", { r: 4.5, class: "decide-dot" }));
         let value = spec.value;

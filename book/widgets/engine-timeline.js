@@ -2,7 +2,7 @@
 "use strict";
 
 CourseWidgets.mount("engine-timeline", (run) => {
-    const { el, stepper } = CourseWidgets;
+    const { el, sideways, stepper } = CourseWidgets;
     const words = {
         waiting: "waiting", prefill: "prefill", hit: "prefill after a prefix hit",
         recompute: "computed again", decode: "decode", starved: "running, given nothing",
@@ -89,7 +89,7 @@ CourseWidgets.mount("engine-timeline", (run) => {
     const legend = el("p", { class: "widget-legend" }, Object.entries(words).map(([kind, text]) =>
         el("span", {}, el("i", { class: `line-${kind}`, "aria-hidden": "true" }), text)));
     const [controls, go] = stepper(box, steps, "step", show, 0);
-    box.append(el("p", { class: "widget-title" }, run.title), controls, said, facts, scroll, legend,
+    box.append(el("p", { class: "widget-title" }, run.title), controls, said, facts, scroll, sideways(scroll), legend,
         el("details", {}, el("summary", {}, "Every request in this step"), detail));
     go(0);
     return box;

@@ -16,7 +16,7 @@ CourseWidgets.formulas.drawnExperts = (experts, topK, batch) => {
 };
 
 CourseWidgets.mount("expert-bytes", (data) => {
-    const { el, svg, labelled, choice, formulas } = CourseWidgets;
+    const { el, svg, labelled, choice, formulas, plural } = CourseWidgets;
     const box = el("section", { class: "widget-box", "aria-label": "Experts read by a decode step" });
     const batches = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256];
     const sizes = [4, 8, 16, 32, 60, 64, 128, 256];
@@ -58,7 +58,7 @@ CourseWidgets.mount("expert-bytes", (data) => {
         const most = Math.max(...loads);
         plot.setAttribute("viewBox", `0 0 640 ${Math.ceil(E / columns) * high}`);
         plot.replaceChildren(
-            svg("title", {}, `${drawn} of ${E} experts are read by ${B} tokens of ${k} choices`),
+            svg("title", {}, `${drawn} of ${E} experts are read by ${plural(B, "token")} of ${plural(k, "choice")}`),
             ...loads.map((load, id) => svg("rect", {
                 x: (id % columns) * side + 1, y: Math.floor(id / columns) * high + 1,
                 width: side - 2, height: high - 2, rx: 2,
@@ -67,7 +67,7 @@ CourseWidgets.mount("expert-bytes", (data) => {
             }, svg("title", {}, `expert ${id}: ${load} of ${B * k} pairs`))));
         texts.experts.textContent = `${E}`;
         texts.topK.textContent = `${k}`;
-        texts.batch.textContent = `${B} tokens`;
+        texts.batch.textContent = plural(B, "token");
         for (const [field, words] of [[experts, texts.experts], [topK, texts.topK], [batch, texts.batch]]) {
             field.setAttribute("aria-valuetext", words.textContent);
         }
@@ -77,7 +77,7 @@ CourseWidgets.mount("expert-bytes", (data) => {
             ["on average", "touched", expected, expected.toFixed(1)],
             ["expert bytes", "bytes", drawn * bytes, `${(drawn * bytes / 1e9).toFixed(2)} GB`],
             ["reading them", "ms", milliseconds, `${milliseconds.toFixed(2)} ms`],
-            ["rows of each", "rows", B * k / drawn, (B * k / drawn).toFixed(1)],
+            ["rows of each, mean", "rows", B * k / drawn, (B * k / drawn).toFixed(1)],
         ];
         results.replaceChildren(...shown.map(([name, id, value, words]) =>
             el("div", {}, el("dt", {}, name), el("dd", { "data-result": id, "data-value": value }, words))));
@@ -86,10 +86,11 @@ CourseWidgets.mount("expert-bytes", (data) => {
     }
 
     box.append(
-        el("div", { class: "widget-form" }, labelled("Expert size and layers of", model),
+        el("div", { class: "widget-form wide-form" }, labelled("Expert size and layers of", model),
             labelled("GPU", gpu), labelled("Batch", batch, texts.batch),
             labelled("Experts", experts, texts.experts), labelled("Top-k", topK, texts.topK)),
-        say, plot, results);
+        say, plot, el("p", { class: "widget-legend" }, [["expert-read", "an expert that is read; fuller: by more tokens"], ["expert-idle", "not read"]].map(([css, words]) =>
+            el("span", {}, el("i", { class: css, "aria-hidden": "true" }), words))), results);
     update();
     return box;
 });

@@ -61,7 +61,7 @@ CourseWidgets.mount("kv-calculator", (data) => {
                 + `${kvBytes.value} B = ${count(perToken)} B per token`),
             el("li", {}, `${gib.value} GiB × ${utilization.value} = ${gibs(requested)} for the engine`),
             el("li", {}, `− ${gibs(weights)} weights (${(shape.parameters / 1e9).toFixed(2)} billion) `
-                + `− ${other.value} GiB other = ${gibs(available)} `
+                + `− ${other.value} GiB other = ${gibs(available).replace("-", "−")} `
                 + (available < 0 ? "left: nothing for the cache" : "for the cache")),
             el("li", {}, `${gibs(Math.max(0, available))} ÷ ${count(result.bytes_per_block)} B per block = ${count(result.num_blocks)} blocks`),
             el("li", {}, `÷ ${Math.ceil(Number(length.value) / Number(blockSize.value))} blocks per request of `

@@ -60,7 +60,7 @@ const CourseLive = (() => {
             next, play, speed, first, back, last, slider, where);
         const hint = el("p", { class: "live-hint" }, "A row is a request, a column a step of the engine, a number the tokens it "
             + "computes. ", el("a", { href: `${given.up}GLOSSARY.html` }, "What the words mean"));
-        const stage = el("div", { hidden: "" }, hint, parts.settings, controls, asked, said, scroll, views.legend(), parts.batch,
+        const stage = el("div", { hidden: "" }, hint, parts.settings, controls, asked, said, scroll, CourseWidgets.sideways(scroll), views.legend(), parts.batch,
             el("div", { class: "live-columns" }, parts.queues, parts.pool),
             el("h4", {}, "Why this step is so"), parts.why, el("h4", {}, "Texts"), parts.texts, facts,
             el("details", { class: "live-edit" }, el("summary", {}, "Change the requests"), parts.requests),

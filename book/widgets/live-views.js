@@ -48,7 +48,7 @@ const CourseLiveViews = (() => {
 
     function sentence(run, frame) {
         if (!frame.total) {
-            const waiting = frame.waiting.join(" and ") || "nobody";
+            const waiting = [frame.waiting.slice(0, -1).join(", "), frame.waiting.at(-1)].filter(Boolean).join(" and ") || "nobody";
             return `Before step 0: ${waiting} ${frame.waiting.length > 1 ? "wait" : "waits"}, every block is free. `
                 + "Press Step.";
         }

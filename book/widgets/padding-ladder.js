@@ -26,7 +26,7 @@ CourseWidgets.mount("padding-ladder", (data) => {
     const { el, svg, labelled, choice, formulas } = CourseWidgets;
     const { ask, grip, keepKeys, facts } = CourseDecide;
     const box = el("section", { class: "widget-box decide", "aria-label": "The padding ladder" });
-    const W = 400, L = 30, T = 8, H = 150, LOW = T + H + 26, DEEP = 40;
+    const W = 400, L = 30, T = 8, H = 150, LOW = T + H + 32, DEEP = 40;
     const x = (tokens) => L + ((W - L - 10) * tokens) / data.most;
     const y = (rows) => T + H * (1 - rows / data.most);
     let sizes = [];
@@ -49,7 +49,7 @@ CourseWidgets.mount("padding-ladder", (data) => {
     function load(to) {
         sizes = [...to].sort((a, b) => a - b);
         grips.replaceChildren(...sizes.map((size, i) => grip({
-            key: i, name: `Capture size ${i + 1}`, least: 1, most: data.most, step: 1, value: size, reach: 8,
+            key: i, name: `Capture size ${i + 1}`, least: 1, most: data.most, step: 1, value: size, reach: 10, sideways: true,
             place: (value) => [x(value), T + H + 5], read: (px) => ((px - L) * data.most) / (W - L - 10),
             moved: (value) => { sizes[i] = value; show(); },
         }).node));
@@ -76,8 +76,9 @@ CourseWidgets.mount("padding-ladder", (data) => {
         }
         parts.push(svg("line", { x1: x(tokens), x2: x(tokens), y1: T, y2: LOW + DEEP, class: "decide-max" }),
             svg("line", { x1: L, x2: W - 6, y1: LOW + DEEP, y2: LOW + DEEP, class: "decide-axis" }),
-            svg("text", { x: 0, y: T + 10 }, "rows"), svg("text", { x: 0, y: LOW + 12 }, "steps"),
-            ...[1, 15, 30, 45, 60].map((n) => svg("text", { x: x(n), y: LOW + DEEP + 13, "text-anchor": "middle" }, `${n}`)));
+            svg("text", { x: 0, y: T + 10 }, `${data.most} rows`), svg("text", { x: 0, y: LOW - 3 }, `steps, at most ${most}`),
+            ...[1, 15, 30, 45].map((n) => svg("text", { x: x(n), y: LOW + DEEP + 14, "text-anchor": "middle" }, `${n}`)),
+            svg("text", { x: W, y: LOW + DEEP + 14, "text-anchor": "end" }, "60 tokens"));
         drawn.replaceChildren(...parts);
         text.value = [...new Set(sizes)].sort((a, b) => a - b).join(" ");
         const named = Object.keys(data.ladders).find((name) => `${data.ladders[name]}` === `${[...sizes].sort((a, b) => a - b)}`);

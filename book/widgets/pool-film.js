@@ -18,7 +18,7 @@ CourseWidgets.mount("pool-film", (film) => {
         return block.hash ? "cached" : "free";
     }
     const words = {
-        null: "null block", shared: "shared", used: "in use", cached: "free, still cached", free: "free",
+        null: "null block", shared: "shared", used: "in use", cached: "free, still cached", free: "free", changed: "changed by this call",
     };
 
     function card(block, frame) {
@@ -58,7 +58,7 @@ CourseWidgets.mount("pool-film", (film) => {
             : [el("li", { class: "film-none" }, "none")]));
     }
 
-    const legend = el("p", { class: "widget-legend" }, ["used", "shared", "cached", "free"].map((name) =>
+    const legend = el("p", { class: "widget-legend" }, ["used", "shared", "cached", "free", "changed"].map((name) =>
         el("span", {}, el("i", { class: `film-block film-${name}`, "aria-hidden": "true" }), words[name])));
     const [controls, go] = stepper(box, film.frames.length, "frame", show);
     box.append(controls, el("p", { class: "film-head" }, call), say, pool, legend,

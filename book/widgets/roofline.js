@@ -13,7 +13,7 @@ CourseWidgets.formulas.decodeStep = (shape, gpu, batch, context) => {
 };
 
 CourseWidgets.mount("roofline", (data) => {
-    const { el, svg, count, labelled, choice, formulas } = CourseWidgets;
+    const { el, svg, count, labelled, choice, formulas, plural, room } = CourseWidgets;
     const box = el("section", { class: "widget-box", "aria-label": "Roofline explorer" });
     const batches = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024];
     const contexts = [0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072];
@@ -29,13 +29,17 @@ CourseWidgets.mount("roofline", (data) => {
     const results = el("dl", { class: "calc-results" });
     const verdict = el("p", { class: "film-say", "aria-live": "polite" });
 
-    const W = 640, H = 320, L = 64, R = 16, T = 16, B = 48;
+    const H = 320, L = 64, R = 16, T = 16, B = 48;
+    const wide = room(640, () => update());
+    let W = wide();
     const x = (intensity) => L + (W - L - R) * (Math.log10(intensity / 0.5) / 4);
-    const plot = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", class: "roof-plot" });
+    const plot = svg("svg", { role: "img", class: "roof-plot" });
     const text = (px, py, words, anchor = "middle", css = "") =>
         svg("text", { x: px, y: py, "text-anchor": anchor, class: css }, words);
 
     function draw(shape, card, chosen, ctx, step) {
+        W = wide();
+        plot.setAttribute("viewBox", `0 0 ${W} ${H}`);
         const top = Math.log10(card.peak_flops * 2);
         const y = (flops) => H - B - (H - T - B) * ((Math.log10(flops) - top + 3.4) / 3.4);
         const roof = (intensity) => Math.min(card.peak_flops, intensity * card.mem_bw);
@@ -64,7 +68,7 @@ CourseWidgets.mount("roofline", (data) => {
         parts.push(svg("circle", { cx: W - R - 190, cy: H - B - 40, r: 4, class: "roof-weights" }),
             text(W - R - 180, H - B - 36, "weights only", "start"),
             svg("circle", { cx: W - R - 190, cy: H - B - 20, r: 4, class: "roof-kv" }),
-            text(W - R - 180, H - B - 16, `with ${count(ctx)} tokens of KV each`, "start"));
+            text(W - R - 180, H - B - 16, `with ${plural(ctx, "token")} of KV each`, "start"));
         plot.replaceChildren(svg("title", {}, "Decode steps of growing batch on the roofline"), ...parts);
     }
 
@@ -73,8 +77,8 @@ CourseWidgets.mount("roofline", (data) => {
         const card = data.gpus[gpu.value];
         const size = batches[batch.value];
         const ctx = contexts[context.value];
-        batchText.textContent = `${size} requests`;
-        contextText.textContent = `${count(ctx)} tokens each`;
+        batchText.textContent = plural(size, "request");
+        contextText.textContent = `${plural(ctx, "token")} each`;
         batch.setAttribute("aria-valuetext", batchText.textContent);
         context.setAttribute("aria-valuetext", contextText.textContent);
         const step = formulas.decodeStep(shape, card, size, ctx);

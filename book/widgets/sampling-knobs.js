@@ -142,7 +142,7 @@ CourseWidgets.mount("sampling-knobs", (data) => {
         const none = law.every((p) => p === 0);
         const bars = ids.map((id) => [visible(id), before[id], law[id]]);
         bars.push(["others", rest(before), none ? 0 : Math.max(0, rest(law))]);
-        const W = 440, LINE = 20, L = 54, R = 56;
+        const W = 440, LINE = 20, L = 66, R = 60;
         const wide = (share) => (W - L - R) * share;
         plot.setAttribute("viewBox", `0 0 ${W} ${bars.length * LINE + 4}`);
         plot.replaceChildren(
@@ -208,7 +208,9 @@ CourseWidgets.mount("sampling-knobs", (data) => {
             ...[["bias", "Bias"], ["repetition", "Repetition penalty"], ["presence", "Presence"],
                 ["frequency", "Frequency"], ["temperature", "Temperature"], ["min_p", "min-p"],
                 ["top_k", "top-k"], ["top_p", "top-p"]].map(([id, words]) => labelled(words, sliders[id], said[id]))),
-        el("p", {}, reset), context, chain, verdict, plot);
+        el("p", {}, reset), context, chain, verdict, plot,
+        el("p", { class: "widget-legend" }, [["knob-key-after", "probability now"], ["knob-key-before", "with all knobs off"]].map(([css, words]) =>
+            el("span", {}, el("i", { class: css, "aria-hidden": "true" }), words))));
     refill();
     return box;
 });

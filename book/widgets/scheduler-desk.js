@@ -32,13 +32,14 @@ CourseWidgets.mount("scheduler-desk", (data) => {
     const asks = el("input", { type: "checkbox", "data-input": "predict" });
     asks.checked = true;
     const asked = el("div", { class: "live-question", "aria-live": "polite" });
+    const title = el("p", { class: "widget-title" });
     const said = el("p", { class: "film-say", "aria-live": "polite" });
     const missing = el("p", { class: "desk-missing", role: "status" });
     const table = el("table", {});
     const scroll = el("div", { class: "line-scroll", tabindex: "0", role: "region", "aria-label": "Requests by step; scrolls sideways", onscroll: () => point() }, table);
     const parts = Object.fromEntries(["batch", "queues", "pool", "why", "settings", "requests"].map((name) => [name, el("div", {})]));
     const arrow = svg("svg", { class: "desk-arrow", "aria-hidden": "true" });
-    const stage = el("div", { class: "desk-stage" }, scroll, views.legend(), parts.batch,
+    const stage = el("div", { class: "desk-stage" }, scroll, CourseWidgets.sideways(scroll), views.legend(), parts.batch,
         el("div", { class: "live-columns" }, parts.queues, parts.pool), arrow);
     const trouble = el("p", { class: "live-trouble", role: "alert" });
     const bar = el("progress", { max: 1, value: 0, "aria-label": "Loading" });
@@ -58,6 +59,9 @@ CourseWidgets.mount("scheduler-desk", (data) => {
             frame.texts = Object.fromEntries([...frame.waiting, ...Object.keys(frame.cells)].map((id) => [id, ""]));
         }
         run = made;
+        const { budget, blocks, block_size: size, slots } = run.settings;
+        title.textContent = `${views.number(run.requests.length, "request")}: ${views.number(budget, "token")} a step, `
+            + `${views.number(blocks, "block")} of ${views.number(size, "token")}, ${views.number(slots, "slot")}. Predict each step`;
         asked.replaceChildren();
         show(Math.min(at, run.frames.length - 1));
     }
@@ -220,7 +224,7 @@ CourseWidgets.mount("scheduler-desk", (data) => {
         if (moves[event.key] > 0) forward();
         else show(place - 1);
     });
-    box.append(el("div", { class: "widget-controls", role: "group", "aria-label": "Controls" }, next, first, back, end, slider, where),
+    box.append(title, el("div", { class: "widget-controls", role: "group", "aria-label": "Controls" }, next, first, back, end, slider, where),
         asked, said, stage, missing, el("details", { class: "live-edit" }, el("summary", {}, "Why this step is so"), parts.why), edit,
         el("p", {}, el("label", { class: "live-check" }, asks, " Ask me before a step")));
     wish = { settings: { ...data.settings }, requests: data.requests.map(({ tokens, outputs, arrival, priority }) => ({ tokens, outputs, arrival, priority })) };

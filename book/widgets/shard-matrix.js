@@ -128,7 +128,7 @@ CourseWidgets.mount("shard-matrix", (data) => {
         el("div", { class: "widget-form" }, labelled("Cut W", cut), labelled("Ranks", ranks)),
         el("p", { class: "shard-how" }, "Drag one rank onto another, or press both, and they change slices."),
         places, plot, verdict,
-        el("div", { class: "widget-form" }, labelled("Bytes of", size), labelled("Tokens", tokens)),
+        el("div", { class: "widget-form" }, labelled("Count the bytes of", size), labelled("Tokens", tokens)),
         moves);
     update();
     return box;

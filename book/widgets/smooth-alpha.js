@@ -43,7 +43,7 @@ CourseWidgets.mount("smooth-alpha", (data) => {
     const texts = { loud: el("output"), alpha: el("output") };
     const said = el("p", { class: "film-say", "aria-live": "polite" });
     const results = el("dl", { class: "calc-results" });
-    const W = 400, L = 30, T = 10, H = 120, LOW = T + H + 34, DEEP = 70;
+    const W = 400, L = 30, T = 10, H = 120, LOW = T + H + 40, DEEP = 70;
     const plot = svg("svg", { viewBox: `0 0 ${W} ${LOW + DEEP + 18}`, class: "decide-plot", role: "img" });
     const count = data.X[0].length;
     const CELL = (W - L) / count;
@@ -72,14 +72,14 @@ CourseWidgets.mount("smooth-alpha", (data) => {
             svg("line", { x1: L, x2: W - 30, y1: py(plain.error), y2: py(plain.error), class: "snap-group" }),
             svg("text", { x: W - 28, y: py(plain.error) + 4 }, "off"),
             ...curve.map(([a, e]) => svg("circle", { cx: px(a), cy: py(e), r: 2.5, class: "smooth-dot" })),
-            svg("text", { x: 0, y: LOW + 10 }, "error"), svg("line", { x1: L, x2: W - 30, y1: LOW + DEEP, y2: LOW + DEEP, class: "decide-axis" }),
+            svg("text", { x: 0, y: LOW - 7 }, "error"), svg("line", { x1: L, x2: W - 30, y1: LOW + DEEP, y2: LOW + DEEP, class: "decide-axis" }),
             ...[0, 0.5, 1].map((a) => svg("text", { x: px(a), y: LOW + DEEP + 14, "text-anchor": "middle" }, `${a}`)),
             svg("text", { x: px(0.75), y: LOW + DEEP + 14, "text-anchor": "middle" }, "alpha"));
         if (chosen !== null) parts.push(svg("circle", { cx: px(chosen), cy: py(now.error), r: 5, class: "smooth-w" }));
         plot.replaceChildren(...parts);
         texts.loud.textContent = times === 1 ? "not louder" : `${times} times`;
         texts.alpha.textContent = chosen === null ? "off" : `${chosen}`;
-        const percent = (e) => `${(100 * e).toFixed(1)} %`;
+        const percent = (e) => `${(100 * e).toFixed(1)}\u00a0%`;
         said.textContent = chosen === null ? `No smoothing: the quiet channels' part of the output errs by ${percent(now.error)}.`
             : `Alpha ${chosen}: X's loudest channel is ${Math.max(...now.x).toFixed(1)}, W's ${Math.max(...now.w).toFixed(1)}. The quiet channels' part errs by ${percent(now.error)}, ${percent(plain.error)} without.`;
         results.replaceChildren(...facts([["error now", "error", now.error, percent(now.error)], ["without smoothing", "plain", plain.error, percent(plain.error)]]));
@@ -95,7 +95,7 @@ CourseWidgets.mount("smooth-alpha", (data) => {
             show();
         }),
         el("div", { class: "widget-form" }, labelled("Two channels of X are louder", loud, texts.loud), labelled("Alpha", alpha, texts.alpha),
-            el("label", { class: "widget-field" }, el("span", {}, "No smoothing"), off)),
+            el("label", { class: "decide-check" }, off, " No smoothing")),
         said, plot, el("p", { class: "widget-legend" }, [["smooth-x", "largest of a channel of X"], ["smooth-w", "of W"]].map(([css, words]) =>
             el("span", {}, el("i", { class: `key-${css}`, "aria-hidden": "true" }), words))), results);
     show();

@@ -44,12 +44,12 @@ CourseWidgets.mount("softmax-keys", (data) => {
     let place = 0;
     let go = null;
 
-    const W = 400, L = 34, CELL = (W - L - 4) / count, TOP = 16, H = 120, LOW = TOP + H + 26, DEEP = 54;
+    const W = 400, L = 48, CELL = (W - L - 4) / count, TOP = 16, H = 120, LOW = TOP + H + 26, DEEP = 54;
     const x = (i) => L + CELL * (i + 0.5);
     const y = (score) => TOP + H * (1 - (score - least) / (most - least));
     const drawn = svg("g", {});
     const grips = scores.map((score, i) => grip({
-        key: i, name: `Score of key ${i + 1}`, least, most, step: data.step, value: score,
+        key: i, name: `Score of key ${i + 1}`, least, most, step: data.step, value: score, reach: 20,
         place: (value) => [x(i), y(value)],
         read: (_, at) => least + (1 - (at - TOP) / H) * (most - least),
         moved: (value) => { scores[i] = value; start.value = "yours"; show(); },

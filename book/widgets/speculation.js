@@ -37,7 +37,7 @@ CourseWidgets.formulas.draftedRuns = (text, minN, maxN, k) => {
 };
 
 CourseWidgets.mount("speculation", (data) => {
-    const { el, svg, labelled, choice, formulas } = CourseWidgets;
+    const { el, svg, labelled, choice, formulas, plural, room } = CourseWidgets;
     const box = el("section", { class: "widget-box", "aria-label": "What drafts are worth" });
     const batches = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024];
     const start = data.defaults;
@@ -55,11 +55,15 @@ CourseWidgets.mount("speculation", (data) => {
     const said = { alpha: el("output"), k: el("output"), c: el("output"), batch: el("output") };
     const verdict = el("p", { class: "film-say", "aria-live": "polite" });
     const results = el("dl", { class: "calc-results" });
-    const W = 640, H = 260, L = 48, R = 16, T = 14, B = 44;
-    const plot = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", class: "roof-plot" });
+    const H = 280, L = 48, R = 16, T = 34, B = 44;
+    const wide = room(640, () => update());
+    let W = wide();
+    const plot = svg("svg", { role: "img", class: "roof-plot" });
     const x = (size) => L + ((W - L - R) * Math.log2(size)) / 10;
 
     function draw(a, drafts, c, size, ridge) {
+        W = wide();
+        plot.setAttribute("viewBox", `0 0 ${W} ${H}`);
         const points = Array.from({ length: 81 }, (_, i) => 2 ** (i / 8));
         const curve = points.map((b) => formulas.speculationStep(a, drafts, c, b, ridge).speedup);
         const top = Math.max(1.5, ...curve) * 1.08;
@@ -71,7 +75,7 @@ CourseWidgets.mount("speculation", (data) => {
             text(x(tick), H - B + 16, `${tick}`)]);
         for (let tick = 0; tick < top; tick += top > 4 ? 1 : 0.5) parts.push(text(L - 8, y(tick) + 4, `${tick}`, "end"));
         const here = formulas.speculationStep(a, drafts, c, size, ridge).speedup;
-        parts.push(text((L + W - R) / 2, H - 8, "requests in a batch; the line at 1 is break-even"),
+        parts.push(text(0, 14, "times as fast", "start"), text((L + W - R) / 2, H - 8, "requests in a batch; the line at 1 is break-even"),
             svg("line", { x1: L, x2: W - R, y1: y(1), y2: y(1), class: "roof-grid" }),
             svg("polyline", { class: "roof-line", points: points.map((b, i) => `${x(b).toFixed(1)},${y(curve[i]).toFixed(1)}`).join(" ") }),
             svg("circle", { cx: x(size), cy: y(here), r: 6, class: here > 1 ? "roof-weights" : "roof-kv" },
@@ -85,7 +89,7 @@ CourseWidgets.mount("speculation", (data) => {
         said.alpha.textContent = a.toFixed(2);
         said.k.textContent = `${drafts} a run`;
         said.c.textContent = `${c.toFixed(2)} steps`;
-        said.batch.textContent = `${size} requests`;
+        said.batch.textContent = plural(size, "request");
         batch.setAttribute("aria-valuetext", said.batch.textContent);
         const step = formulas.speculationStep(a, drafts, c, size, ridge);
         let best = 0;
@@ -139,7 +143,7 @@ CourseWidgets.mount("speculation", (data) => {
     });
 
     box.append(
-        el("div", { class: "widget-form" }, labelled("GPU", gpu), labelled("alpha", alpha, said.alpha),
+        el("div", { class: "widget-form wide-form" }, labelled("GPU", gpu), labelled("Accepted: alpha", alpha, said.alpha),
             labelled("Drafts k", k, said.k), labelled("One draft costs c", cost, said.c),
             labelled("Batch", batch, said.batch)),
         verdict, plot, results,

@@ -3,7 +3,7 @@
 "use strict";
 
 CourseWidgets.mount("stream-buffers", (data) => {
-    const { el, labelled, choice, questions } = CourseWidgets;
+    const { el, labelled, choice, questions, plural } = CourseWidgets;
     const box = el("section", { class: "widget-box", "aria-label": "A stream in pieces, and what a tag parser holds" });
     const named = (id, field) => { field.dataset.input = id; return field; };
     const text = named("text", choice(Object.keys(data.texts), null, update));
@@ -18,11 +18,13 @@ CourseWidgets.mount("stream-buffers", (data) => {
             el("thead", {}, el("tr", {}, ...["piece", "sent", "held"].map((words) => el("th", { scope: "col" }, words)))),
             rows));
 
+    const visible = (piece) => piece.replaceAll(" ", "␣").replaceAll("\n", "↵");
+
     function sent(step) {
         const parts = [];
-        if (step.content) parts.push(el("span", { class: "stream-content" }, step.content));
+        if (step.content) parts.push(el("span", { class: "stream-content" }, visible(step.content)));
         if (step.name) parts.push(el("span", { class: "stream-name" }, `call ${step.name}`));
-        if (step.arguments) parts.push(el("span", { class: "stream-arguments" }, step.arguments));
+        if (step.arguments) parts.push(el("span", { class: "stream-arguments" }, visible(step.arguments)));
         return parts.length ? parts : ["nothing"];
     }
 
@@ -32,11 +34,11 @@ CourseWidgets.mount("stream-buffers", (data) => {
         said.textContent = size > 500 ? "all at once" : `${size} character${size === 1 ? "" : "s"}`;
         length.setAttribute("aria-valuetext", said.textContent);
         rows.replaceChildren(...film.steps.map((step) => el("tr", {},
-            el("td", {}, el("code", {}, step.piece)),
+            el("td", {}, el("code", {}, visible(step.piece))),
             el("td", {}, ...sent(step)),
-            el("td", {}, step.held ? el("code", {}, step.held) : ""))));
+            el("td", {}, step.held ? el("code", {}, visible(step.held)) : ""))));
         verdict.textContent = `Something is sent for ${film.deltas} of ${film.steps.length} pieces; at most ${film.held} `
-            + `characters are held; ${film.content.length} characters of content and ${film.calls} calls in all.`;
+            + `characters are held; ${plural(film.content.length, "character")} of content and ${plural(film.calls, "call")} in all.`;
         verdict.dataset.deltas = film.deltas;
         verdict.dataset.held = film.held;
         verdict.dataset.calls = film.calls;

@@ -118,9 +118,9 @@ CourseWidgets.mount("weight-grid", (data) => {
     }
 
     const spike = el("button", { type: "button", onclick: () => { weights[3][0] = data.most; settle(); } }, "Make the last row's first weight loud");
-    const reset = el("button", { type: "button", onclick: () => load(data.weights) }, "As shipped");
-    const legend = el("p", { class: "widget-legend" }, [["○", "a weight"], ["▬", "its code, red at 0"], ["—", "a value of the format"]].map(([mark, words]) =>
-        el("span", {}, el("b", { "aria-hidden": "true" }, `${mark} `), words)));
+    const reset = el("button", { type: "button", onclick: () => load(data.weights) }, "Put the shipped weights back");
+    const legend = el("p", { class: "widget-legend" }, [["○", "weight", "a weight"], ["▬", "code", "its code, red at 0"], ["—", "value", "a value of the format"]].map(([mark, css, words]) =>
+        el("span", {}, el("b", { class: `snap-mark-${css}`, "aria-hidden": "true" }, `${mark} `), words)));
     keepKeys(box);
     box.append(ask(data.questions, (posed) => { format.value = posed.format; shared.value = posed.shared; load(posed.weights); }),
         el("div", { class: "widget-form" }, labelled("Format", format), labelled("One scale for", shared)),

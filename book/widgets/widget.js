@@ -32,6 +32,31 @@ const CourseWidgets = (() => {
     /** A whole number with thousands separated, the same in every language. */
     const count = (value) => Math.round(value).toLocaleString("en-US");
 
+    /** A number with its noun: 1 token, 2 tokens. */
+    const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+
+    const LEAST = 11.1; // pixels: smaller letters cannot be read on a phone
+    /** Tell the style of an SVG how large a letter must be in its own units: `--least`. */
+    const legible = (plot) => {
+        const scale = plot.clientWidth / (plot.viewBox.baseVal?.width || plot.clientWidth);
+        if (scale > 0) plot.style.setProperty("--least", `${(LEAST / scale).toFixed(2)}px`);
+    };
+    const resized = "ResizeObserver" in window
+        ? new ResizeObserver((entries) => entries.forEach(({ target }) => legible(target))) : null;
+    const redrawn = new MutationObserver((records) => records.forEach(({ target }) => legible(target)));
+
+    /** Units across a plot, drawn one to a pixel where there is less room than `most`; `redraw()` when that changes. */
+    function room(most, redraw) {
+        const now = () => Math.round(Math.max(280, Math.min(most, (document.querySelector("main")?.clientWidth || most) - 32)));
+        let last = now();
+        window.addEventListener("resize", () => {
+            if (now() === last) return;
+            last = now();
+            redraw();
+        });
+        return now;
+    }
+
     /** Replace the figure of every widget called `name` by what `draw(document)` returns. */
     function mount(name, draw) {
         const start = () => {
@@ -40,6 +65,11 @@ const CourseWidgets = (() => {
                 const drawn = draw(JSON.parse(data.textContent));
                 for (const child of host.children) child.hidden = true;
                 host.append(drawn);
+                for (const plot of drawn.querySelectorAll("svg[viewBox]")) {
+                    legible(plot);
+                    resized?.observe(plot);
+                    redrawn.observe(plot, { attributeFilter: ["viewBox"] });
+                }
                 host.dataset.ready = "yes";
             }
         };
@@ -111,6 +141,14 @@ const CourseWidgets = (() => {
         return [row, go];
     }
 
+    /** A line under a box that says, where it is so, that the box scrolls sideways. */
+    function sideways(box) {
+        const said = el("p", { class: "widget-hint", hidden: "" }, "The table scrolls sideways.");
+        const look = () => { said.hidden = box.scrollWidth <= box.clientWidth; };
+        if ("ResizeObserver" in window) for (const each of [box, ...box.children]) new ResizeObserver(look).observe(each);
+        return said;
+    }
+
     /** A labelled field; `field` is an input or a select. */
     function labelled(text, field, unit = "") {
         return el("label", { class: "widget-field" }, el("span", {}, text), field,
@@ -125,18 +163,25 @@ const CourseWidgets = (() => {
 
     /** Questions to be answered with a number before `set(posed)` shows what is so.
      *
-     * `posed` has `ask` and `answer`; `verb` is the button's text. Returns the two paragraphs.
+     * `posed` has `ask`, `answer` and, perhaps, `because`; `verb` is the button's text. Returns a list of one element.
      */
     function questions(list, verb, set) {
         let asked = 0;
-        const guess = el("input", { type: "number", min: 0, max: 999, "aria-label": "Your guess" });
+        const guess = el("input", { type: "number", min: 0, inputmode: "numeric", "aria-label": "Your guess",
+            onkeydown: (event) => {
+                if (event.key !== "Enter") return;
+                event.preventDefault();
+                answer();
+            } });
         guess.dataset.input = "guess";
+        const number = el("b", {});
         const question = el("span", {});
-        const reply = el("p", { class: "knob-reply", "aria-live": "polite" });
+        const reply = el("p", { class: "knob-reply decide-reply", "aria-live": "polite" });
 
-        function ask(number) {
-            asked = number % list.length;
-            question.textContent = `Predict (${asked + 1} of ${list.length}): ${list[asked].ask} `;
+        function ask(place) {
+            asked = place % list.length;
+            number.textContent = `Predict (${asked + 1} of ${list.length}). `;
+            question.textContent = list[asked].ask;
             guess.value = "";
             reply.textContent = "";
         }
@@ -147,13 +192,13 @@ const CourseWidgets = (() => {
                 return;
             }
             set(posed);
-            reply.textContent = Number(guess.value) === posed.answer ? `${posed.answer}, as you said.`
-                : `${posed.answer}; you said ${guess.value}.`;
+            reply.textContent = (Number(guess.value) === posed.answer ? `${posed.answer}, as you said.`
+                : `${posed.answer}; you said ${guess.value}.`) + (posed.because ? ` ${posed.because}` : "");
         }
         ask(0);
-        return [el("p", { class: "knob-ask" }, question, guess,
+        return [el("div", { class: "decide-ask" }, el("p", {}, number, question), el("p", { class: "knob-ask decide-choices" }, guess,
             el("button", { type: "button", onclick: answer }, verb),
-            el("button", { type: "button", onclick: () => ask(asked + 1) }, "Next")), reply];
+            el("button", { type: "button", class: "decide-next", onclick: () => ask(asked + 1) }, "Next question")), reply)];
     }
 
     /** A module of the course that runs in this page; null where the site was built without what runs it.
@@ -193,5 +238,5 @@ const CourseWidgets = (() => {
         return { call, offer, box };
     }
 
-    return { el, svg, count, mount, stepper, labelled, choice, questions, inPage, formulas };
+    return { el, svg, count, plural, room, mount, stepper, sideways, labelled, choice, questions, inPage, formulas };
 })();

@@ -85,6 +85,16 @@ QUESTIONS: tuple[tuple[str, str, int, str], ...] = (
 """What is asked, of which pattern with how many slots, and the field that answers."""
 
 
+BECAUSE = (
+    "The A's share the slot up to step 12; then the B's, C's and D's have five steps each.",
+    "A and B hold the slots up to steps 12 and 13; then C and D have five steps each.",
+    "One for each adapter: its three share the slot.",
+    "A is loaded once, since one of its requests always runs; then each rare one.",
+    "A, then both B's, both C's, and the second A last.",
+)
+"""Why, question by question."""
+
+
 def adapter_slots() -> dict[str, Any]:
     """The widget's document."""
     films = {
@@ -93,7 +103,8 @@ def adapter_slots() -> dict[str, Any]:
     }
     questions = [
         {"ask": ask, "pattern": name, "slots": slots, "answer": films[name][str(slots)][field]}
-        for ask, name, slots, field in QUESTIONS
+        | {"because": why}
+        for (ask, name, slots, field), why in zip(QUESTIONS, BECAUSE, strict=True)
     ]
     return {
         "patterns": PATTERNS, "slots": list(SLOTS), "films": films, "questions": questions,

@@ -196,6 +196,17 @@ QUESTIONS: tuple[tuple[str, str, int, str], ...] = (
 """What is asked, of which case, at which place, and what answers."""
 
 
+BECAUSE = (
+    "The hyphen.",
+    "Sixteen digits, and EOS, since one digit is enough.",
+    "y, n and m.",
+    "a, y, b, e and EOS.",
+    "The keys and all that stands around the values, then EOS.",
+    "The first letters of gpu, host and disk.",
+)
+"""Why, question by question."""
+
+
 def allowed_bytes() -> dict[str, Any]:
     """The widget's document."""
     from course.site.home import RUNTIME_BYTES
@@ -205,9 +216,11 @@ def allowed_bytes() -> dict[str, Any]:
         for name, (prompt, constraint, _) in CASES.items()
     }
     questions = []
-    for ask, name, place, kind in QUESTIONS:
+    for (ask, name, place, kind), why in zip(QUESTIONS, BECAUSE, strict=True):
         film = films[name]
         answer = film["forced"] if kind == "forced" else count(film["places"][place])
-        questions.append({"ask": ask, "case": name, "place": place, "answer": answer})
+        questions.append(
+            {"ask": ask, "case": name, "place": place, "answer": answer, "because": why}
+        )
     own = {"kinds": list(KINDS), "most": MOST_CHARACTERS, "most_prompt": MOST_PROMPT}
     return {"films": films, "questions": questions, "own": own, "bytes": RUNTIME_BYTES}

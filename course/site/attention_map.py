@@ -126,6 +126,15 @@ QUESTIONS: tuple[tuple[str, str, float, float], ...] = (
 """What is asked of the first text, what answers, temperature and top-p."""
 
 
+BECAUSE = (
+    "Row i has i + 1 of them: 1 + 2 + ... + 18.",
+    "Two have less than 0.9 of the mass together, so a third is kept.",
+    "Heat flattens the law: more tokens are needed for 0.9.",
+    "Cold sharpens it: the likeliest alone has more than 0.9.",
+)
+"""Why, question by question."""
+
+
 def attention_map() -> dict[str, Any]:
     """The widget's document."""
     from course.site.home import RUNTIME_BYTES
@@ -134,11 +143,11 @@ def attention_map() -> dict[str, Any]:
     first = texts[RECORDED[0]]
     length = len(first["bytes"])
     questions = []
-    for ask, kind, temperature, top_p in QUESTIONS:
+    for (ask, kind, temperature, top_p), why in zip(QUESTIONS, BECAUSE, strict=True):
         left = sum(share > 0 for share in kept(first["logits"], temperature, top_p))
         answer = length * (length + 1) // 2 if kind == "squares" else left
         knobs = {"temperature": temperature, "top_p": top_p}
-        questions.append({"ask": ask, "answer": answer, **knobs})
+        questions.append({"ask": ask, "answer": answer, "because": why, **knobs})
     return {
         "texts": texts, "most": MOST_BYTES, "questions": questions, "bytes": RUNTIME_BYTES,
     }  # fmt: skip

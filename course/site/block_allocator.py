@@ -164,14 +164,25 @@ QUESTIONS: tuple[tuple[str, tuple[Op, ...], str, str], ...] = (
 """What is asked, after which story, freed in which order, and what answers."""
 
 
+BECAUSE = (
+    "Free blocks keep their text, but whoever needs one may have it.",
+    "Three full blocks of four; the fourth was never full.",
+    "The stranger took seven from the front, A's third among them; the first two are left.",
+    "The stranger took A's first block, and nothing behind it can be reached.",
+)
+"""Why, question by question."""
+
+
 def block_allocator() -> dict[str, Any]:
     """The widget's document."""
     questions = []
-    for ask, ops, order, field in QUESTIONS:
+    for (ask, ops, order, field), why in zip(QUESTIONS, BECAUSE, strict=True):
         after = replay(ops, order)
         answer = len(after["free"]) if field == "free" else after["last"]["found"]
         story = [list(op) for op in ops]
-        questions.append({"ask": ask, "ops": story, "order": order, "answer": answer})
+        questions.append(
+            {"ask": ask, "ops": story, "order": order, "answer": answer, "because": why}
+        )
     return {
         "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "orders": ORDERS,
         "prompts": list(PROMPTS), "reply": REPLY, "most": MOST_CHARACTERS,

@@ -75,7 +75,9 @@ def render(
             piece = hold(f"[{row[citation.column : end]}]({source_link(citation)}){mark}")
         rows[citation.line - 1] = row[: citation.column] + piece + row[end:]
     if met:
-        _insert_under_title(rows, hold(drift_line(release, met)))
+        since = "../" * (len(page.relative_to(root).parts) - 1) + "SINCE_THE_PIN.html"
+        told = since if (root / "SINCE_THE_PIN.md").is_file() else ""
+        _insert_under_title(rows, hold(drift_line(release, met, told)))
     text = _hold_code("\n".join(rows), hold)
     depth = len(page.relative_to(root).parts) - 1
     text = book_extras.fold_until_passed(page, text)
@@ -100,12 +102,15 @@ def drift_mark(release: str, fate: drift.Fate) -> str:
     return f'<abbr class="drift drift-{fate.kind}" title="{html.escape(says)}">\u00b0</abbr>'
 
 
-def drift_line(release: str, met: Counter[str]) -> str:
-    """How much of what a page cites a later release has kept."""
+def drift_line(release: str, met: Counter[str], told: str = "") -> str:
+    """How much of what a page cites a later release has kept; `told` is the page that says more."""
     counted = ", ".join(f"{met[kind]} {kind}" for kind in drift.FATES if met[kind])
+    places = sum(met.values())
+    later = f'<a href="{told}">In {release}</a>' if told else f"In {release}"
+    marked = "" if met[drift.SAME] == places else "; \u00b0 marks what differs"
     return (
-        f'<p class="drift-line">Cited at 0.22.1: {sum(met.values())} places. '
-        f"In {release}: {counted}.</p>\n"
+        f'<p class="drift-line">Cites vLLM 0.22.1 in {places} '
+        f"{'place' if places == 1 else 'places'}. {later}: {counted}{marked}.</p>\n"
     )
 
 

@@ -107,16 +107,25 @@ QUESTIONS = (
 )  # fmt: skip
 
 
+BECAUSE = (
+    "20 for the prompt, then 23 of one each; the last token is never computed.",
+    "The whole prompt.",
+    "The prompt and 23 tokens, all again.",
+    "20 + 21 + ... + 43.",
+)
+"""Why, question by question."""
+
+
 def cache_race() -> dict[str, Any]:
     """The widget's document."""
     from course.site.home import RUNTIME_BYTES
 
     race = recorded(PROMPT, NUM_TOKENS)
     questions = []
-    for ask, lane, kind in QUESTIONS:
+    for (ask, lane, kind), why in zip(QUESTIONS, BECAUSE, strict=True):
         positions = [count for _, count in race[lane]]
         found = {"total": sum(positions), "first": positions[0], "last": positions[-1]}
-        questions.append({"ask": ask, "answer": found[kind]})
+        questions.append({"ask": ask, "answer": found[kind], "because": why})
     return {
         "race": race, "questions": questions, "bytes": RUNTIME_BYTES,
         "most": {"bytes": MOST_BYTES, "tokens": MOST_TOKENS},

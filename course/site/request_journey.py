@@ -225,14 +225,21 @@ def questions() -> list[dict[str, Any]]:
     last = max(i for i, stop in enumerate(stops()) if stop["hop"] == "update")
     asked = (
         (f"{len(PROMPT)} prompt tokens, at most {BUDGET} tokens a step, max_tokens "
-         f"{PARAMS.max_tokens}. How many times round the loop?", steps, len(stops()) - 1),
+         f"{PARAMS.max_tokens}. How many times round the loop?", steps, len(stops()) - 1,
+         "8 of the prompt, then 4 and a token; two tokens more take two steps more."),
         ("How many tokens does step 1 sample?",
-         0 if _last("sample", "sampled_token_ids", 1) == "[[]]" else 1, first),
-        ("How many messages go back?", len(told), told[-1]),
+         0 if _last("sample", "sampled_token_ids", 1) == "[[]]" else 1, first,
+         "Its 8 tokens do not reach the prompt's end."),
+        ("How many messages go back?", len(told), told[-1],
+         "One for each step that sampled."),
         ("When it has ended, how many tokens are computed?",
-         int(_last("update", "num_computed_tokens")), last),
+         int(_last("update", "num_computed_tokens")), last,
+         "12 + 3, less the last token, which nothing has read."),
     )  # fmt: skip
-    return [{"ask": ask, "answer": answer, "stop": stop} for ask, answer, stop in asked]
+    return [
+        {"ask": ask, "answer": answer, "stop": stop, "because": why}
+        for ask, answer, stop, why in asked
+    ]
 
 
 def request_journey() -> dict[str, Any]:

@@ -132,6 +132,18 @@ def stages(
     return left, law
 
 
+BECAUSE = (
+    "Those with at least a tenth of the likeliest one's probability.",
+    "Temperature has flattened the law before min-p looks.",
+    "Now min-p sees the law as it was.",
+    "min-p leaves two, and of those two the first has more than .65.",
+    "top-p looked first and kept more; min-p cuts that to two.",
+    "Nobody else has a tenth of the likeliest one's probability.",
+    "top-k kept u alone, and the ban takes it.",
+)
+"""Why, question by question."""
+
+
 def sampling_knobs() -> dict[str, Any]:
     """Rows, orders, questions with answers, and examples: `stages` and the 8 likeliest tokens."""
     cases: list[tuple[str, str, dict[str, Any]]] = [
@@ -161,10 +173,11 @@ def sampling_knobs() -> dict[str, Any]:
             {"row": name, "order": order, "knobs": OFF | knobs, "left": left, "law": likeliest}
         )
     questions = []
-    for ask, name, knobs, order in QUESTIONS:
+    for (ask, name, knobs, order), why in zip(QUESTIONS, BECAUSE, strict=True):
         left, law = stages(rows()[name], OFF | knobs, ORDERS[order])
         questions.append(
             {"ask": ask, "row": name, "knobs": OFF | knobs, "order": order, "answer": left[-1]}
+            | {"because": why}
         )
     return {
         "rows": rows(), "orders": {name: list(order) for name, order in ORDERS.items()},

@@ -91,6 +91,16 @@ QUESTIONS: tuple[tuple[str, str, tuple[int, ...], str, int, str], ...] = (
 """What is asked, and of which cut, order, size and tokens; bytes are asked in KiB."""
 
 
+BECAUSE = (
+    "An all-reduce on 4 ranks sends 2 x 3/4 of 8 KiB: 4,096 numbers of 2 bytes.",
+    "Half of the 14,336 outputs, 2 bytes each, goes to the other rank.",
+    "Each rank's two outputs stand where the other's belong.",
+    "A sum does not ask in which order.",
+    "2,048 times 8 KiB: 2 x 1/2 is all of it.",
+)
+"""Why, question by question."""
+
+
 def shard_matrix() -> dict[str, Any]:
     """The widget's document."""
     orders = [order for n in RANKS for order in itertools.permutations(range(n))]
@@ -106,12 +116,12 @@ def shard_matrix() -> dict[str, Any]:
         for kind in CUTS
     }
     questions = []
-    for ask, kind, order, size, tokens, field in QUESTIONS:
+    for (ask, kind, order, size, tokens, field), why in zip(QUESTIONS, BECAUSE, strict=True):
         said = bills[kind][size][str(len(order))][str(tokens)] | cuts[kind][name_of(order)]
         answer = said[field] // 1024 if field == "sent" else said[field]
         questions.append(
             {"ask": ask, "kind": kind, "order": list(order), "size": size, "tokens": tokens}
-            | {"answer": answer}
+            | {"answer": answer, "because": why}
         )
     return {
         "weight": WEIGHT.astype(int).tolist(), "x": INPUT[0].astype(int).tolist(),

@@ -69,6 +69,15 @@ QUESTIONS: tuple[tuple[str, str, int, str], ...] = (
 """What is asked, of which text in pieces of which length, and the field that answers."""
 
 
+BECAUSE = (
+    "<tool_call may still become a tag, so it waits.",
+    "What stands behind a call is not sent.",
+    "One piece, one message; both calls are in it.",
+    "A name is sent as soon as it is whole.",
+)
+"""Why, question by question."""
+
+
 def stream_buffers() -> dict[str, Any]:
     """The widget's document."""
     films = {
@@ -76,8 +85,10 @@ def stream_buffers() -> dict[str, Any]:
         for name, text in TEXTS.items()
     }
     questions = []
-    for ask, name, length, field in QUESTIONS:
+    for (ask, name, length, field), why in zip(QUESTIONS, BECAUSE, strict=True):
         found = films[name][str(length)][field]
         answer = len(found) if isinstance(found, str) else found
-        questions.append({"ask": ask, "text": name, "length": length, "answer": answer})
+        questions.append(
+            {"ask": ask, "text": name, "length": length, "answer": answer, "because": why}
+        )
     return {"texts": TEXTS, "lengths": list(LENGTHS), "films": films, "questions": questions}
