@@ -54,6 +54,7 @@ MISREADINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MISREADINGS)
 def test_the_recordings_of_batches_in_flight_catch_the_scheduler_that(name: str) -> None:
     source = mutants._source("distributed.pipeline")

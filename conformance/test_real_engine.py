@@ -186,6 +186,7 @@ def test_another_end_is_a_difference_too(found, tokens):
     }
 
 
+@pytest.mark.slow
 def test_the_command_reads_what_was_written(found, tmp_path, capsys):
     path = tmp_path / "engine.jsonl.gz"
     recording.write(path, [found])

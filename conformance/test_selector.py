@@ -30,6 +30,7 @@ def choice(recorded: dict[str, Any], **asked: Any) -> str:
     return valid[0] if valid else ""
 
 
+@pytest.mark.slow
 def test_the_recording_covers_every_device_and_every_configuration():
     settings = list(attention_selector.settings())
     assert [{key: c[key] for key in settings[0]} for c in cases()] == settings

@@ -30,6 +30,7 @@ def test_without_a_command_it_shows_the_phases_the_time_left_and_the_next_lab(co
     assert "course check 90-00" in ran.out
 
 
+@pytest.mark.slow
 def test_piped_output_carries_no_colour_codes(course, starter):
     starter.write_text(WRONG)
     assert "\x1b" not in course().out + course("check").out + course("hint").out
@@ -56,6 +57,7 @@ def test_passing_names_what_was_built_the_reference_and_the_next_lab(course, sta
     assert "90-01 A sound lab" in ran.out.partition("Next:")[2]
 
 
+@pytest.mark.slow
 def test_check_all_grades_what_was_touched_and_nothing_else(course, starter):
     starter.write_text(RIGHT)
     ran = course("check", "--all")
@@ -68,6 +70,7 @@ def test_commands_are_shown_as_they_must_be_typed_under_uv(course, monkeypatch):
     assert ran.out.rstrip().endswith("A hint: uv run course hint 90-00")
 
 
+@pytest.mark.slow
 def test_watch_grades_now_and_whatever_is_saved_until_interrupted(
     course, starter, little_course, monkeypatch
 ):
@@ -114,6 +117,7 @@ def test_watch_grades_what_was_saved_while_it_was_grading(course, starter, monke
     assert "1/2" in course().out
 
 
+@pytest.mark.slow
 def test_a_file_saved_while_it_was_graded_is_not_recorded(course, starter, monkeypatch):
     from course.learning import grading
 
@@ -145,6 +149,7 @@ def test_watch_waits_for_a_file_that_an_editor_has_put_aside(course, starter, mo
 
 
 @pytest.mark.parametrize("text", [RIGHT, WRONG])
+@pytest.mark.slow
 def test_a_result_that_cannot_be_kept_is_shown_all_the_same(course, starter, little_course, text):
     starter.write_text(text)
     (little_course / ".course").write_text("in the way of the folder")
@@ -215,6 +220,7 @@ def test_ctrl_c_while_the_command_is_loading_leaves_no_traceback():
     assert (ran.returncode, ran.stderr) == (130, "")
 
 
+@pytest.mark.slow
 def test_hints_unfold_and_end_with_the_reference(course, starter):
     starter.write_text(WRONG)
     course("check")
@@ -258,6 +264,7 @@ def test_reset_brings_the_pristine_starter_back_without_git_and_keeps_yours(
     assert [file.read_text() for file in kept] == [WRONG]
 
 
+@pytest.mark.slow
 def test_a_file_in_another_encoding_is_graded_kept_and_reset(course, starter, little_course):
     text = starter.read_text()
     starter.write_bytes(b"# caf\xe9\n" + WRONG.encode())
@@ -280,6 +287,7 @@ def test_the_reference_is_not_shown_unasked_before_the_lab_is_passed(course):
     assert ran.code == 2 and "course hint 90-00" in ran.err and "num_blocks" not in ran.out
 
 
+@pytest.mark.slow
 def test_the_reference_shows_after_passing_as_a_difference_from_yours(course, starter):
     starter.write_text(RIGHT)
     course("check")
@@ -347,6 +355,7 @@ def test_run_mine_says_which_parts_were_yours(course, own_sampler):
     assert "block_pool         the course's" in ran.out
 
 
+@pytest.mark.slow
 def test_run_mine_uses_no_lab_that_does_not_pass(course, own_sampler, starter):
     own_sampler("pass")
     starter.write_text(starter.read_text().replace("-(-num_tokens", "(num_tokens"))
@@ -354,6 +363,7 @@ def test_run_mine_uses_no_lab_that_does_not_pass(course, own_sampler, starter):
     assert "None of the labs that supply a part is passed yet." in ran.out
 
 
+@pytest.mark.slow
 def test_an_error_in_your_part_is_shown_as_yours(course, own_sampler):
     own_sampler("raise KeyError('lost')")
     ran = course("run", "--mine", "--model", "toy", "hi")

@@ -19,6 +19,7 @@ def starter(little_course):
     return find_labs(little_course)[0].starter
 
 
+@pytest.mark.slow
 def test_selfcheck_passes_sound_labs_and_says_the_counts(course):
     ran = course("selfcheck")
     assert ran.code == 0

@@ -183,6 +183,7 @@ def test_a_sibling_is_loaded_once_and_two_folders_do_not_meet(tmp_path):
         modules.sibling(scripts[0], "nobody")
 
 
+@pytest.mark.slow
 def test_yaml_is_read_alike_by_both_parsers():
     texts = [path.read_text("utf-8") for path in sorted(ROOT.glob("phase-0[0-3]*/**/*.yaml"))]
     assert [read_yaml(text) for text in texts] == [yaml.safe_load(text) for text in texts]

@@ -89,7 +89,14 @@ def engines_own(caching: bool) -> tuple[list, list]:
     return run({}, Watch(), **CRAMPED, enable_prefix_caching=caching)
 
 
-@pytest.mark.parametrize("supplied", SUPPLIED)
+@pytest.mark.parametrize(
+    "supplied",
+    [
+        "pool and manager",
+        pytest.param("pool", marks=pytest.mark.slow),
+        pytest.param("manager", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("caching", [True, False], ids=["caching", "no caching"])
 def test_the_engine_decides_and_says_the_same_with_the_labs_parts(supplied, caching):
     expected, watched = engines_own(caching), Watch()

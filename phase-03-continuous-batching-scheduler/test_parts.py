@@ -66,8 +66,12 @@ CRAMPED = {"num_blocks": 12, "block_size": 4, "max_num_batched_tokens": 16, "max
         ({}, False),
         (CRAMPED, True),
         (CRAMPED | {"long_prefill_token_threshold": 5, "forget_withdrawn_blocks": True}, True),
-        (CRAMPED | {"enable_prefix_caching": False}, True),
-        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 40}, False),
+        pytest.param(CRAMPED | {"enable_prefix_caching": False}, True, marks=pytest.mark.slow),
+        pytest.param(
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 40},
+            False,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["roomy", "cramped", "chunked", "uncached", "whole-prompts"],
 )

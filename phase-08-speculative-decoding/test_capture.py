@@ -36,7 +36,7 @@ def texts():
     return load_module(LAB / "run.py").TEXTS
 
 
-@pytest.mark.parametrize("k", [3, 5])
+@pytest.mark.parametrize("k", [pytest.param(3, marks=pytest.mark.slow), 5])
 def test_the_counters_are_the_real_engines(texts, k):
     config = {"method": "ngram", "num_speculative_tokens": k}
     config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}

@@ -22,7 +22,7 @@ WISHES = [
 ]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_the_engine_says_the_same_with_the_labs_sampler(seed):
     labs = [lab for lab in find_labs(PHASE.parent) if lab.id in ("00-03", "09-01")]
     parts, owners = mine.parts_of(labs, lambda lab: True, lambda lab: lab.solution)

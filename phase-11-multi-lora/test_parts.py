@@ -53,7 +53,10 @@ def texts(max_loras, parts):
     return [list(request.output_token_ids) for request in requests.values()], engine
 
 
-@pytest.mark.parametrize("max_loras", [1, 2, 3])
+@pytest.mark.parametrize(
+    "max_loras",
+    [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_the_engine_says_the_same_with_the_labs_slots_and_delta(supplied, max_loras):
     asked = []
 

@@ -71,6 +71,7 @@ def test_a_capture_of_other_hardware_is_kept_unless_forced(course, lab, monkeypa
     assert captured(lab)["gpus"] == ["NVIDIA H200"]
 
 
+@pytest.mark.slow
 def test_another_name_keeps_both(course, lab, monkeypatch):
     on(monkeypatch, ONE)
     course("gpu", "run", "90-00")
@@ -158,6 +159,7 @@ def test_all_runs_go_by_what_they_give_for_their_time(course, lab, little_course
     assert course("gpu", "run", "90-00", "--all").code == 2
 
 
+@pytest.mark.slow
 def test_one_run_that_fails_keeps_the_others_and_resuming_runs_it_alone(
     course, lab, little_course, monkeypatch
 ):
@@ -202,7 +204,14 @@ def test_a_run_is_heard_while_it_runs(course, lab, monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.usefixtures("usual_signals")
 def test_a_run_that_is_ended_leaves_no_process(lab, little_course, tmp_path, number):
     path = held(tmp_path)

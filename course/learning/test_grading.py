@@ -90,7 +90,13 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("case", WORDS)
+LESS_OFTEN = {"unprintable", "exception", "reads the keyboard", "dead process", "function gone"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow) if case in LESS_OFTEN else case for case in WORDS],
+)
 def test_a_failing_file_is_explained_without_a_traceback(little_course, case):
     text, words = WORDS[case]
     report, told = grade(little_course, text)
@@ -221,6 +227,7 @@ def test_a_skip_of_the_tests_own_is_no_failure(little_course):
     assert report.ok and [r.outcome for r in report.results] == ["passed", "skipped"]
 
 
+@pytest.mark.slow
 def test_a_fork_at_import_reports_nothing_twice(little_course):
     if not hasattr(os, "fork"):
         pytest.skip("needs fork")
@@ -230,6 +237,7 @@ def test_a_fork_at_import_reports_nothing_twice(little_course):
     assert [result.outcome for result in report.results] == ["passed"] and report.ok
 
 
+@pytest.mark.slow
 def test_a_loop_that_prints_ends_with_words_and_not_with_a_full_disk(little_course, monkeypatch):
     pytest.importorskip("resource", reason="the system limits no file sizes")
     small = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18))\n"
@@ -237,6 +245,7 @@ def test_a_loop_that_prints_ends_with_words_and_not_with_a_full_disk(little_cour
     assert not report.ok and "look for a loop that prints without end" in told
 
 
+@pytest.mark.slow
 def test_the_limit_on_printing_is_set_before_the_code_runs(little_course):
     pytest.importorskip("resource", reason="the system limits no file sizes")
     _, told = grade(

@@ -20,7 +20,10 @@ def plain_pytest(*arguments: str, cwd=REPOSITORY, **env: str) -> subprocess.Comp
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("where", "argument"), [(REPOSITORY, str(GOOD)), (GOOD, ".")])
+@pytest.mark.parametrize(
+    ("where", "argument"),
+    [(GOOD, "."), pytest.param(REPOSITORY, str(GOOD), marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(("env", "code"), [({}, 0), ({"LAB_IMPL": "starter"}, 1)])
 def test_a_lab_runs_from_the_root_and_from_its_own_folder(where, argument, env, code):
     assert plain_pytest(argument, cwd=where, **env).returncode == code

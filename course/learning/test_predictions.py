@@ -66,6 +66,7 @@ def test_the_first_prediction_counts_and_is_kept(course, lab, little_course):
     assert "predictions: 0 of 1 right" in course().out
 
 
+@pytest.mark.slow
 def test_what_a_failing_test_measured_is_not_compared(course, lab, little_course):
     lab.starter.write_text(WRONG)
     write(lab, "blocks: 6\n")
@@ -93,6 +94,7 @@ def test_an_answer_that_is_none_is_named_and_commits_nothing(lab, text, words):
     assert answers == {} and words in problem
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_none_is_told_and_the_grade_stands(course, lab):
     write(lab, "blocks: many\n")
     ran = course("check", "90-08")
@@ -181,6 +183,7 @@ def test_an_unsound_prediction_of_a_manifest_is_refused(item, complaint):
     assert complaint in " ".join(predictions.problems_of({"x": item}))
 
 
+@pytest.mark.slow
 def test_numpy_numbers_measure_too(course, lab, little_course):
     text = lab.test_file.read_text().replace(
         "blocks)\n    rec", "__import__('numpy').int64(blocks))\n    rec", 1

@@ -135,6 +135,7 @@ def test_modules_of_the_course_are_new_inside_and_the_old_ones_are_back_after(
     assert "_lab_left" not in sys.modules
 
 
+@pytest.mark.slow
 def test_what_a_grading_does_to_the_environment_is_undone(monkeypatch, tmp_path):
     monkeypatch.setattr(worker, "_root", tmp_path)
     monkeypatch.chdir(tmp_path)

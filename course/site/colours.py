@@ -61,10 +61,16 @@ def _coloured(block: re.Match[str]) -> str:
 
 
 def _pieces(lexer: Lexer, text: str) -> Iterator[tuple[str, str]]:
-    """Runs of one kind, "" where it is plain: neighbours of a kind are one run."""
+    """Runs of one kind, "" where it is plain: neighbours of a kind are one run.
+
+    A command's numbers are parts of names and options: plain.
+    """
+    is_command = isinstance(lexer, (BashLexer, BashSessionLexer))
     run_kind, run = "", ""
     for token, piece in lexer.get_tokens(text):
         kind = _kind(token) if piece.strip() else run_kind
+        if is_command and kind == "number":
+            kind = ""
         if kind != run_kind:
             if run:
                 yield run_kind, run

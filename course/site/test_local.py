@@ -233,6 +233,7 @@ def test_a_file_that_changed_on_disk_meanwhile_is_not_written_over(reader, littl
     assert reader.grade(RIGHT, answer.json["digest"]).lines[-1]["ok"]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_is_put_there_only_by_a_page_that_knows(reader, little_course):
     starter = find_labs(little_course)[0].starter
     opened = reader.file()
@@ -242,6 +243,7 @@ def test_a_file_that_is_gone_is_put_there_only_by_a_page_that_knows(reader, litt
     assert reader.grade(RIGHT, "").lines[-1]["ok"]
 
 
+@pytest.mark.slow
 def test_the_line_ends_of_the_file_stay(reader, little_course):
     starter = find_labs(little_course)[0].starter
     starter.write_bytes(WRONG.replace("\n", "\r\n").encode())

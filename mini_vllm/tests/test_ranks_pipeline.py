@@ -51,7 +51,7 @@ def tokens(requests: dict[str, Request], scenario: Scenario) -> dict[str, list[i
     return {name: list(requests[name].output_token_ids) for name in whole}
 
 
-@pytest.mark.parametrize("depth", [2, 3, 4])
+@pytest.mark.parametrize("depth", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_texts_do_not_depend_on_the_batches_in_flight(depth):
     @for_all(scenarios, max_examples=20)
     def check(scenario):

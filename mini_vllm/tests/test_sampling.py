@@ -149,8 +149,10 @@ def prompts() -> list[str]:
     [
         {},
         {"async_scheduling": True},
-        {"max_num_batched_tokens": 7, "max_num_seqs": 3},
-        {"num_blocks": 14, "block_size": 4, "max_num_seqs": 8},
+        pytest.param({"max_num_batched_tokens": 7, "max_num_seqs": 3}, marks=pytest.mark.slow),
+        pytest.param(
+            {"num_blocks": 14, "block_size": 4, "max_num_seqs": 8}, marks=pytest.mark.slow
+        ),
         {"num_blocks": 14, "block_size": 4, "max_num_seqs": 8, "async_scheduling": True},
     ],
     ids=["together", "async", "chunked", "preempted", "preempted-async"],

@@ -150,6 +150,7 @@ def one_after_another(forgotten: bool) -> str:
     return llm.generate([PROMPT * 2], params, second)[0].outputs[0].text
 
 
+@pytest.mark.slow
 def test_an_adapter_s_text_is_the_same_after_anothers_and_another_where_the_key_is_forgotten():
     right = (
         LLM(dtype="float64", enable_lora=True)
