@@ -151,6 +151,7 @@ def test_equal_runs_are_equal(found):
     assert "10 of 10 texts equal" in words
 
 
+@pytest.mark.slow
 def test_another_block_is_a_difference(found):
     found["recording"]["steps"][2]["free_blocks"] -= 1
     words, same = real_engine.compare(found)

@@ -50,7 +50,9 @@ def model(lab_id: str) -> Transformer:
     return Transformer(checkpoint.config, checkpoint.weights, "float64", linear=part_of(lab_id))
 
 
-@pytest.mark.parametrize("lab_id", SUPPLIERS)
+@pytest.mark.parametrize(
+    "lab_id", [SUPPLIERS[0], pytest.param(SUPPLIERS[1], marks=pytest.mark.slow)]
+)
 def test_scheduling_does_not_change_what_quantized_layers_say(lab_id):
     sampling = SamplingParams(max_tokens=10, ignore_eos=True)
     said, preempted = {}, {}

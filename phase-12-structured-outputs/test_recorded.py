@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from conformance import grammar_situations, recording
 from course.files import load_module
 
@@ -13,6 +15,7 @@ CAPTURED = LABS / "lab-02-json-schema-constrained"
 OUTPUT = json.loads((CAPTURED / "captured" / "cpu.json").read_text(encoding="utf-8"))["output"]
 
 
+@pytest.mark.slow
 def test_the_workloads_of_lab_04_hold_every_situation_of_grammars() -> None:
     seeds = load_module(LABS / "lab-04-waits-and-rows" / "test_lab.py").SEEDS
     missing = set(grammar_situations.SITUATIONS)

@@ -105,6 +105,7 @@ def test_a_failing_file_is_explained_without_a_traceback(little_course, case):
     assert "Traceback" not in told and "_pytest" not in told
 
 
+@pytest.mark.slow
 def test_an_endless_loop_ends_at_the_time_limit_and_says_where_it_was(little_course):
     report, told = grade(little_course, body("while True:\n    num_tokens += 0"), time_limit=1.0)
     assert report.stuck_test.endswith("::test_rounds_up")

@@ -263,6 +263,7 @@ def test_a_group_pays_alone_for_its_loud_weight():
     assert {tuple(place) for place in changed} <= {(3, column) for column in range(4)}
 
 
+@pytest.mark.slow
 def test_the_texts_are_the_models_own_and_finer_formats_keep_more_of_it():
     found = weight_grid.texts()
     engine = LLMEngine(dtype="float64")

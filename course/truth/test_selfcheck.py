@@ -66,6 +66,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_bad_lab_is_refused_in_words(verdicts, name):
     assert verdicts[name].problems == REFUSED[name]
