@@ -101,12 +101,12 @@ def test_capacity_drops_only_the_overflow(lab):
 
 
 def test_below_the_ridge_a_hot_expert_costs_little(lab):
-    close(lab.ep_step_time_roofline(HOT, 8, 153), 960 / 153, "960 rows at 153 a weight-read")
-    close(lab.ep_step_time_roofline([200] * 8, 8, 153), 200 / 153, "the same work, evenly")
-    close(lab.ep_step_time_roofline([24, 0, 0, 0, 8, 8, 8, 8], 4, 153), 2.0,
+    close(lab.ep_step_time_roofline(HOT, 8, 156), 960 / 156, "960 rows at 156 a weight-read")
+    close(lab.ep_step_time_roofline([200] * 8, 8, 156), 200 / 156, "the same work, evenly")
+    close(lab.ep_step_time_roofline([24, 0, 0, 0, 8, 8, 8, 8], 4, 156), 2.0,
           "decode: the hot rank reads one expert, the even ones two; reading decides")  # fmt: skip
-    close(lab.ep_step_time_roofline([4, 4, 4, 4], 4, 153), 1.0, "one expert a rank")
-    close(lab.ep_step_time_roofline([24, 0, 0, 9], 2, 153), 1.0, "an idle expert is not read")
+    close(lab.ep_step_time_roofline([4, 4, 4, 4], 4, 156), 1.0, "one expert a rank")
+    close(lab.ep_step_time_roofline([24, 0, 0, 9], 2, 156), 1.0, "an idle expert is not read")
 
 
 # --- placement ------------------------------------------------------------------------------------
