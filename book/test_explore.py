@@ -15,7 +15,14 @@ import pytest
 
 from book.test_live import BESIDE
 from book.test_site import page_with
-from course.site import allowed_bytes, attention_map, block_allocator, cache_race, request_journey
+from course.site import (
+    allowed_bytes,
+    attention_map,
+    block_allocator,
+    cache_race,
+    request_journey,
+    widgets,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -53,12 +60,11 @@ def explorable(site, open_page):
     ("name", "verb"),
     [
         ("attention-map", "Show it"), ("cache-race", "Race"), ("request-journey", "Show it"),
-        ("block-allocator", "Play it"),
+        ("block-allocator", "Play it"), ("expert-bytes", "Show it"), ("speculation", "Show it"),
     ],
 )  # fmt: skip
 def test_a_question_is_answered_before_it_is_shown(explorable, name, verb):
-    document = importlib.import_module(f"course.site.{name.replace('-', '_')}")
-    questions = getattr(document, name.replace("-", "_"))()["questions"]
+    questions = widgets.WIDGETS[name]()["questions"]
     assert len(questions) >= 2
     host = explorable(name)
     button = host.get_by_role("button", name=verb, exact=True)

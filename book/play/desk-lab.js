@@ -87,7 +87,9 @@ CourseDesk.lab = (host) => {
             data, predicted: predict?.told, goTo: (line) => editor.goTo(line), text: () => editor.get(),
             solution: async () => (await json(await fetch(host.dataset.solution))).text,
         });
-        const where = served ? ["This is ", el("code", {}, data.file), " of your checkout. "]
+        const plain = served && !window.COURSE_PLAY?.editor
+            ? ["For colours and line numbers here: ", el("code", {}, "course book runtime"), ", once. "] : [];
+        const where = served ? ["This is ", el("code", {}, data.file), " of your checkout. ", ...plain]
             : [el("code", {}, "starter.py"), ", kept in this browser. "];
         room.replaceChildren(
             el("p", {}, "Write what is missing, run the tests, mend the first that fails. ", where),

@@ -16,7 +16,7 @@ CourseWidgets.formulas.drawnExperts = (experts, topK, batch) => {
 };
 
 CourseWidgets.mount("expert-bytes", (data) => {
-    const { el, svg, labelled, choice, formulas, plural } = CourseWidgets;
+    const { el, svg, labelled, choice, formulas, plural, questions } = CourseWidgets;
     const box = el("section", { class: "widget-box", "aria-label": "Experts read by a decode step" });
     const batches = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256];
     const sizes = [4, 8, 16, 32, 60, 64, 128, 256];
@@ -40,6 +40,13 @@ CourseWidgets.mount("expert-bytes", (data) => {
         topK.value = tops.indexOf(shape.top_k);
         update();
     }
+
+    const posed = questions(data.questions, "Show it", (question) => {
+        experts.value = sizes.indexOf(question.experts);
+        topK.value = tops.indexOf(question.top_k);
+        batch.value = batches.indexOf(question.batch);
+        update();
+    });
 
     function update() {
         const shape = data.models[model.value];
@@ -86,6 +93,7 @@ CourseWidgets.mount("expert-bytes", (data) => {
     }
 
     box.append(
+        ...posed,
         el("div", { class: "widget-form wide-form" }, labelled("Expert size and layers of", model),
             labelled("GPU", gpu), labelled("Batch", batch, texts.batch),
             labelled("Experts", experts, texts.experts), labelled("Top-k", topK, texts.topK)),

@@ -37,7 +37,7 @@ CourseWidgets.formulas.draftedRuns = (text, minN, maxN, k) => {
 };
 
 CourseWidgets.mount("speculation", (data) => {
-    const { el, svg, labelled, choice, formulas, plural, room } = CourseWidgets;
+    const { el, svg, labelled, choice, formulas, plural, questions, room } = CourseWidgets;
     const box = el("section", { class: "widget-box", "aria-label": "What drafts are worth" });
     const batches = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024];
     const start = data.defaults;
@@ -110,6 +110,16 @@ CourseWidgets.mount("speculation", (data) => {
                 : `${size * (drafts + 1)} rows are more than the ridge of ${ridge.toFixed(0)}: verification costs ${step.verify.toFixed(2)} steps.`);
     }
 
+    const posed = questions(data.questions, "Show it", (question) => {
+        gpu.value = start.gpu;
+        alpha.value = question.alpha;
+        k.value = question.k;
+        cost.value = question.c;
+        batch.value = batches.indexOf(question.batch);
+        update();
+        look();
+    });
+
     const words = el("textarea", { rows: 4, "aria-label": "A text", oninput: look });
     words.value = start.text;
     words.dataset.input = "text";
@@ -143,6 +153,7 @@ CourseWidgets.mount("speculation", (data) => {
     });
 
     box.append(
+        ...posed,
         el("div", { class: "widget-form wide-form" }, labelled("GPU", gpu), labelled("Accepted: alpha", alpha, said.alpha),
             labelled("Drafts k", k, said.k), labelled("One draft costs c", cost, said.c),
             labelled("Batch", batch, said.batch)),

@@ -284,6 +284,19 @@ def drawn_experts(num_experts: int, top_k: int, batch: int) -> list[list[int]]:
     return tokens
 
 
+EXPERTS_ASKED = (
+    ("8 experts, top-2, one request decodes. How many experts does the step read?",
+     8, 2, 1, "drawn", "The two that its token chose: a quarter of their bytes."),
+    ("16 requests decode. How many of the 8 are read now?",
+     8, 2, 16, "drawn", "32 choices among 8: nobody is left out, and each is read once."),
+    ("How many rows does each of the 8 multiply, on average?",
+     8, 2, 16, "rows", "32 choices over 8 experts: still far below the ridge."),
+    ("128 experts, top-8, and 8 requests make 64 choices. How many experts does this draw read?",
+     128, 8, 8, "drawn", "Some are chosen twice or more; on average 128 x (1 - (15/16)^8) = 51.6."),
+)  # fmt: skip
+"""What is asked: experts, top-k, batch, and which result answers."""
+
+
 def expert_bytes() -> dict[str, Any]:
     """Shapes of models with experts, GPUs, and examples of what a decode step reads."""
     shapes = {
@@ -303,7 +316,13 @@ def expert_bytes() -> dict[str, Any]:
             | {"touched": experts_touched(experts, top_k, batch)}
             | {"drawn": len({expert for token in drawn for expert in token})}
         )
-    return {"models": shapes, "gpus": GPUS, "examples": examples}
+    questions = []
+    for ask, experts, top_k, batch, kind, because in EXPERTS_ASKED:
+        drawn = {expert for token in drawn_experts(experts, top_k, batch) for expert in token}
+        answer = len(drawn) if kind == "drawn" else batch * top_k // len(drawn)
+        knobs = {"experts": experts, "top_k": top_k, "batch": batch}
+        questions.append({"ask": ask, "answer": answer, "because": because, **knobs})
+    return {"models": shapes, "gpus": GPUS, "examples": examples, "questions": questions}
 
 
 def speculation_step(
@@ -383,7 +402,24 @@ def speculation() -> dict[str, Any]:
         for low, high, k in ((2, 5, 3), (1, 3, 4), (3, 3, 8))
     ]
     defaults = {"gpu": "H100 SXM", "alpha": 0.7, "k": 3, "c": 0.05, "batch": 8, "text": SAMPLE}
-    return {"ridges": ridges, "defaults": defaults, "examples": examples, "drafted": drafted}
+    ridge = ridges["H100 SXM"]
+    asked = (
+        ("alpha is 1: every draft is kept. k = 3. How many tokens does a run bring?",
+         1.0, 3, 0.0, 1, 4, "Three drafts, and one token that the model says itself."),
+        ("An H100, k = 3. Up to how many requests does it cost one plain step to verify?",
+         0.7, 3, 0.05, 64, int(ridge // 4), "Each has 4 rows, and the ridge is 295."),
+        ("alpha 0.5, a draft costs 0.1 steps, 8 requests. Which k is best?",
+         0.5, best_k(0.5, 0.1, 8, ridge), 0.1, 8, best_k(0.5, 0.1, 8, ridge),
+         "The next draft is kept too seldom to pay for its own cost."),
+        ("The same with 512 requests. Which k is best now?",
+         0.5, 3, 0.1, 512, best_k(0.5, 0.1, 512, ridge),
+         "512 rows are past the ridge without drafts: every row costs, and not every one is kept."),
+    )  # fmt: skip
+    names = ("ask", "alpha", "k", "c", "batch", "answer", "because")
+    return {
+        "ridges": ridges, "defaults": defaults, "examples": examples, "drafted": drafted,
+        "questions": [dict(zip(names, question, strict=True)) for question in asked],
+    }  # fmt: skip
 
 
 WIDGETS: dict[str, Callable[[], dict[str, Any]]] = {
