@@ -318,8 +318,8 @@ def expert_bytes() -> dict[str, Any]:
         )
     questions = []
     for ask, experts, top_k, batch, kind, because in EXPERTS_ASKED:
-        drawn = {expert for token in drawn_experts(experts, top_k, batch) for expert in token}
-        answer = len(drawn) if kind == "drawn" else batch * top_k // len(drawn)
+        read = {expert for token in drawn_experts(experts, top_k, batch) for expert in token}
+        answer = len(read) if kind == "drawn" else batch * top_k // len(read)
         knobs = {"experts": experts, "top_k": top_k, "batch": batch}
         questions.append({"ask": ask, "answer": answer, "because": because, **knobs})
     return {"models": shapes, "gpus": GPUS, "examples": examples, "questions": questions}
