@@ -159,6 +159,7 @@ def test_another_block_is_a_difference(found):
     assert "step 2, free_blocks" in words
 
 
+@pytest.mark.slow
 def test_another_token_is_shown_with_both_gaps(found, tokens):
     outputs = found["recording"]["outputs"]
     outputs["r5"] = [*tokens["r5"][:4], 35, *tokens["r5"][5:]]

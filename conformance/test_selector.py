@@ -42,6 +42,7 @@ def test_the_recording_covers_every_device_and_every_configuration():
         assert set(recorded["found"]) == set(range(len(recorded["outcomes"])))
 
 
+@pytest.mark.slow
 def test_the_lookup_finds_what_the_recording_holds_at_every_place():
     features = attention_selector.FEATURES
     for recorded in cases():

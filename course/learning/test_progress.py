@@ -160,6 +160,7 @@ for number in range(20):
 """
 
 
+@pytest.mark.slow
 def test_many_graders_at_once_lose_nothing(little_course):
     pytest.importorskip("fcntl", reason="files are locked on POSIX systems")
     graders = [

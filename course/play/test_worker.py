@@ -116,6 +116,7 @@ def test_an_unknown_kind_is_named(told):
     assert told("dance")["error"] == "ValueError: kind='dance': need one of grade, block, python"
 
 
+@pytest.mark.slow
 def test_modules_of_the_course_are_new_inside_and_the_old_ones_are_back_after(
     monkeypatch, tmp_path
 ):

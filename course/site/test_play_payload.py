@@ -40,6 +40,7 @@ def config(played):
     return json.loads(line.removeprefix("window.COURSE_PLAY = ").removesuffix(";"))
 
 
+@pytest.mark.slow
 def test_every_name_but_the_index_has_the_contents_hash(played):
     for path in played.rglob("*"):
         name = path.relative_to(played).as_posix()

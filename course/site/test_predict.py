@@ -149,6 +149,7 @@ def in_terminal(question: Prediction, given: object, measured: dict[str, Any]) -
     return [line.strip() for line in lines if line]
 
 
+@pytest.mark.slow
 def test_an_answer_is_told_in_the_words_of_course_check():
     draw = random.Random(11)
     cases = [case for case in (judged(draw) for _ in range(2_000)) if whole(*case[1:])]

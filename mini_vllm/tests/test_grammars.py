@@ -383,6 +383,7 @@ def test_a_compilation_whose_time_is_up_ends_with_an_error():
         compile_network(grammar_of(("regex", "a", False, False)), Effort(cancelled=True))
 
 
+@pytest.mark.slow
 def test_a_constraint_that_grows_too_large_is_refused_with_its_bound():
     with pytest.raises(GrammarError, match="more than 60000 states"):
         machine("regex", "a{100000}")
