@@ -90,8 +90,9 @@ def test_every_page_loads_in_silence_fits_its_screen_and_asks_nobody_else(site, 
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_first_page_is_light(open_page, url):
-    page = open_page()
+@pytest.mark.parametrize("path", ["index.html", "phase-06-quantization/00-guide.html"])
+def test_the_first_page_and_the_heaviest_are_light(open_page, path):
+    page = open_page(path)
     page.wait_for_load_state("networkidle")
     weights = {}
     page.on("response", lambda r: weights.update({r.url: len(gzip.compress(r.body()))}))
