@@ -18,7 +18,7 @@ from html.parser import HTMLParser
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from course.learning import predictions
@@ -105,6 +105,10 @@ def serving(
                 if local and page.suffix == ".html" and page.is_file() and local.is_admitted(self):
                     return self.send_page(local.with_token(page.read_bytes()))
                 return super().send_head()
+
+        def copyfile(self, source: Any, outputfile: Any) -> None:
+            with contextlib.suppress(ConnectionError):  # the reader has gone on to another page
+                super().copyfile(source, outputfile)
 
         def send_page(self, page: bytes) -> io.BytesIO:
             self.send_response(HTTPStatus.OK)

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import shutil
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -364,3 +365,17 @@ def test_only_a_page_that_may_grade_may_commit(reader, asking):
     assert reader.ask("GET", "/.course/predict").status == 404
     assert predict(reader, "blocks", 6, lab="90-99").status == 404
     assert not (asking / "predictions.yaml").exists()
+
+
+def test_a_reader_who_goes_on_before_a_file_has_come_is_no_error(tmp_path, capsys):
+    (tmp_path / "large.bin").write_bytes(bytes(50_000_000))
+    with book_site.serving(tmp_path, 0) as address:
+        where = urlsplit(address)
+        for _ in range(3):
+            with socket.create_connection((where.hostname, where.port)) as gone:
+                gone.sendall(b"GET /large.bin HTTP/1.0\r\n\r\n")
+                gone.recv(1)
+        with socket.create_connection((where.hostname, where.port)) as stays:
+            stays.sendall(b"HEAD /large.bin HTTP/1.0\r\n\r\n")
+            assert b"200" in stays.recv(100)
+    assert capsys.readouterr().err == ""
