@@ -6,6 +6,7 @@ Needs playwright, the book extra and a Chromium on the PATH; skips with a reason
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 from course.files import locked
-from course.learning.labs import CourseError
-from course.site import book, book_site
+from course.learning.labs import CourseError, find_labs, pick
+from course.site import book, book_site, local
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -90,4 +91,29 @@ def open_page(browser, url):
 
     yield open_
     for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A course of one lab, 02-01, apart from this one."""
+    root = tmp_path / "checkout"
+    folder = pick(find_labs(ROOT), "02-01").folder
+    shutil.copytree(folder, root / folder.relative_to(ROOT))
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
+    return root
+
+
+@pytest.fixture
+def at_home(site, browser, checkout):
+    """That lab's page as `course book serve` sends it."""
+    with book_site.serving(site, 0, None, local.Local(checkout)) as address:
+        context = browser.new_context()
+        context.set_default_timeout(30_000)
+        page = context.new_page()
+        page.goto(address)
+        folder = find_labs(checkout)[0].folder.relative_to(checkout).as_posix()
+        page.goto(f"{address.partition('?')[0]}{folder}/index.html")
+        yield page
         context.close()

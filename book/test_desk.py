@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from book.test_site import barriers
 from course.learning import grading, manifest, show
 from course.learning.labs import find_labs, pick
 from course.learning.progress import PASSED, Progress
-from course.site import book, book_site, local
+from course.site import book
 from course.truth import pages
 
 pytestmark = pytest.mark.browser
@@ -514,30 +513,6 @@ def test_the_blocks_of_a_guide_print_what_ci_has_seen(real):
 
 
 # ------------------------------------------------------------------ on this machine
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    """A course of one lab, 02-01, apart from this one."""
-    root = tmp_path / "checkout"
-    folder = pick(find_labs(ROOT), "02-01").folder
-    shutil.copytree(folder, root / folder.relative_to(ROOT))
-    for name in ("conftest.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, root)
-    return root
-
-
-@pytest.fixture
-def at_home(site, browser, checkout):
-    """The lab's page as `course book serve` sends it."""
-    with book_site.serving(site, 0, None, local.Local(checkout)) as address:
-        context = browser.new_context()
-        context.set_default_timeout(30_000)
-        page = context.new_page()
-        page.goto(address)
-        page.goto(address.partition("?")[0] + LAB)
-        yield page
-        context.close()
 
 
 def test_at_home_the_file_on_disk_is_shown_saved_and_graded(at_home, checkout):
