@@ -90,7 +90,7 @@ def steps(
                 both = LLMEngine("byte-llama", rank_pool=threads, **KNOBS)
                 threaded.append(_median(threads, sizes, both))
             two.model.forward(decode_batch(*sizes))
-            ranks = two.ranks
+            ranks = two.feature("distributed")
             assert ranks is not None
             sent = _counted(ranks.comm_stats(), config, ranks.parallel, sizes)
             ours, theirs = statistics.median(timing.ours), statistics.median(timing.theirs)
@@ -106,8 +106,10 @@ def steps(
 
 def _median(pool: RankPool, sizes: tuple[int, int, int], engine: LLMEngine) -> float:
     """Of the slowest rank's steps."""
-    assert engine.ranks is not None
-    times = pool.rpc("run", rank_tasks.step_s, sizes, 9)[: engine.ranks.parallel.world_size]
+    assert engine.feature("distributed") is not None
+    times = pool.rpc("run", rank_tasks.step_s, sizes, 9)[
+        : engine.feature("distributed").parallel.world_size
+    ]
     return statistics.median(max(each) for each in zip(*times, strict=True))
 
 

@@ -80,16 +80,18 @@ class Contestant:
         self.drafting: list[float] = []
         self.num_steps = 0
         self.engine.observers.append(self._count)
-        if self.engine.speculator is not None:
-            self._propose: Callable[..., Any] = self.engine.speculator.propose
-            self.engine.speculator.propose = self._timed  # type: ignore[assignment, method-assign]
+        if self.engine.feature("spec_decode") is not None:
+            self._propose: Callable[..., Any] = self.engine.feature("spec_decode").propose
+            self.engine.feature("spec_decode").propose = self._timed
 
     def run(self) -> None:
         """All prompts to their full length."""
         self.num_steps = 0
         self.drafting.append(0.0)
-        if self.engine.speculator is not None:
-            self.engine.speculator.stats = SpecDecodingStats(self.engine.speculator.k)
+        if self.engine.feature("spec_decode") is not None:
+            self.engine.feature("spec_decode").stats = SpecDecodingStats(
+                self.engine.feature("spec_decode").k
+            )
         wish = SamplingParams(max_tokens=OUTPUT_LEN, ignore_eos=True)
         began = time.process_time()
         outputs = self.engine.generate(self.texts, wish)
@@ -128,8 +130,8 @@ class Run:
 
     @property
     def stats(self) -> SpecDecodingStats:
-        assert self.drafted.engine.speculator is not None
-        return self.drafted.engine.speculator.stats
+        assert self.drafted.engine.feature("spec_decode") is not None
+        return self.drafted.engine.feature("spec_decode").stats
 
     @property
     def ratios(self) -> list[float]:

@@ -174,7 +174,7 @@ def shares(repeats: int) -> list[list[str]]:
 def _share(llm: LLM, params: list[SamplingParams]) -> float:
     """Seconds in the mask over seconds in all steps."""
     engine, spent = llm.llm_engine, 0.0
-    manager = engine.constraints()
+    manager = engine.feature("structured_outputs")
 
     class Timed:
         """The manager with a clock."""

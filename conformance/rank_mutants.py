@@ -158,15 +158,16 @@ MUTANTS = (
     ),
     _equal(
         "runs the plan before this one", "pipeline.py",
-        "number = self.ranks.submit(runner.prepare_batch(plan)) if runs else None",
-        "stale = self._plans[-1][0] if self._plans else plan\n"
+        "number = self.ranks.submit(self.runner.prepare_batch(plan))",
+        "stale = self.under_way[-1][0] if self.under_way else plan\n"
         "        stale = stale if stale.scheduled_requests else plan\n"
-        "        number = self.ranks.submit(runner.prepare_batch(stale)) if runs else None",
+        "        number = self.ranks.submit(self.runner.prepare_batch(stale))",
         "dense-pp4",
     ),
     Mutant(
         "keeps one batch more in flight than there are stages", "pipeline.py",
-        "len(self._plans) < self.depth", "len(self._plans) <= self.depth",
+        "super().__init__(runner, rows, features, depth)",
+        "super().__init__(runner, rows, features, depth + 1)",
         "test_ranks_pipeline.py::test_the_queue_waits_for_the_oldest",
     ),
     Mutant(

@@ -215,9 +215,9 @@ def run_mini(entry: Mapping[str, Any], draft: Path) -> tuple[dict[str, list[int]
         if not pending and not engine.has_unfinished_requests():
             break
         engine.step()
-    assert engine.speculator is not None
+    assert engine.feature("spec_decode") is not None
     texts = {name: request.output_token_ids for name, request in requests.items()}
-    return texts, planned, engine.speculator.stats
+    return texts, planned, engine.feature("spec_decode").stats
 
 
 def compare(found: Mapping[str, Any], draft: Path) -> tuple[list[str], str]:

@@ -55,7 +55,7 @@ class _Reading(Adapters):
         self.config = LoRAConfig(max_loras, max_cpu_loras=max_cpu_loras)
         self.projections, self.model = {}, SimpleNamespace(set_slot=lambda slot, pairs: None)
         self._make_slots, self._cpu, self.read = AdapterSlotCache, OrderedDict(), []
-        self.reset()
+        self.restart()
 
     def _read(self, adapter: LoRARequest) -> dict[str, Any]:
         self.read.append(adapter.lora_int_id)

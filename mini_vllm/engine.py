@@ -8,14 +8,15 @@ and, with `async_scheduling`, `vllm/v1/engine/core.py:469` `EngineCore.step_with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
-from mini_vllm.features import constraints_of, open_features
+from mini_vllm.feature import Feature
+from mini_vllm.features import open_features
 from mini_vllm.input_processor import InputProcessor, one_each
 from mini_vllm.interrupts import held_back
 from mini_vllm.model_runner import ModelRunner
@@ -24,14 +25,11 @@ from mini_vllm.parallel_sampling import Parents
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.row_sampler import Failure, RowSampler, Sampled, end
+from mini_vllm.row_sampler import RowSampler, end
 from mini_vllm.sample.processors import LogitsProcessor, in_order
 from mini_vllm.sample.stop_strings import StopStrings
 from mini_vllm.sampler import Sampler
 from mini_vllm.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from mini_vllm.lora.request import LoRARequest
 
 __all__ = ["EngineParts", "LLMEngine"]
 
@@ -50,9 +48,6 @@ class LLMEngine:
         parts: EngineParts | None = None,
         gates: Sequence[Gate] = (),
         logits_processors: Sequence[LogitsProcessor] = (),
-        speculative_config: Mapping[str, Any] | None = None,
-        enable_lora: bool = False,
-        structured_outputs_config: Mapping[str, Any] | None = None,
         **knobs: Any,
     ) -> None:
         """Load the model and build an idle engine.
@@ -61,47 +56,38 @@ class LLMEngine:
             model: "byte-llama" (shipped), a Hugging Face folder, a hub id, "toy", or an object
                 with `forward(batch)` (a `Transformer` brings its own shapes and dtype).
             config: everything else, or pass the fields of `EngineConfig`, `CacheConfig` and
-                `SchedulerConfig` by name: `LLMEngine(num_blocks=64, block_size=4)`. With those of
-                `distributed.config.ParallelConfig`, such as `tensor_parallel_size=2`, the model
-                runs in processes of its own, which `close` ends.
+                `SchedulerConfig` by name: `LLMEngine(num_blocks=64, block_size=4)`.
             tokenizer: replaces the checkpoint's; objects as `model` default to bytes.
             parts: replacements for pool, scheduler, sampler and so on.
             gates: what features ask of the scheduler.
             logits_processors: change each row before a token is chosen, in this order, between
                 the built-in ones (see `sample/processors.py`).
-            speculative_config: who drafts, `{"method": "ngram", "num_speculative_tokens": 4}`.
-            enable_lora: serve adapters; it adds the knobs of `lora.config.LoRAConfig`.
-            structured_outputs_config: how constraints are read, `{"backend": "xgrammar"}`.
+            knobs: besides, what opens a room, such as `tensor_parallel_size=2`; see `features`.
 
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
-        asked = model, config, knobs, tokenizer, parts or EngineParts()
-        opened = open_features(*asked, speculative_config, enable_lora)
+        opened = open_features(model, config, knobs, tokenizer, parts or EngineParts())
         self.config, self.parts, loaded = opened.config, opened.parts, opened.loaded
-        self.speculator, self.adapters = opened.speculator, opened.adapters
-        self.ranks, self.batches = opened.ranks, opened.batches
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer, self.chat_template = loaded.tokenizer, loaded.chat_template
         self.eos_token_ids = loaded.eos_token_ids
-        self.constraints = constraints_of(self, structured_outputs_config, loaded)
-        makers = self.parts.request, self.adapters, self.constraints
-        self.inputs = InputProcessor(self.config, loaded, *makers)
-        self.gates = (*gates, *opened.gates)
+        self.features: list[Feature] = [StopStrings(self.tokenizer), *opened.features]
+        self.inputs = InputProcessor(self.config, loaded, self.parts.request, self.features)
+        self.gates = (*gates, *(f.gate for f in opened.features if f.gate is not None))
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
         processors = in_order(self.eos_token_ids, logits_processors)
-        self.rows = RowSampler(self.parts.sampler(), processors, self.config.seed, self.speculator)
+        seed, choose = self.config.seed, opened.choose
+        self.rows = RowSampler(self.parts.sampler(), processors, seed, choose, opened.masks)
         blocks = self.config.cache.num_blocks, self.config.cache.block_size
         self.runner = ModelRunner(loaded.model, *blocks, loaded.kv_shape, loaded.dtype)
+        self.executor = opened.executor(self.runner, self.rows, self.features)
         self.observers: list[Observer] = []
         """Each is called with every plan before it runs; for traces and probes."""
         self._known: set[str] = set()  # ids of requests whose end has not been noted yet
         self._parents = Parents()
-        self._stops = StopStrings(self.tokenizer)
         self._num_added = 0
-        self._in_flight: tuple[SchedulerOutput, Sampled] | None = None
-        if structured_outputs_config is not None:
-            self.constraints()
+        opened.on_demand.join = self.join
 
     @property
     def model(self) -> Model:
@@ -126,10 +112,29 @@ class LLMEngine:
         """What changes each row before a token is chosen, in this order."""
         return self.rows.logits_processors
 
+    def feature(self, name: str) -> Any:
+        """The open room of this name, such as "lora"; None if it is not open."""
+        return next((feature for feature in self.features if feature.name == name), None)
+
+    def join(self, feature: Feature) -> None:
+        """A room that opens while the engine serves.
+
+        Raises:
+            ValueError: it has a gate, and the scheduler part takes none.
+        """
+        if feature.gate is not None:
+            if not hasattr(self.scheduler, "gates"):
+                part = type(self.scheduler).__name__
+                raise ValueError(
+                    f"scheduler part {part}: takes no gates, needed for {feature.name}"
+                )
+            self.gates = self.scheduler.gates = (*self.gates, feature.gate)
+        self.features.append(feature)
+
     def close(self) -> None:
-        """End the processes that were started for this engine, if any."""
-        if self.ranks is not None:
-            self.ranks.close()
+        """End what was started for this engine, such as processes."""
+        for feature in self.features:
+            feature.close()
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -147,7 +152,7 @@ class LLMEngine:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
-        lora_request: LoRARequest | None = None,
+        **options: Any,
     ) -> str:
         """Queue a prompt (text or token ids); returns its request id.
 
@@ -161,14 +166,14 @@ class LLMEngine:
             priority: smaller is served first under the priority policy.
             arrival_time: breaks ties between priorities; default is the order of adding.
             cache_salt: shares cached blocks only with requests of the same salt.
-            lora_request: the adapter to answer with; None is the base model.
+            options: what an open room understands, such as `lora_request`.
 
         Raises:
             ValueError: an argument of the wrong type, an empty prompt, an unknown token id, a
                 prompt or request that could never fit, or a duplicate id. The engine is as it was.
         """
         request_id, requests = self.inputs.process(
-            prompt, sampling_params, request_id, priority, arrival_time, cache_salt, lora_request
+            prompt, sampling_params, request_id, priority, arrival_time, cache_salt, **options
         )
         self.queue_requests(request_id, requests)
         return request_id
@@ -188,7 +193,8 @@ class LLMEngine:
             for request in requests:
                 self._known.add(request.request_id)
                 self.rows.begin(request, self._num_added)
-                self._stops.begin(request)
+                for feature in self.features:
+                    feature.begin(request)
                 self.scheduler.add_request(request)
                 self._num_added += 1
 
@@ -214,7 +220,8 @@ class LLMEngine:
             ValueError: `reset_running_requests` while drafts may be in flight, whose frames the
                 scheduler's count of stale ones does not fit.
         """
-        if reset_running_requests and self.speculator and self.config.scheduler.async_scheduling:
+        config = self.config.scheduler
+        if reset_running_requests and config.num_speculative_tokens and config.async_scheduling:
             raise ValueError(
                 "reset_running_requests=True: need async_scheduling=False with speculative_config"
             )
@@ -242,56 +249,34 @@ class LLMEngine:
     def _step(self) -> list[Request]:
         plan = self.scheduler.schedule()
         plan.bind(self.scheduler.kv)
-        previous = self._in_flight
-        if self.speculator is not None and previous is not None:
-            plan.settle(*previous)
-            self.speculator.fill(plan)
+        for feature in self.features:
+            feature.planned(plan)
+        self.rows.ask(plan)
         for observer in self.observers:
             observer(plan)
-        stuck = not plan.scheduled_requests and not plan.preempted_req_ids
-        stuck &= self.batches is None or not self.batches.is_busy
-        failed = self.rows.failed()
-        if stuck and not (previous and previous[0].scheduled_requests):
-            awaited = any(getattr(r, "waits_for", None) for r in self.requests.values())
-            if self.scheduler.has_unfinished_requests() and not awaited:
-                raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
-            return self._end(failed)
-        sampled: Sampled = {}
-        if self.batches is not None:
-            self.rows.ask(plan)
-            if (due := self.batches.swap(self.runner, plan)) is None:
-                return self._end(failed)
-            plan, logits = due
-            if logits is not None:
-                sampled, found = self.rows.sample(plan, logits, {})
-                failed |= found
-        elif plan.scheduled_requests:
-            self.rows.ask(plan)
-            if self.adapters is not None:
-                self.adapters.prepare(plan)
-            in_flight = self.runner.in_flight = (
-                previous[0].still_wanted(previous[1]) if previous else {}
-            )
-            sampled, found = self.rows.sample(plan, self.runner.execute(plan), in_flight)
-            failed |= found
-        if self.config.scheduler.async_scheduling:
-            self._in_flight = plan, sampled
-            if self.speculator is not None:
-                self.speculator.propose(plan, sampled, self.runner.in_flight)
-            if previous is None:
-                return self._end(failed)
-            plan, sampled = previous
-        if self.speculator is not None:
-            self.speculator.observe(plan, sampled)
+        if not (plan.scheduled_requests or plan.preempted_req_ids or self.executor.is_busy):
+            self._must_wait()
+            return self._end_failed()
+        due = self.executor.swap(plan)
+        if due is None:
+            return self._end_failed()
+        plan, sampled = due
         finished = self.scheduler.update_from_output(plan, sampled)
-        finished += self._stops.end(plan, self.scheduler) + self._end(failed)
-        if self.speculator is not None and self._in_flight is None and not failed:
-            self.scheduler.update_draft_token_ids(self.speculator.propose(plan, sampled))
-        return finished
+        for feature in self.features:
+            feature.updated(plan, sampled, finished, self.scheduler)
+        return finished + self._end_failed()
 
-    def _end(self, failed: dict[str, Failure]) -> list[Request]:
+    def _must_wait(self) -> None:
+        """Nothing can be planned and nothing is under way: then every request waits for something
+        that only time brings (S13)."""
+        awaited = any(getattr(r, "waits_for", None) for r in self.requests.values())
+        if self.scheduler.has_unfinished_requests() and not awaited:
+            raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
+
+    def _end_failed(self) -> list[Request]:
         """End the requests that got no token. If what they left in the cache may be as wrong as
         their logits, everybody else starts over."""
+        failed = self.executor.failures()
         ended = end(failed, self.scheduler)
         if any(failed[request.request_id].in_cache for request in ended):
             self._restart(self._live())
@@ -344,28 +329,24 @@ class LLMEngine:
         """
         with held_back():
             self.scheduler = self.parts.build_scheduler(self.config, self.gates)
-            self._in_flight = None
-            if self.batches is not None:
-                self.batches.reset()
-            if self.adapters is not None:
-                self.adapters.reset()
+            self.executor.restart()
+            for feature in self.features:
+                feature.restart()
             for request, num_tokens in live:
                 del request.all_token_ids[num_tokens:]
                 request.start_over()
-                if self.speculator is not None:
-                    self.speculator.forget(request.request_id)
                 self.scheduler.add_request(request)
                 self.rows.rewind(request.request_id, num_tokens)
-                self._stops.begin(request)
+                for feature in self.features:
+                    feature.again(request)
             for request_id in self._known - self.requests.keys():
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
         self._parents.forget(request_id)
-        self._stops.forget(request_id)
         self.rows.forget(request_id)
-        if self.speculator is not None:
-            self.speculator.forget(request_id)
+        for feature in self.features:
+            feature.forget(request_id)
         self._known.discard(request_id)  # last: until then a restart forgets it once more
 
     # ------------------------------------------------------------------ all at once
@@ -374,20 +355,20 @@ class LLMEngine:
         self,
         prompts: Sequence[str | Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        **options: Any,
     ) -> list[RequestOutput]:
         """Run all prompts to the end; results in prompt order.
 
         Args:
             prompts: texts or token-id lists.
             sampling_params: one for all, or one per prompt.
-            lora_request: an adapter for all, one (or None) per prompt, or none.
+            options: as of `add_request`, each one for all or a list, one (or None) per prompt.
 
         Raises:
             ValueError: any prompt is refused (none is run), or the two lengths differ.
         """
-        each = one_each(prompts, sampling_params, lora_request)
-        asked = [self.inputs.process(p, params, lora_request=a) for p, params, a in each]
+        each = one_each(prompts, sampling_params, options)
+        asked = [self.inputs.process(p, params, **own) for p, params, own in each]
         requests = [request for _, children in asked for request in children]
         with self.owning(requests), self.owning(requests):
             for request_id, children in asked:

@@ -9,45 +9,66 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig
+from mini_vllm.executor import Executor
+from mini_vllm.feature import Asked, Feature
 from mini_vllm.models.registry import LoadedModel, load_model
 from mini_vllm.parts import EngineParts
-from mini_vllm.plan import Gate
+from mini_vllm.row_sampler import Choose, RowMask
 from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from mini_vllm.distributed.executor import Ranks
-    from mini_vllm.distributed.pipeline import BatchQueue
-    from mini_vllm.engine import LLMEngine
-    from mini_vllm.lora.adapters import Adapters
-    from mini_vllm.spec_decode.speculator import Speculator
     from mini_vllm.structured_output.manager import StructuredOutputManager
 
-OF_ADAPTERS = ("max_loras", "max_lora_rank", "max_cpu_loras")
-OF_RANKS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel",
-    "decode_context_parallel_size", "rank_transport", "rank_timeout_s", "rank_pool",
-)  # fmt: skip
+KNOBS = {
+    "spec_decode": ("speculative_config",),
+    "lora": ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras"),
+    "structured_output": ("structured_outputs_config",),
+    "distributed": (
+        "tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel",
+        "decode_context_parallel_size", "rank_transport", "rank_timeout_s", "rank_pool",
+    ),
+}  # fmt: skip
+"""Which arguments are whose; the first one given opens the room."""
 
 
 @dataclass(slots=True)
-class Features:
-    """An engine's model and what works on it besides the scheduler."""
+class Opened:
+    """An engine's model, and the rooms that work on it."""
 
     config: EngineConfig
     loaded: LoadedModel
     parts: EngineParts
-    gates: tuple[Gate, ...] = ()
-    speculator: Speculator | None = None
-    adapters: Adapters | None = None
-    ranks: Ranks | None = None
-    batches: BatchQueue | None = None
-    """Plans in flight, where there may be several."""
+    on_demand: OnDemand
+    features: list[Feature] = field(default_factory=list)
+    masks: list[RowMask] = field(default_factory=list)
+    choose: Choose | None = None
+    executor: Callable[..., Executor] = Executor
+
+
+class OnDemand(Feature):
+    """Opens the room of constraints: with its own argument, or with the first request that has one.
+
+    Whoever opens it asks `join` to take it in.
+    """
+
+    def __init__(self) -> None:
+        self.join: Callable[[Feature], None]
+        self.open: Callable[[], StructuredOutputManager] | None = None
+        self.masks: list[RowMask] = []
+
+    def asked(self, asked: Asked) -> None:
+        """The first that asks opens it."""
+        if asked.params.structured_outputs is not None and self.open is not None:
+            room = self.open()
+            self.join(room)
+            self.masks.append(room)
+            self.open = None
 
 
 def open_features(
@@ -56,75 +77,76 @@ def open_features(
     knobs: Mapping[str, Any],
     tokenizer: Tokenizer | None,
     parts: EngineParts,
-    speculative_config: Mapping[str, Any] | None,
-    enable_lora: bool,
-) -> Features:
+) -> Opened:
     """Load the model and open the rooms asked for; the arguments are those of `LLMEngine`.
 
     Raises:
         ValueError: an argument unknown or out of range, arguments that exclude each other, or a
             checkpoint that cannot be loaded.
     """
-    of_adapters = {k: knobs[k] for k in OF_ADAPTERS if enable_lora and k in knobs}
-    of_ranks = {k: knobs[k] for k in OF_RANKS if k in knobs}
-    knobs = {k: v for k, v in knobs.items() if k not in of_adapters and k not in of_ranks}
+    given = {room: {n: knobs[n] for n in names if n in knobs} for room, names in KNOBS.items()}
+    drafts = given["spec_decode"].get("speculative_config")
+    adapters = given["lora"].pop("enable_lora", False)
+    constraints = given["structured_output"].get("structured_outputs_config")
+    taken = {n for names in given.values() for n in names} | {"enable_lora"}
+    if not adapters:
+        taken -= given["lora"].keys()
+    knobs = {k: v for k, v in knobs.items() if k not in taken}
     if config is not None and knobs:
         raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
     config = EngineConfig.of(knobs) if config is None else config
-    if drafts := config.scheduler.num_speculative_tokens:
-        raise ValueError(f"num_speculative_tokens={drafts}: need it in speculative_config")
-    if of_ranks:
+    if number := config.scheduler.num_speculative_tokens:
+        raise ValueError(f"num_speculative_tokens={number}: need it in speculative_config")
+    on_demand = OnDemand()
+    if given["distributed"]:
         from mini_vllm.distributed.executor import open_ranks
 
-        others = {"speculative_config": speculative_config is not None, "enable_lora": enable_lora}
-        taken = [name for name, is_given in others.items() if is_given]
-        if opened := open_ranks(of_ranks, model, tokenizer, config, parts, taken):
-            config, loaded, parts, ranks, batches = opened
-            return Features(config, loaded, parts, ranks=ranks, batches=batches)
+        others = {"speculative_config": drafts is not None, "enable_lora": bool(adapters)}
+        refused = [name for name, is_given in others.items() if is_given]
+        if ranks := open_ranks(given["distributed"], model, tokenizer, config, parts, refused):
+            made = Opened(*ranks[:3], on_demand, [ranks[3]])
+            made.executor = ranks[4] or _in_process(made.config)
+            return _with_constraints(made, constraints)
     loaded = load_model(
         model, tokenizer, config.dtype, config.seed, parts.attention, parts.named_linear,
         parts.experts,
     )  # fmt: skip
-    made = Features(config.with_max_model_len(loaded.max_model_len), loaded, parts)
-    if speculative_config is not None:
+    made = Opened(config.with_max_model_len(loaded.max_model_len), loaded, parts, on_demand)
+    if drafts is not None:
         from mini_vllm.spec_decode.speculator import open_speculator
 
-        made.speculator, made.config = open_speculator(
-            speculative_config, made.config, loaded, parts.drafter, parts.verifier
+        speculator, made.config = open_speculator(
+            drafts, made.config, loaded, parts.drafter, parts.verifier, made.masks
         )
-    if enable_lora:
+        made.choose = speculator.verify
+        made.features.append(speculator)
+    if adapters:
         from mini_vllm.lora.adapters import Adapters
 
-        made.adapters, made.loaded = Adapters.open(of_adapters, made.config, loaded, parts)
-        made.gates = (made.adapters.gate,)
-    return made
+        opened, made.loaded = Adapters.open(given["lora"], made.config, loaded, parts)
+        made.features.append(opened)
+    made.executor = _in_process(made.config)
+    return _with_constraints(made, constraints)
 
 
-def constraints_of(
-    engine: LLMEngine, asked: Mapping[str, Any] | None, loaded: LoadedModel
-) -> Callable[[], StructuredOutputManager]:
-    """What gives an engine's constraints; the first call opens them, see `open_constraints`."""
-    return functools.cache(functools.partial(open_constraints, engine, asked, loaded))
+def _in_process(config: EngineConfig) -> Callable[..., Executor]:
+    """One plan at a time; with `async_scheduling` the next is run before one is told."""
+    return functools.partial(Executor, depth=1 + config.scheduler.async_scheduling)
 
 
-def open_constraints(
-    engine: LLMEngine, asked: Mapping[str, Any] | None, loaded: LoadedModel
-) -> StructuredOutputManager:
-    """What keeps outputs to their constraints: a gate of the scheduler, a mask of rows, a look at
-    drafts.
+def _with_constraints(made: Opened, given: Mapping[str, Any] | None) -> Opened:
+    """The room of constraints opened now, or kept for the first request that needs it."""
 
-    Raises:
-        ValueError: a bad `structured_outputs_config`, or a scheduler part that takes no gates.
-    """
-    from mini_vllm.structured_output.manager import StructuredOutputManager
+    def open_room() -> StructuredOutputManager:
+        from mini_vllm.structured_output.manager import StructuredOutputManager
 
-    made = StructuredOutputManager(asked or {}, engine.config, loaded, engine.parts)
-    if not hasattr(engine.scheduler, "gates"):
-        name = type(engine.scheduler).__name__
-        raise ValueError(f"scheduler part {name}: takes no gates, needed for structured_outputs")
-    engine.gates = (*engine.gates, made.gate)
-    engine.scheduler.gates = engine.gates
-    engine.rows.masks.append(made)
-    if engine.speculator is not None:
-        engine.speculator.vet = made.vet
+        return StructuredOutputManager(given or {}, made.config, made.loaded, made.parts)
+
+    if given is not None:
+        room = open_room()
+        made.features.append(room)
+        made.masks.append(room)
+    else:
+        made.on_demand.open, made.on_demand.masks = open_room, made.masks
+        made.features.append(made.on_demand)
     return made

@@ -8,23 +8,23 @@ touched, by a ValueError that names the argument, its value and what is accepted
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mini_vllm.config import EngineConfig, SamplingParams, number, whole
+from mini_vllm.feature import Asked, Feature
 from mini_vllm.models.registry import LoadedModel
 from mini_vllm.parallel_sampling import child_id
 from mini_vllm.request import Request
 
-if TYPE_CHECKING:
-    from mini_vllm.lora.adapters import Adapters
-    from mini_vllm.lora.request import LoRARequest
-
 _request_numbers = itertools.count()
 _MOST_PRIORITY = 1 << 62
+
+OPENED_BY = {"lora_request": "enable_lora=True"}
+"""What an option of a request needs of its engine."""
 
 
 def _plain(token: Any) -> Any:
@@ -52,11 +52,9 @@ class InputProcessor:
         config: EngineConfig,
         loaded: LoadedModel,
         make_request: Callable[..., Request] = Request,
-        adapters: Adapters | None = None,
-        constraints: Callable[[], Any] | None = None,
+        features: Sequence[Feature] = (),
     ) -> None:
-        self.adapters = adapters
-        self.constraints = constraints
+        self.features = features
         self.make_request = make_request
         self.cache = config.cache
         self.max_model_len = config.scheduler.max_model_len
@@ -74,7 +72,7 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
-        lora_request: LoRARequest | None = None,
+        **options: Any,
     ) -> tuple[str, list[Request]]:
         """The id and the requests, `n` of them, of `LLMEngine.add_request`'s arguments.
 
@@ -99,10 +97,7 @@ class InputProcessor:
             raise ValueError(f"request_id={request_id!r}: need a non-empty text")
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise ValueError(f"cache_salt={cache_salt!r}: need a non-empty text, or None")
-        if lora_request is not None:
-            if self.adapters is None:
-                raise ValueError(f"lora_request={lora_request!r}: need enable_lora=True")
-            self.adapters.add_adapter(lora_request)
+        asked = self._asked(params, {k: v for k, v in options.items() if v is not None})
         if extra := self.eos_token_ids[1:]:  # the first is EOS, the others stop ids
             stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *extra)
             params = replace(params, stop_token_ids=stops)
@@ -111,15 +106,22 @@ class InputProcessor:
         eos = self.eos_token_ids[0] if self.eos_token_ids else None
         arrival = float(serial) if arrival_time is None else number("arrival_time", arrival_time)
         priority = whole("priority", priority, -_MOST_PRIORITY, _MOST_PRIORITY)
-        keys = [(lora_request,)] if lora_request else []  # its extra keys: a part may know none
+        keys = [tuple(asked.extra_keys)] if asked.extra_keys else []  # a part may know none
         rest = eos, arrival, priority, cache_salt, *keys
         each = [(request_id, params)]
         if params.n > 1:
             each = [(child_id(i, request_id), params.child(i)) for i in range(params.n)]
-        make = self.make_request
-        if params.structured_outputs is not None and self.constraints is not None:
-            make = self.constraints().maker(params.structured_outputs)
-        return request_id, [make(i, token_ids, p, *rest) for i, p in each]
+        return request_id, [asked.make(i, token_ids, p, *rest) for i, p in each]
+
+    def _asked(self, params: SamplingParams, options: dict[str, Any]) -> Asked:
+        """What every open room makes of the wishes; a room may open meanwhile and is asked too."""
+        asked = Asked(params, self.make_request, options)
+        for feature in self.features:
+            feature.asked(asked)
+        for name in options.keys() - asked.served:
+            need = OPENED_BY.get(name, "a room that takes it")
+            raise ValueError(f"{name}={options[name]!r}: need {need}")
+        return asked
 
     def _check_params(self, params: SamplingParams) -> None:
         """Refuse what this engine's vocabulary and features do not allow, with a ValueError."""
@@ -199,9 +201,9 @@ Prompt = str | Sequence[int]
 def one_each(
     prompts: Sequence[Prompt],
     sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
-) -> list[tuple[Prompt, SamplingParams | None, LoRARequest | None]]:
-    """Each prompt with its parameters and adapter, one for all or one per prompt.
+    options: Mapping[str, Any],
+) -> list[tuple[Prompt, SamplingParams | None, dict[str, Any]]]:
+    """Each prompt with its parameters and options, one for all or one per prompt.
 
     Raises:
         ValueError: not a sequence of prompts, or lengths differ.
@@ -211,5 +213,6 @@ def one_each(
     if not isinstance(sampling_params, SamplingParams | Sequence | None):
         raise ValueError(f"sampling_params={sampling_params!r}: need one, or one per prompt")
     params = per_prompt("sampling_params", sampling_params, len(prompts))
-    adapters = per_prompt("lora_request", lora_request, len(prompts))
-    return list(zip(prompts, params, adapters, strict=True))
+    each = {name: per_prompt(name, value, len(prompts)) for name, value in options.items()}
+    own = [{name: values[i] for name, values in each.items()} for i in range(len(prompts))]
+    return list(zip(prompts, params, own, strict=True))

@@ -70,9 +70,10 @@ class LLM:
         Raises:
             ValueError: the engine has no ranks, or there is no such method.
         """
-        if self.llm_engine.ranks is None:
+        ranks = self.llm_engine.feature("distributed")
+        if ranks is None:
             raise ValueError(f"method={method!r}: need ranks, as by tensor_parallel_size=2")
-        return self.llm_engine.ranks.collective_rpc(method, args)
+        return ranks.collective_rpc(method, args)
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +98,9 @@ class LLM:
             ValueError: any prompt is refused (none is run).
         """
         return self.llm_engine.generate(
-            [prompts] if isinstance(prompts, str) else prompts, sampling_params, lora_request
+            [prompts] if isinstance(prompts, str) else prompts,
+            sampling_params,
+            lora_request=lora_request,
         )
 
     def stream(

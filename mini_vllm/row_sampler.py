@@ -7,10 +7,10 @@ mates; a generator can go back to where it stood before a step that did not happ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,10 +21,12 @@ from mini_vllm.sample.processors import LogitsProcessor
 from mini_vllm.sampler import Sampler
 from mini_vllm.scheduler import Scheduler
 
-if TYPE_CHECKING:
-    from mini_vllm.spec_decode.speculator import Speculator
-
 Sampled = dict[str, list[int]]
+Row = Callable[[int], np.ndarray]
+Draw = Callable[[np.ndarray], int]
+Choose = Callable[[Request, Sequence[int], Row, Draw, np.random.Generator | None], list[int]]
+"""A request's tokens of a step, of its drafts, of what gives row i of its logits, processed, and of
+what draws from a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,8 @@ class RowMask(Protocol):
     `vllm/v1/worker/gpu_model_runner.py:4359` `GPUModelRunner.sample_tokens`.
     """
 
-    def begin(self, request: Request) -> None:
-        """The request is being queued."""
-        ...
-
-    def forget(self, request_id: str) -> None:
-        """The request is gone; an unknown id is a no-op."""
+    def vet(self, request: Request, beyond: Sequence[int], drafts: Sequence[int]) -> list[int]:
+        """The drafts that are possible after the request's tokens and those `beyond`."""
         ...
 
     def failed(self) -> Mapping[str, str]:
@@ -72,13 +70,15 @@ class RowSampler:
         sampler: Sampler,
         logits_processors: Sequence[LogitsProcessor],
         seed: int,
-        speculator: Speculator | None = None,
+        choose: Choose | None = None,
+        masks: list[RowMask] | None = None,
     ) -> None:
         self.sampler = sampler
         self.logits_processors = list(logits_processors)
         self.seed = seed
-        self.speculator = speculator
-        self.masks: list[RowMask] = []
+        self.choose = choose
+        """What takes a request's tokens from several rows; None: one token from one row."""
+        self.masks = [] if masks is None else masks
         self.generators: dict[str, np.random.Generator] = {}
         """Of the live requests with a temperature."""
         self._states: dict[str, dict[int, Any]] = {}  # before the draw of token number ...
@@ -91,8 +91,6 @@ class RowSampler:
         """
         params = request.sampling_params
         self._states.pop(request.request_id, None)
-        for mask in self.masks:
-            mask.begin(request)
         if params.temperature > 0.0:
             own = params.seed if params.seed is not None else (self.seed, number)
             self.generators[request.request_id] = np.random.default_rng(own)
@@ -113,8 +111,6 @@ class RowSampler:
         self.generators.pop(request_id, None)
         self._states.pop(request_id, None)
         self._with_prompt_logprobs.discard(request_id)
-        for mask in self.masks:
-            mask.forget(request_id)
 
     def failed(self) -> dict[str, Failure]:
         """The requests that will never have a row, and why."""
@@ -166,12 +162,10 @@ class RowSampler:
             if not are_finite.all():
                 failed[request_id] = Failure("the model's logits hold NaN or infinity", True)
                 continue
-            beyond = in_flight.get(request_id, ())
-            if self.speculator is None:
-                end = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
-                beyond = beyond[: end - request.num_tokens]
+            drafts = plan.spec_token_ids.get(request_id, ())
+            end = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
+            beyond = in_flight.get(request_id, ())[: end - len(drafts) - request.num_tokens]
             with _holding(request, beyond):
-                drafts = plan.spec_token_ids.get(request_id, ())
                 try:
                     sampled[request_id] = self._tokens(request, rows, drafts)
                 except _NoTokenAllowedError as error:
@@ -186,7 +180,7 @@ class RowSampler:
         settled = request.num_tokens
         generator = self._at(request.request_id, settled)
         masked: list[np.ndarray] = []
-        if self.speculator is None:
+        if self.choose is None:
             tokens = [self._draw(request, self._processed(request, rows[0], masked), generator)]
         else:
 
@@ -198,7 +192,7 @@ class RowSampler:
             def draw(row: np.ndarray) -> int:
                 return self._draw(request, row, generator)
 
-            tokens = self.speculator.verify(request, drafts, row, draw, generator)
+            tokens = self.choose(request, drafts, row, draw, generator)
         if (count := request.sampling_params.logprobs) is not None:
             noted = request.logprobs.sample
             del noted[settled - request.num_prompt_tokens :]

@@ -46,6 +46,6 @@ def test_the_counters_are_the_real_engines(texts, k):
         llm = LLM(speculative_config=config)
         params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
         llm.generate([texts[kind].format(n=0)], params)
-        stats = llm.llm_engine.speculator.stats
+        stats = llm.llm_engine.feature("spec_decode").stats
         got = stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens
         assert got == numbers, f"{kind}, k {k}: drafts, draft tokens, accepted"

@@ -49,7 +49,7 @@ def test_the_engine_says_the_same_with_the_labs_drafter(supplied):
         parts=EngineParts(drafter=supplied["drafter"]),
     )
     assert texts(engine) == plain
-    assert engine.speculator.stats.num_accepted_tokens >= 5, "the run accepts drafts of the lab"
+    assert engine.feature("spec_decode").stats.num_accepted_tokens >= 5, "the run accepts drafts of the lab"
 
 
 def test_the_labs_verifier_judges_every_draft_of_a_sampled_text(supplied, monkeypatch):
@@ -67,7 +67,7 @@ def test_the_labs_verifier_judges_every_draft_of_a_sampled_text(supplied, monkey
         dtype="float64", speculative_config=CONFIG, parts=EngineParts(verifier=module)
     )
     texts(engine, temperature=0.9)
-    stats = engine.speculator.stats
+    stats = engine.feature("spec_decode").stats
     assert sum(kept for _, _, kept in asked) == stats.num_accepted_tokens > 0
     assert all((draft == token) == kept for draft, token, kept in asked)
     assert len(asked) <= stats.num_draft_tokens

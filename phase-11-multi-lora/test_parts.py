@@ -69,8 +69,8 @@ def test_the_engine_says_the_same_with_the_labs_slots_and_delta(supplied, max_lo
     own, engine = texts(max_loras, parts)
     assert own == plain
     assert asked, "every delta was the lab's"
-    assert engine.adapters.stats() == own_engine.adapters.stats()
-    assert (engine.adapters.stats()["evictions"] > 0) == (max_loras < 3)
+    assert engine.feature("lora").stats() == own_engine.feature("lora").stats()
+    assert (engine.feature("lora").stats()["evictions"] > 0) == (max_loras < 3)
 
 
 def test_course_run_mine_takes_both(tmp_path, monkeypatch, capsys):

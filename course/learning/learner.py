@@ -358,8 +358,8 @@ def generate(
     console.print()
     if use_mine:
         _say_whose(console, owners)
-    if llm.llm_engine.speculator is not None:
-        stats = llm.llm_engine.speculator.stats
+    if llm.llm_engine.feature("spec_decode") is not None:
+        stats = llm.llm_engine.feature("spec_decode").stats
         words = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens accepted"
         terminal.say(console, f"{words} in {stats.num_drafts} runs with drafts.")
     terminal.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,9 @@ class _Before:
     def __init__(self) -> None:
         self.rows: list[np.ndarray] = []
 
-    def begin(self, request: Request) -> None:
-        """Nothing to prepare."""
-
-    def forget(self, request_id: str) -> None:
-        """Nothing to forget."""
+    def vet(self, request: Request, beyond: Sequence[int], drafts: Sequence[int]) -> list[int]:
+        """All of them."""
+        return list(drafts)
 
     def failed(self) -> dict[str, str]:
         """Nobody."""

@@ -115,7 +115,7 @@ class DataParallelLLM:
         if not self._close.still_active():
             raise ValueError("generate: this DataParallelLLM is closed")
         prompts = [prompts] if isinstance(prompts, str) else prompts
-        each = one_each(prompts, sampling_params, lora_request)
+        each = one_each(prompts, sampling_params, {"lora_request": lora_request})
         wanted = per_prompt("data_parallel_rank", data_parallel_rank, len(each))
         for rank in wanted:
             if rank is not None:
@@ -245,14 +245,14 @@ class _Rank:
         process = self.engine.inputs.process
         if kind == "check":
             try:
-                for prompt, params, adapter in rest[0]:
-                    process(prompt, params, lora_request=adapter)
+                for prompt, params, options in rest[0]:
+                    process(prompt, params, **options)
             except ValueError as refused:
                 self.pipe.send(("refused", str(refused)))
                 return
             self.pipe.send(("fine", None))
             return
-        request_id, (prompt, params, adapter) = rest
-        _, requests = process(prompt, params, request_id, lora_request=adapter)
+        request_id, (prompt, params, options) = rest
+        _, requests = process(prompt, params, request_id, **options)
         self.engine.queue_requests(request_id, requests)
         self.live[request_id] = prompt, requests

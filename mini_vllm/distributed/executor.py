@@ -8,6 +8,7 @@ once, and one rank answers with the logits. Mirrors `vllm/v1/executor/multiproc_
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,10 +21,12 @@ from mini_vllm.config import EngineConfig
 from mini_vllm.distributed.collectives import CommStats
 from mini_vllm.distributed.config import ParallelConfig
 from mini_vllm.distributed.model import RankSpec
-from mini_vllm.distributed.pipeline import BatchQueue, PipelineScheduler
+from mini_vllm.distributed.pipeline import PipelineScheduler, StagedExecutor
 from mini_vllm.distributed.pool import RankPool
 from mini_vllm.distributed.shards import FolderSource, WeightSource
 from mini_vllm.distributed.worker import BATCH_FIELDS, Worker
+from mini_vllm.executor import Executor
+from mini_vllm.feature import Feature
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.registry import LoadedModel, eos_of
 from mini_vllm.parts import EngineParts
@@ -35,8 +38,10 @@ ELSEWHERE = (
 """Parts that would have to work inside the ranks; all others work in the engine's process."""
 
 
-class Ranks:
+class Ranks(Feature):
     """A `Model` in other processes. It owns them unless the caller gave a pool."""
+
+    name = "distributed"
 
     def __init__(self, pool: RankPool, spec: RankSpec, owns_pool: bool) -> None:
         """Load the model into the ranks.
@@ -73,10 +78,10 @@ class Ranks:
         try:
             return self.pool.result(number)[self.parallel.output_rank]
         except BaseException:
-            self.forget()
+            self.give_up()
             raise
 
-    def forget(self) -> None:
+    def give_up(self) -> None:
         """Give up what is under way: the ranks finish it, nobody is told."""
         self.pool.forget()
 
@@ -113,9 +118,9 @@ class Ranks:
             self.pool.close()
 
 
-Opened = tuple[EngineConfig, LoadedModel, EngineParts, Ranks, BatchQueue | None]
+Opened = tuple[EngineConfig, LoadedModel, EngineParts, Ranks, Callable[..., Executor] | None]
 """An engine's, as they are with ranks: the config of its scheduler, the model, the parts, the ranks
-themselves, and the queue of batches in flight where there are stages."""
+themselves, and what makes the executor where there are stages."""
 
 
 def open_ranks(
@@ -168,7 +173,8 @@ def open_ranks(
     if ranks.depth == 1:
         return config, loaded(ranks), parts, ranks, None
     parts = replace(parts, scheduler=PipelineScheduler)
-    return config, loaded(ranks), parts, ranks, BatchQueue(ranks, ranks.depth)
+    staged = functools.partial(StagedExecutor, ranks=ranks, depth=ranks.depth)
+    return config, loaded(ranks), parts, ranks, staged
 
 
 def _check_others(

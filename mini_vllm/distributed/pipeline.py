@@ -16,10 +16,13 @@ import numpy as np
 
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SchedulerConfig
+from mini_vllm.executor import Answer, Executor
+from mini_vllm.feature import Feature
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
+from mini_vllm.row_sampler import RowSampler, Sampled
 from mini_vllm.scheduler import Scheduler
 
 
@@ -116,47 +119,43 @@ class _Ranks(Protocol):
 
     def collect(self, number: int) -> np.ndarray: ...
 
-    def forget(self) -> None: ...
+    def give_up(self) -> None: ...
 
 
-class BatchQueue:
-    """The plans in flight, the oldest first; at most as many as there are stages."""
+class StagedExecutor(Executor):
+    """Plans run in other processes, as many at once as there are stages.
 
-    def __init__(self, ranks: _Ranks, depth: int) -> None:
-        """Args: who runs them; how many there may be."""
-        self.ranks, self.depth = ranks, depth
-        self._plans: deque[tuple[SchedulerOutput, int | None]] = deque()
+    The real queue asks besides whether the oldest is done already, so that its plans depend on the
+    clock; ours do not.
+    """
 
-    def __len__(self) -> int:
-        return len(self._plans)
+    def __init__(
+        self,
+        runner: ModelRunner,
+        rows: RowSampler,
+        features: Sequence[Feature],
+        ranks: _Ranks,
+        depth: int,
+    ) -> None:
+        """An idle one; `ranks` run the batches."""
+        super().__init__(runner, rows, features, depth)
+        self.ranks = ranks
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a result is to come."""
-        return any(number is not None for _, number in self._plans)
+    def start(self, plan: SchedulerOutput) -> Answer:
+        """Tell the ranks; the answer waits for them and samples."""
+        if not plan.scheduled_requests:
+            return dict
+        number = self.ranks.submit(self.runner.prepare_batch(plan))
 
-    def swap(
-        self, runner: ModelRunner, plan: SchedulerOutput
-    ) -> tuple[SchedulerOutput, np.ndarray | None] | None:
-        """Start a bound plan; the oldest one and its logits, if it is time to wait for them.
+        def answer() -> Sampled:
+            logits = self.ranks.collect(number)
+            gone = {r.request_id for r in plan.scheduled_requests if r.is_finished}
+            plan.sampling_req_ids -= gone  # nobody will ask for their tokens
+            return self.sample(plan, logits, {})
 
-        The real queue asks besides whether the oldest is done already, so that its plans depend on
-        the clock; ours do not. A plan without requests has no logits.
-        """
-        runs = bool(plan.scheduled_requests)
-        number = self.ranks.submit(runner.prepare_batch(plan)) if runs else None
-        self._plans.append((plan, number))
-        if runs and len(self._plans) < self.depth:
-            return None
-        oldest, number = self._plans.popleft()
-        if number is None:
-            return oldest, None
-        logits = self.ranks.collect(number)
-        gone = {r.request_id for r in oldest.scheduled_requests if r.is_finished}
-        oldest.sampling_req_ids -= gone  # nobody will ask for their tokens
-        return oldest, logits
+        return answer
 
-    def reset(self) -> None:
-        """Forget what is in flight: it runs, before whatever comes next, and is not looked at."""
-        self._plans.clear()
-        self.ranks.forget()
+    def restart(self) -> None:
+        """What is under way runs, before whatever comes next, and is not looked at."""
+        super().restart()
+        self.ranks.give_up()

@@ -182,7 +182,8 @@ class AsyncLLM:
             raise ValueError(f"request_id={request_id!r}: a live request has this id")
         stream = Stream(request_id, params.n, asyncio.get_running_loop())
         self._streams[request_id] = stream
-        asked = (prompt, params, priority, None, cache_salt, lora_request)
+        options = {"priority": priority, "cache_salt": cache_salt, "lora_request": lora_request}
+        asked = (prompt, params, options)
         try:
             answer = self._ask("open", request_id, asked)
             answer.add_done_callback(stream.opened)  # before any news of it is read

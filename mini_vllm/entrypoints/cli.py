@@ -154,8 +154,8 @@ def generate(
         _stream(engine, texts[0], params)
     else:
         _run_together(engine, texts, params, trace)
-    if engine.speculator is not None:
-        line = engine.speculator.stats.log_line(time.perf_counter() - began)
+    if engine.feature("spec_decode") is not None:
+        line = engine.feature("spec_decode").stats.log_line(time.perf_counter() - began)
         print(line or "SpecDecoding metrics: nothing was drafted", file=sys.stderr)
 
 

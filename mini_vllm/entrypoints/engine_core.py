@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from types import MappingProxyType
 from typing import Any
 
 from mini_vllm.detokenizer import IncrementalDetokenizer
@@ -20,6 +21,7 @@ from mini_vllm.outputs import RequestOutput, text_of
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 from mini_vllm.sample.logprobs import Logprob, as_dicts
+from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.tokenizer import Tokenizer
 
 
@@ -178,10 +180,15 @@ class EngineCore:
         except Exception as error:
             self.pipe.send(("refused", number, error))
 
-    def _open(self, name: str, *arguments: Any) -> list[int]:
-        """Queue a prompt; its token ids. `arguments` as `InputProcessor.process` takes them."""
-        prompt, params, *rest = arguments
-        _, requests = self.engine.inputs.process(prompt, params, name, *rest)
+    def _open(
+        self,
+        name: str,
+        prompt: Any,
+        params: SamplingParams,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[int]:
+        """Queue a prompt; its token ids. `options` as `InputProcessor.process` takes them."""
+        _, requests = self.engine.inputs.process(prompt, params, name, **options)
         hold = max(map(len, params.stop), default=1) - 1
         hold *= not params.include_stop_str_in_output
         watched = [

@@ -200,7 +200,11 @@ class ZmqCore:
             params = wire.sampling_params(asked["sampling_params"])
             rest = asked["priority"], asked["arrival_time"], asked["cache_salt"]
             _, (request,) = self.engine.inputs.process(
-                asked["prompt_token_ids"], params, request_id, *rest, self._adapter(asked)
+                asked["prompt_token_ids"],
+                params,
+                request_id,
+                *rest,
+                lora_request=self._adapter(asked),
             )
             self.engine.queue_requests(request_id, [request])
         except ValueError as error:
@@ -286,7 +290,7 @@ class ZmqCore:
     def _add_lora(self, sent: list[Any]) -> bool:
         from mini_vllm.lora.request import LoRARequest
 
-        if self.engine.adapters is None:
+        if self.engine.feature("lora") is None:
             raise ValueError("this core has no adapters: start it with --enable-lora")
-        self.engine.adapters.add_adapter(LoRARequest(*sent[: len(wire.LORA)]))
+        self.engine.feature("lora").add_adapter(LoRARequest(*sent[: len(wire.LORA)]))
         return True

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from mini_vllm.config import EngineConfig, SamplingParams
+from mini_vllm.feature import Asked, Feature
 from mini_vllm.lora.config import LoRAConfig
 from mini_vllm.lora.gate import AdapterGate
 from mini_vllm.lora.layers import BASE, AdaptedModel, Pair, lora_delta
@@ -29,8 +30,10 @@ from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
 
 
-class Adapters:
+class Adapters(Feature):
     """Three tiers: folders on disk, `max_cpu_loras` in memory, `max_loras` in slots."""
+
+    name = "lora"
 
     def __init__(self, config: LoRAConfig, loaded: LoadedModel, parts: EngineParts) -> None:
         """Wrap the projections of a loaded model.
@@ -57,7 +60,7 @@ class Adapters:
         self._cpu: OrderedDict[int, dict[str, Pair]] = OrderedDict()  # coldest first
         self.num_disk_loads = 0
         """Times an adapter was read from its folder; one that is new is read to be checked."""
-        self.reset()
+        self.restart()
 
     @classmethod
     def open(
@@ -78,6 +81,14 @@ class Adapters:
         return made, replace(loaded, model=made.model)
 
     # ------------------------------------------------------------------ at the door
+
+    def asked(self, asked: Asked) -> None:
+        """Its adapter is read and checked, and part of its blocks' hashes."""
+        adapter = asked.options.get("lora_request")
+        if adapter is not None:
+            self.add_adapter(adapter)
+            asked.extra_keys.append(adapter)
+            asked.served.add("lora_request")
 
     def add_adapter(self, lora_request: LoRARequest) -> bool:
         """Check an adapter, unless it is known, and keep it in memory if there is room.
@@ -116,7 +127,7 @@ class Adapters:
 
     # ------------------------------------------------------------------ before a step
 
-    def prepare(self, plan: SchedulerOutput) -> None:
+    def load(self, plan: SchedulerOutput) -> None:
         """Make the adapters of a plan resident and tell the layers which request has which slot.
 
         Those that are resident come first, so that no load takes the slot of one still needed.
@@ -143,7 +154,7 @@ class Adapters:
             [BASE if each is None else slots[each.lora_int_id] for each in of_request], np.int64
         )
 
-    def reset(self) -> None:
+    def restart(self) -> None:
         """Hold all slots for empty: their contents may be half written. What is in memory stays."""
         self.slots = self._make_slots(self.config.max_loras)
         self._held: dict[int, int] = {}  # slot to the adapter whose weights it has

@@ -128,7 +128,7 @@ def traced_steps(engine: LLMEngine) -> Iterator[StepRecord]:
                 expert_loads={n: row.tolist() for n, row in counter.loads.items()} or None,
                 drafts={name: [*tokens] for name, tokens in plan.spec_token_ids.items()},
                 num_accepted={name: n - 1 for name, n in gained.items() if n}
-                if engine.speculator is not None
+                if engine.feature("spec_decode") is not None
                 else {},
                 **state,
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mini_vllm.detokenizer import IncrementalDetokenizer
+from mini_vllm.feature import Feature, Sampled
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
 from mini_vllm.scheduler import Scheduler
@@ -22,7 +23,7 @@ class _State:
     """Output tokens whose text has been searched."""
 
 
-class StopStrings:
+class StopStrings(Feature):
     """The requests that have `stop` texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -38,18 +39,20 @@ class StopStrings:
             state.detokenizer.update(request.output_token_ids[:count])
         self._states[request.request_id] = state
 
+    again = begin
+
     def forget(self, request_id: str) -> None:
         """The request is gone."""
         self._states.pop(request_id, None)
 
-    def end(self, plan: SchedulerOutput, scheduler: Scheduler) -> list[Request]:
+    def updated(
+        self, plan: SchedulerOutput, sampled: Sampled, ended: list[Request], scheduler: Scheduler
+    ) -> None:
         """End the requests of a plan whose new text holds a stop text.
 
         The scheduler knows no text: it sees an abort, as upstream's does
-        (`vllm/v1/engine/output_processor.py:576` `OutputProcessor.process_outputs`). Returned are
-        those that the scheduler had not ended itself.
+        (`vllm/v1/engine/output_processor.py:576` `OutputProcessor.process_outputs`).
         """
-        ended = []
         for request in plan.scheduled_requests if self._states else ():
             if request.request_id not in self._states or not (found := self.find(request)):
                 continue
@@ -58,7 +61,6 @@ class StopStrings:
                 ended.append(request)
             request.status = RequestStatus.FINISHED_STOPPED
             request.stop_reason, request.text = found
-        return ended
 
     def find(self, request: Request) -> tuple[str, str] | None:
         """The stop text in what the request has generated since the last call, and its whole text

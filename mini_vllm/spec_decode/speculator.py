@@ -10,23 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from mini_vllm.attention import paged_attention
 from mini_vllm.config import EngineConfig, SchedulerConfig
+from mini_vllm.feature import Feature, Sampled
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.models.registry import LoadedModel, load_model
 from mini_vllm.models.transformer import Linear
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
+from mini_vllm.row_sampler import RowMask
 from mini_vllm.sampler import probabilities
 from mini_vllm.spec_decode.config import ASYNC_METHODS, SpeculativeConfig
 from mini_vllm.spec_decode.draft_model import DraftModelProposer
 from mini_vllm.spec_decode.metrics import SpecDecodingStats
 from mini_vllm.spec_decode.ngram import Lookup, NgramProposer, ngram_propose
 from mini_vllm.spec_decode.rejection import RejectionSampler
+
+if TYPE_CHECKING:
+    from mini_vllm.scheduler import Scheduler
 
 
 class Verifier(Protocol):
@@ -39,8 +44,10 @@ class Verifier(Protocol):
     ) -> tuple[int, bool]: ...
 
 
-class Speculator:
+class Speculator(Feature):
     """Drafts after each step, checks them in the next."""
+
+    name = "spec_decode"
 
     def __init__(
         self,
@@ -49,6 +56,8 @@ class Speculator:
         max_model_len: int | None,
         vocab_size: int,
         verifier: Verifier | None = None,
+        masks: Sequence[RowMask] = (),
+        is_async: bool = False,
     ) -> None:
         self.config = config
         self.k = config.num_speculative_tokens
@@ -57,11 +66,46 @@ class Speculator:
         self.vocab_size = vocab_size
         self.verifier = verifier
         self.stats = SpecDecodingStats(self.k)
-        self.vet: Callable[[Request, Sequence[int], Sequence[int]], list[int]] | None = None
-        """By request, its tokens that the scheduler does not know yet, and its drafts: those of the
-        drafts that it could take."""
+        self.masks = masks
+        self.is_async = is_async
+        """Drafts are made before the scheduler knows the tokens they follow."""
+        self._before: tuple[SchedulerOutput, Sampled] | None = None  # the plan in flight
         self._drafts: dict[str, list[int]] = {}
         self._laws: dict[str, np.ndarray] = getattr(proposer, "laws", {})
+
+    # ------------------------------------------------------------------ moments
+
+    def planned(self, plan: SchedulerOutput) -> None:
+        """With a plan in flight: take back what it rejects, put in the drafts made after it."""
+        if self._before is not None:
+            plan.settle(*self._before)
+            self.fill(plan)
+
+    def ran(
+        self, plan: SchedulerOutput, sampled: Sampled, in_flight: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Draft now, where the scheduler is told a step later."""
+        if self.is_async:
+            self._before = plan, sampled
+            self.propose(plan, sampled, in_flight)
+
+    def updated(
+        self, plan: SchedulerOutput, sampled: Sampled, ended: list[Request], scheduler: Scheduler
+    ) -> None:
+        """Count; draft now, where the scheduler plans with the drafts themselves."""
+        self.observe(plan, sampled, ended)
+        if not self.is_async:
+            scheduler.update_draft_token_ids(self.propose(plan, sampled))
+
+    def again(self, request: Request) -> None:
+        """Its drafts followed what may be gone."""
+        self.forget(request.request_id)
+
+    def restart(self) -> None:
+        """Nothing is in flight."""
+        self._before = None
+
+    # ------------------------------------------------------------------ what they do
 
     def fill(self, plan: SchedulerOutput) -> None:
         """Put the drafts into a plan made before they were known, which has -1 in their place.
@@ -110,11 +154,11 @@ class Speculator:
             drafts = self.proposer.propose(contexts)
         else:
             drafts = self.proposer.propose(plan, contexts)
-        if self.vet is not None:
-            for request in plan.scheduled_requests:
-                if (request_id := request.request_id) in drafts:
-                    beyond = contexts[request_id][request.num_tokens :]
-                    drafts[request_id] = self.vet(request, beyond, drafts[request_id])
+        for request in plan.scheduled_requests if self.masks else ():
+            if (request_id := request.request_id) in drafts:
+                beyond = contexts[request_id][request.num_tokens :]
+                for mask in self.masks:
+                    drafts[request_id] = mask.vet(request, beyond, drafts[request_id])
         self._drafts |= drafts
         return drafts
 
@@ -154,12 +198,12 @@ class Speculator:
                 return tokens
         return [*tokens, sample(row(len(drafts)))]
 
-    def observe(self, plan: SchedulerOutput, sampled: Mapping[str, Sequence[int]]) -> None:
-        """Count what the scheduler is about to be told; requests that are gone do not count."""
+    def observe(self, plan: SchedulerOutput, sampled: Sampled, ended: Sequence[Request]) -> None:
+        """Count what the scheduler has been told; requests that were gone before do not count."""
         for request in plan.scheduled_requests if plan.spec_token_ids else ():
             drafts = plan.spec_token_ids.get(request.request_id)
             tokens = sampled.get(request.request_id)
-            if drafts and tokens and not request.is_finished:
+            if drafts and tokens and (not request.is_finished or request in ended):
                 self.stats.observe_draft(len(drafts), len(tokens) - 1)
 
     def forget(self, request_id: str) -> None:
@@ -205,6 +249,7 @@ def open_speculator(
     target: LoadedModel,
     drafter: Callable[..., Sequence[int]] | None = None,
     verifier: Verifier | None = None,
+    masks: Sequence[RowMask] = (),
 ) -> tuple[Speculator, EngineConfig]:
     """What `LLM(speculative_config=...)` asks for, and the engine's configuration with it.
 
@@ -214,6 +259,7 @@ def open_speculator(
         target: the loaded target model.
         drafter: a part `(context, n, k) -> tokens` in place of the n-gram lookup.
         verifier: a part in place of the rejection sampler.
+        masks: of the engine's rows; they vet the drafts.
 
     Raises:
         ValueError: see `SpeculativeConfig.of`; a draft model with another vocabulary; or a budget
@@ -237,7 +283,10 @@ def open_speculator(
         num_speculative_tokens=spec.num_speculative_tokens,
         num_lookahead_tokens=spec.num_lookahead_tokens,
     )
-    speculator = Speculator(spec, proposer, scheduler.max_model_len, target.vocab_size, verifier)
+    speculator = Speculator(
+        spec, proposer, scheduler.max_model_len, target.vocab_size, verifier, masks,
+        scheduler.async_scheduling,
+    )  # fmt: skip
     return speculator, replace(config, scheduler=scheduler)
 
 

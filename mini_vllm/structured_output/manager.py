@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mini_vllm.config import EngineConfig
+from mini_vllm.feature import Asked, Feature
 from mini_vllm.models.registry import LoadedModel
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
@@ -26,8 +27,11 @@ from mini_vllm.structured_output.request import Constraint, constrained, constra
 from mini_vllm.structured_output.vocabulary import Vocabulary
 
 
-class StructuredOutputManager:
+class StructuredOutputManager(Feature):
     """Opened by the first request with `structured_outputs`, or by `structured_outputs_config`."""
+
+    name = "structured_outputs"
+    gate: Any
 
     def __init__(
         self,
@@ -54,6 +58,11 @@ class StructuredOutputManager:
         self._live: dict[str, tuple[Request, Compilation]] = {}
 
     # ------------------------------------------------------------------ at the door
+
+    def asked(self, asked: Asked) -> None:
+        """Its request waits for its grammar."""
+        if asked.params.structured_outputs is not None:
+            asked.make = self.maker(asked.params.structured_outputs)
 
     def maker(self, asked: Any) -> Callable[..., Request]:
         """What makes the requests of one constraint.

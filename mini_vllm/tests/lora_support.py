@@ -117,7 +117,7 @@ def answers(
 ) -> list[list[int]]:
     """Greedy tokens of each prompt under its adapter."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    return [r.outputs[0].token_ids for r in engine.generate(prompts, params, wanted)]
+    return [r.outputs[0].token_ids for r in engine.generate(prompts, params, lora_request=wanted)]
 
 
 def alone(prompt: Any, adapter: LoRARequest | None, max_tokens: int = 6) -> list[int]:

@@ -13,14 +13,15 @@ import mini_vllm
 
 ROOT = Path(mini_vllm.__file__).parent
 CORE = (
-    "async_scheduler", "batch", "block_pool", "checks", "config", "detokenizer", "interrupts",
+    "async_scheduler", "batch", "block_pool", "checks", "config", "detokenizer", "feature",
+    "interrupts",
     "kv_cache", "model_runner", "plan", "request", "sampler", "sampling_params", "scheduler",
     "tokenizer",
 )  # fmt: skip
 """What decides. It reads alone."""
 
 ASSEMBLY = (
-    "__init__", "engine", "features", "input_processor", "llm", "outputs",
+    "__init__", "engine", "executor", "features", "input_processor", "llm", "outputs",
     "parallel_sampling", "parts", "row_sampler",
 )  # fmt: skip
 """What puts the core, a model and its attention together."""
@@ -99,6 +100,35 @@ def test_the_core_names_no_feature(module):
         names |= {getattr(node, field, "") or "" for field in ("id", "attr", "arg", "name")}
     names -= UPSTREAM_NAMES
     assert not [n for n in names if any(f in str(n).lower() for f in FEATURES)]
+
+
+ROOMS_IN_OTHER_WORDS = (
+    "speculator",
+    "adapter",
+    "constraint",
+    "ranks",
+    "stages",
+    "batches",
+    "drafter",
+)
+
+
+@pytest.mark.parametrize(
+    "module", [*CORE, "engine", "executor", "input_processor", "row_sampler", "outputs"]
+)
+def test_what_runs_a_step_names_no_room_in_other_words_either(module):
+    """Synonyms count: a branch for `adapters` is a branch for `lora`."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text())):
+        names |= {str(getattr(node, field, "")) for field in ("id", "attr", "arg", "name")}
+    assert not [n for n in names if any(word in n.lower() for word in ROOMS_IN_OTHER_WORDS)]
+
+
+def test_a_step_is_read_at_one_glance():
+    tree = ast.parse((ROOT / "engine.py").read_text())
+    [step] = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "_step"]
+    assert (step.end_lineno or 0) - step.lineno < 25
+    assert sum(isinstance(node, ast.If) for node in ast.walk(step)) <= 2
 
 
 def test_the_package_needs_numpy_and_safetensors_alone():

@@ -84,7 +84,7 @@ def test_a_model_with_experts_is_adapted_in_its_attention(tmp_path):
     adapter = LoRARequest("a", 1, str(write_adapter(tmp_path / "a", config=config)))
     model = Transformer(config, weights(config), "float64")
     lora = LLMEngine(model, enable_lora=True)
-    assert sorted(lora.adapters.model.linears) == [
+    assert sorted(lora.feature("lora").model.linears) == [
         "model.layers.0.self_attn.o_proj", "model.layers.0.self_attn.qkv_proj",
         "model.layers.1.mlp.down_proj", "model.layers.1.mlp.gate_up_proj",
         "model.layers.1.self_attn.o_proj", "model.layers.1.self_attn.qkv_proj",
@@ -124,7 +124,7 @@ def test_each_linear_multiplies_by_its_weights_once_for_all_rows(made):
             return self.base(x)
 
     lora = engine()
-    for linear in lora.adapters.model.linears.values():
+    for linear in lora.feature("lora").model.linears.values():
         linear.base = Counting(linear.base)
     answers(lora, [LONG[:10]] * 6, [None, *made], max_tokens=1)
     assert calls == [60] * 8, "4 projections in each of 2 layers, all 60 rows in each"
@@ -263,26 +263,26 @@ def test_resident_adapters_cost_nothing_and_evicted_ones_are_loaded_again(made):
     lora = engine(max_loras=1, max_cpu_loras=2)
     for adapter in (made[0], made[0], made[1], made[0], made[2], made[0]):
         answers(lora, [LONG[:5]], [adapter], max_tokens=1)
-    assert lora.adapters.stats() == {
+    assert lora.feature("lora").stats() == {
         "hits": 1, "misses": 5, "evictions": 4, "hit_rate": 1 / 6,
         "disk_loads": 3 + 1,  # the third was checked, found no room, and was read when it ran
     }  # fmt: skip
-    assert lora.adapters.list_adapters() == {1, 3}
+    assert lora.feature("lora").list_adapters() == {1, 3}
 
 
 def test_by_default_what_leaves_a_slot_is_read_from_disk_again(made):
     lora = engine(max_loras=1)
     for adapter in (made[0], made[1], made[0]):
         answers(lora, [LONG[:5]], [adapter], max_tokens=1)
-    assert lora.adapters.stats()["disk_loads"] == 2 + 2
+    assert lora.feature("lora").stats()["disk_loads"] == 2 + 2
 
 
 def test_a_step_loads_no_adapter_into_the_slot_of_one_it_needs(made):
     lora = engine(max_loras=2)
     answers(lora, [LONG[:5]] * 2, made[:2], max_tokens=1)
-    before = lora.adapters.stats()["misses"]
+    before = lora.feature("lora").stats()["misses"]
     answers(lora, [LONG[:5]] * 2, [made[2], made[0]], max_tokens=1)
-    assert lora.adapters.stats()["misses"] == before + 1
+    assert lora.feature("lora").stats()["misses"] == before + 1
 
 
 # ------------------------------------------------------------------ the gate
@@ -360,14 +360,14 @@ def test_a_slot_that_was_half_filled_is_filled_again(made):
     """The step raises in the middle; what its slot held before must not answer for anybody."""
     lora = engine(max_loras=1, max_cpu_loras=3)
     answers(lora, [LONG[:5]], [made[0]], max_tokens=1)
-    set_slot = lora.adapters.model.set_slot
+    set_slot = lora.feature("lora").model.set_slot
 
     def half(slot, pairs):
         set_slot(slot, dict(list(pairs.items())[:1]))
-        lora.adapters.model.set_slot = set_slot
+        lora.feature("lora").model.set_slot = set_slot
         raise KeyboardInterrupt
 
-    lora.adapters.model.set_slot = half
+    lora.feature("lora").model.set_slot = half
     wish = SamplingParams(max_tokens=6, ignore_eos=True)
     second = lora.requests[lora.add_request(LONG[:5], wish, lora_request=made[1])]
     with pytest.raises(KeyboardInterrupt):

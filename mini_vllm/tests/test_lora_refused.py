@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_served_is_refused_at_the_door(lora, tmp_path, c
     with pytest.raises(ValueError, match=re.escape(words)):
         lora.add_request([1, 2, 3], lora_request=bad)
     assert list(lora.requests) == [kept]
-    assert lora.adapters.list_adapters() == {1}
+    assert lora.feature("lora").list_adapters() == {1}
     write_adapter(tmp_path / "bad", seed=2, target_modules=ALL)
     expected = alone([1, 2, 3], bad)
     assert answers(lora, [[1, 2, 3]], [bad]) == [expected], "mended, it is served under its name"

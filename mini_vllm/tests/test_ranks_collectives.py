@@ -161,7 +161,7 @@ def test_a_step_sends_two_all_reduces_per_layer_the_embedding_and_the_logits(spl
     engine.model.forward(batch)
     num_tokens, num_rows = len(batch.token_ids), len(batch.logits_indices)
     parallel = ParallelConfig(**split)
-    for rank, stats in enumerate(engine.ranks.comm_stats()):
+    for rank, stats in enumerate(engine.feature("distributed").comm_stats()):
         expected = step_bytes(DENSE, parallel, num_tokens, num_rows, 8, rank)
         per_layer = [n for (op, name), n in stats.bytes_sent.items() if ".layers." in name]
         assert sum(per_layer) == expected["layers"]
@@ -182,7 +182,7 @@ def test_experts_move_each_choice_of_another_ranks_expert_there_and_back():
     batch = batch_of(PROMPTS)
     engine.model.forward(batch)
     num_tokens, row = len(batch.token_ids), MOE.hidden_size * 8
-    all_stats = engine.ranks.comm_stats()
+    all_stats = engine.feature("distributed").comm_stats()
     for layer in (0, 2, 3):
         name = f"model.layers.{layer}.mlp.experts"
 

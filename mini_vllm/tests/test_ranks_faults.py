@@ -91,7 +91,7 @@ def test_a_rank_killed_in_the_middle_of_a_step_is_named(transport):
         RandomSource(DENSE), tensor_parallel_size=2,
         rank_transport=transport, **KNOBS,
     )  # fmt: skip
-    pids = engine.ranks.pool.pids
+    pids = engine.feature("distributed").pool.pids
     steps = 0
 
     def kill(plan: SchedulerOutput) -> None:
@@ -127,7 +127,7 @@ def test_a_rank_killed_between_two_steps_ends_the_others_without_being_asked():
 
 def test_an_engine_that_is_closed_leaves_no_process_and_no_memory():
     with LLM(RandomSource(DENSE), tensor_parallel_size=2, dtype="float64") as llm:
-        pids = llm.llm_engine.ranks.pool.pids
+        pids = llm.llm_engine.feature("distributed").pool.pids
         assert not segments(os.getpid()), "the segment has no name once all have attached"
         llm.close()
     assert all_end(pids, 0.1) and not segments(os.getpid())
@@ -152,7 +152,7 @@ engine = llm.llm_engine
 
 def begun(plan):
     engine.observers.clear()
-    print(*engine.ranks.pool.pids, flush=True)
+    print(*engine.feature("distributed").pool.pids, flush=True)
     if sys.argv[1] == "raise":
         raise SystemExit("as a script with a bug would")
 

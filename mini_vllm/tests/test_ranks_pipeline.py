@@ -8,7 +8,7 @@ import pytest
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SchedulerConfig
-from mini_vllm.distributed.pipeline import BatchQueue, PipelineScheduler
+from mini_vllm.distributed.pipeline import PipelineScheduler, StagedExecutor
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
@@ -35,13 +35,15 @@ class Stages:
     def collect(self, number: int) -> np.ndarray:
         return self.logits[number]
 
-    def forget(self) -> None:
+    def give_up(self) -> None:
         """Nothing is under way."""
 
 
 def piped(scenario: Scenario, depth: int, model=None) -> LLMEngine:
     engine = scenario.engine(model, parts=PARTS)
-    engine.batches = BatchQueue(Stages(engine), depth)
+    engine.executor = StagedExecutor(
+        engine.runner, engine.rows, engine.features, Stages(engine), depth
+    )
     return engine
 
 
@@ -125,26 +127,30 @@ def test_the_queue_waits_for_the_oldest_when_it_is_full_or_nothing_can_be_planne
             asked.append("collect")
             return np.zeros((1, 2))
 
-        def forget(self) -> None:
-            asked.append("forget")
+        def give_up(self) -> None:
+            asked.append("give up")
 
     class Runner:
         def prepare_batch(self, plan: SchedulerOutput) -> None:
             return None
 
+    class Rows:
+        def sample(self, *_):
+            return {}, {}
+
     def plan(name: str) -> SchedulerOutput:
         request = Request(name, [1], SamplingParams())
         return SchedulerOutput({name: 1}, [request], sampling_req_ids={name})
 
-    queue = BatchQueue(Ranks(), 3)
+    queue = StagedExecutor(Runner(), Rows(), (), Ranks(), 3)
     plans = [plan(name) for name in "abcd"]
-    assert queue.swap(Runner(), plans[0]) is None
-    assert queue.swap(Runner(), plans[1]) is None
-    assert queue.swap(Runner(), plans[2])[0] is plans[0], "full"
-    assert queue.swap(Runner(), SchedulerOutput())[0] is plans[1], "nothing to plan"
-    assert len(queue) == 2 and queue.is_busy
-    queue.reset()
-    assert not queue.is_busy and asked[-1] == "forget"
+    assert queue.swap(plans[0]) is None
+    assert queue.swap(plans[1]) is None
+    assert queue.swap(plans[2])[0] is plans[0], "full"
+    assert queue.swap(SchedulerOutput())[0] is plans[1], "nothing to plan"
+    assert len(queue.under_way) == 2 and queue.is_busy
+    queue.restart()
+    assert not queue.is_busy and asked[-1] == "give up"
 
 
 def test_a_model_that_reads_its_cache_answers_the_same_with_batches_in_flight():

@@ -198,7 +198,7 @@ def test_what_does_not_reach_the_ranks_may_be_replaced():
 
 def test_one_rank_of_everything_is_the_engine_without_ranks():
     engine = LLMEngine("toy", tensor_parallel_size=1, pipeline_parallel_size=1)
-    assert engine.ranks is None
+    assert engine.feature("distributed") is None
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_a_drafter_that_is_the_target_is_always_right(is_async):
     engine.observers.append(count)
     wish = SamplingParams(max_tokens=30, ignore_eos=True)
     engine.generate([[*text[:n], 9, n] for n in (3, 9, 15, 20)], wish)
-    stats = engine.speculator.stats
+    stats = engine.feature("spec_decode").stats
     assert preempted and stats.num_drafts > 20
     # The first drafts after an admission have no slots of their own and may be wrong.
     assert stats.num_accepted_tokens >= stats.num_draft_tokens - 3 * (4 + preempted)
@@ -180,7 +180,7 @@ def test_each_pass_of_the_drafter_serves_the_whole_batch():
     steps = []
     engine.observers.append(lambda plan: steps.append(len(plan.scheduled_requests)))
     engine.generate([[1, 2], [3, 4], [5, 6]], SamplingParams(max_tokens=12, ignore_eos=True))
-    assert engine.speculator.proposer.num_passes <= 4 * len([n for n in steps if n])
+    assert engine.feature("spec_decode").proposer.num_passes <= 4 * len([n for n in steps if n])
 
 
 # ---------------------------------------------------------------------- sampled: in law
@@ -219,9 +219,9 @@ def deviation(
     engine = LLMEngine(law, seed=5, num_blocks=2000, max_num_seqs=100, **knobs)
     wish = SamplingParams(temperature=temperature, top_k=top_k, max_tokens=LENGTH, ignore_eos=True)
     outputs = engine.generate([prompt] * draws, wish)
-    assert engine.speculator is not None
-    assert engine.speculator.stats.num_drafts > draws
-    assert 0.05 < engine.speculator.stats.acceptance_rate < 0.95
+    assert engine.feature("spec_decode") is not None
+    assert engine.feature("spec_decode").stats.num_drafts > draws
+    assert 0.05 < engine.feature("spec_decode").stats.acceptance_rate < 0.95
     counts = Counter(tuple(output.outputs[0].token_ids) for output in outputs)
     square, cells, rest, rest_seen = 0.0, 0, 0.0, 0
     for tokens in itertools.product(range(VOCABULARY), repeat=LENGTH):
@@ -308,7 +308,9 @@ def test_a_drafter_part_serves():
     drafted = LLM(tiny(), dtype="float64", speculative_config=config, parts=parts)
     plain = LLM(tiny(), dtype="float64").generate([[1, 2, 3]], wish)
     assert drafted.generate([[1, 2, 3]], wish)[0].outputs == plain[0].outputs
-    assert {n for n, _ in asked} == {2} and drafted.llm_engine.speculator.stats.num_drafts
+    assert {n for n, _ in asked} == {2} and drafted.llm_engine.feature(
+        "spec_decode"
+    ).stats.num_drafts
 
 
 # ---------------------------------------------------------------------- small things
@@ -318,7 +320,7 @@ def test_a_trace_shows_what_was_drafted_and_kept():
     engine = LLMEngine(tiny(), dtype="float64", speculative_config=NGRAM)
     engine.add_request([1, 2, 1, 2, 1], SamplingParams(max_tokens=12, ignore_eos=True))
     records = list(traced_steps(engine))
-    stats = engine.speculator.stats
+    stats = engine.feature("spec_decode").stats
     assert sum(len(t) for r in records for t in r.drafts.values()) == stats.num_draft_tokens > 0
     assert sum(sum(r.num_accepted.values()) for r in records) <= stats.num_accepted_tokens
     assert (

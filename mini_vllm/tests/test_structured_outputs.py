@@ -247,7 +247,7 @@ def test_an_abort_gives_up_a_compilation_that_nobody_waits_for(monkeypatch):
     made = engine()
     for request_id in ("a", "b"):
         made.add_request("x", asking(regex="[a-z]+"), request_id=request_id)
-    live = made.constraints()._live
+    live = made.feature("structured_outputs")._live
     compilation = live["a"][1]
     assert live["b"][1] is compilation
     made.abort_request("a")
@@ -268,7 +268,7 @@ def test_equal_constraints_are_compiled_once():
     made = engine()
     made.generate(["a", "b"], asking(choice=["x", "y"]))
     made.generate(["c"], asking(choice=["x", "y"]))
-    assert made.constraints().compiler.num_compiled == 1
+    assert made.feature("structured_outputs").compiler.num_compiled == 1
 
 
 def test_a_refused_token_ends_with_an_error_and_counts_as_output():
@@ -326,7 +326,7 @@ def test_the_batchs_masks_have_a_row_per_draft_and_one_more():
     masks: list[tuple[list[str], np.ndarray, list[int]]] = []
 
     def look(plan):
-        ids, rows = made.constraints().grammar_bitmask(plan)
+        ids, rows = made.feature("structured_outputs").grammar_bitmask(plan)
         masks.append((ids, rows, [len(plan.spec_token_ids.get(r, ())) for r in ids]))
 
     made.observers.append(look)

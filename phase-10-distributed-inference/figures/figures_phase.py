@@ -40,8 +40,8 @@ def last_step() -> CommStats:
         engine.add_request(prompt, SamplingParams(max_tokens=4, ignore_eos=True))
     while engine.has_unfinished_requests():
         engine.step()
-    assert engine.ranks is not None
-    stats = engine.ranks.comm_stats()[0]
+    assert engine.feature("distributed") is not None
+    stats = engine.feature("distributed").comm_stats()[0]
     engine.close()
     return stats
 
@@ -87,9 +87,7 @@ def plans() -> list[tuple[dict[str, int], int]]:
         engine.add_request(prompt, params, request_id=name)
     found: list[tuple[dict[str, int], int]] = []
     while engine.has_unfinished_requests():
-        queue = engine.batches
-        assert queue is not None
-        before = sum(number is not None for _, number in queue._plans)
+        before = sum(bool(plan.scheduled_requests) for plan, _ in engine.executor.under_way)
         engine.step()
         found.append((made[-1], before + bool(made[-1])))
     engine.close()

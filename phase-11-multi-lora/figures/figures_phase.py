@@ -57,7 +57,7 @@ def day() -> list[tuple[list[str], list[str], dict[int, int]]]:
             prompt = "Return the number of tokens in the block."
             engine.add_request(prompt, params, request_id=name, lora_request=adapter)
         engine.step()
-        cache = engine.adapters.slots  # type: ignore[union-attr]
+        cache = engine.feature("lora").slots  # type: ignore[union-attr]
         slots = {adapter: cache.slot_of(adapter) for adapter in cache.resident()}
         steps.append((ran[-1], [r.request_id for r in engine.scheduler.skipped], slots))
     return steps

@@ -100,9 +100,8 @@ class _Watch:
     def __init__(self) -> None:
         self.rows: list[np.ndarray] = []
 
-    def begin(self, request: Any) -> None: ...
-
-    def forget(self, request_id: str) -> None: ...
+    def vet(self, request: Any, beyond: Any, drafts: Any) -> list[int]:
+        return list(drafts)
 
     def failed(self) -> dict[str, str]:
         return {}

@@ -46,9 +46,9 @@ def with_adapters(engine: LLMEngine, lora_modules: Mapping[str, str]) -> LLMEngi
         ValueError: it takes none, or one cannot be loaded.
     """
     for adapter in requests_of(lora_modules).values():
-        if engine.adapters is None:
+        if engine.feature("lora") is None:
             raise ValueError("lora_modules: need enable_lora=True")
-        engine.adapters.add_adapter(adapter)
+        engine.feature("lora").add_adapter(adapter)
     return engine
 
 
