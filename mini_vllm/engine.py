@@ -80,7 +80,7 @@ class LLMEngine:
         seed, choose = self.config.seed, opened.choose
         self.rows = RowSampler(self.parts.sampler(), processors, seed, choose, opened.masks)
         blocks = self.config.cache.num_blocks, self.config.cache.block_size
-        self.runner = ModelRunner(loaded.model, *blocks, loaded.kv_shape, loaded.dtype)
+        self.runner = ModelRunner(loaded.model, *blocks, loaded.kv_specs, loaded.dtype)
         self.executor = opened.executor(self.runner, self.rows, self.features)
         self.observers: list[Observer] = []
         """Each is called with every plan before it runs; for traces and probes."""
@@ -248,7 +248,7 @@ class LLMEngine:
 
     def _step(self) -> list[Request]:
         plan = self.scheduler.schedule()
-        plan.bind(self.scheduler.kv)
+        plan.bind(self.scheduler.kv, len(self.runner.kv_specs) or 1)
         for feature in self.features:
             feature.planned(plan)
         self.rows.ask(plan)

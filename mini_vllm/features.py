@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,8 @@ def open_features(
         model, tokenizer, config.dtype, config.seed, parts.attention, parts.named_linear,
         parts.experts,
     )  # fmt: skip
+    if loaded.kv_cache_manager is not None:
+        parts = replace(parts, kv_cache_manager=loaded.kv_cache_manager)
     made = Opened(config.with_max_model_len(loaded.max_model_len), loaded, parts, on_demand)
     if drafts is not None:
         from mini_vllm.spec_decode.speculator import open_speculator

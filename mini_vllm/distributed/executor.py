@@ -237,6 +237,6 @@ def _describe(
     vocab, longest = source.config.vocab_size, source.config.max_position_embeddings
 
     def loaded(ranks: Model) -> LoadedModel:
-        return LoadedModel(ranks, tokens, eos, vocab, None, config.dtype, longest, template)
+        return LoadedModel(ranks, tokens, eos, vocab, (), config.dtype, longest, template)
 
     return source, loaded

@@ -323,7 +323,7 @@ def _draft_model(
         )
     cache = config.cache
     runner = ModelRunner(
-        loaded.model, cache.num_blocks, cache.block_size, loaded.kv_shape, loaded.dtype
+        loaded.model, cache.num_blocks, cache.block_size, loaded.kv_specs, loaded.dtype
     )
     draws = spec.draft_sample_method == "probabilistic"
     rng = np.random.default_rng((config.seed, 1)) if draws else None
