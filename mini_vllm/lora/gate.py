@@ -24,7 +24,7 @@ class AdapterGate(Gate):
         `Scheduler.schedule` collects them."""
 
     def begins(self, plan: SchedulerOutput) -> None:
-        """Start from nothing: a slot is held by those who run in this step, not by the past."""
+        """A slot is held by those who run in this step, not by the past."""
         self.active = set()
 
     def admission(
