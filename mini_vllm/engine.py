@@ -143,6 +143,15 @@ class LLMEngine:
 
     # ------------------------------------------------------------------ requests
 
+    def prepare(self, sampling_params: SamplingParams) -> None:
+        """Do what of `add_request` takes long; in any thread, while others step the engine.
+
+        Raises:
+            ValueError: what `add_request` would refuse for the same reason.
+        """
+        for feature in tuple(self.features):
+            feature.prepare(sampling_params)
+
     def add_request(
         self,
         prompt: str | Sequence[int],

@@ -48,6 +48,9 @@ class Feature:
 
     # ------------------------------------------------------------------ a request
 
+    def prepare(self, params: SamplingParams) -> None:
+        """In any thread, before the door: what of the door takes long. Raises as the door would."""
+
     def asked(self, asked: Asked) -> None:
         """At the door, before anything of the engine is touched. Raises ValueError to refuse."""
 

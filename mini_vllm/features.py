@@ -8,6 +8,7 @@ checks its parts against each other.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from mini_vllm.feature import Asked, Feature
 from mini_vllm.models.registry import LoadedModel, load_model
 from mini_vllm.parts import EngineParts
 from mini_vllm.row_sampler import Choose, RowMask
+from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -61,14 +63,27 @@ class OnDemand(Feature):
         self.join: Callable[[Feature], None]
         self.open: Callable[[], StructuredOutputManager] | None = None
         self.masks: list[RowMask] = []
+        self._opened: StructuredOutputManager | None = None
+        self._lock = threading.Lock()
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Open it, if need be, and let it prepare; it joins at the door."""
+        if params.structured_outputs is not None and (room := self._room()) is not None:
+            room.prepare(params)
 
     def asked(self, asked: Asked) -> None:
-        """The first that asks opens it."""
-        if asked.params.structured_outputs is not None and self.open is not None:
-            room = self.open()
+        """The first that asks has it joined."""
+        if asked.params.structured_outputs is not None and (room := self._room()) is not None:
             self.join(room)
             self.masks.append(room)
             self.open = None
+
+    def _room(self) -> StructuredOutputManager | None:
+        """The room, opened once, as long as it has not joined."""
+        with self._lock:
+            if self.open is not None and self._opened is None:
+                self._opened = self.open()
+            return self._opened if self.open is not None else None
 
 
 def open_features(

@@ -19,7 +19,8 @@ from mini_vllm.models.registry import LoadedModel
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
-from mini_vllm.structured_output.compiler import Compilation, GrammarCompiler, grammar_of
+from mini_vllm.sampling_params import SamplingParams
+from mini_vllm.structured_output.compiler import Compilation, GrammarCompiler, GrammarParser
 from mini_vllm.structured_output.gate import GrammarGate
 from mini_vllm.structured_output.masks import allocate_bitmask
 from mini_vllm.structured_output.params import StructuredOutputsConfig, StructuredOutputsParams
@@ -50,6 +51,7 @@ class StructuredOutputManager(Feature):
         self.num_drafts = engine.scheduler.num_speculative_tokens
         self.vocab_size = loaded.vocab_size
         self._make_request = parts.request
+        self.parser = GrammarParser(refuse_as_xgrammar=self.config.backend == "xgrammar")
         self.compiler = GrammarCompiler(
             lambda: Vocabulary.of(
                 loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size, parts.token_masks
@@ -58,6 +60,11 @@ class StructuredOutputManager(Feature):
         self._live: dict[str, tuple[Request, Compilation]] = {}
 
     # ------------------------------------------------------------------ at the door
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Parse its constraint, so that the door finds it parsed."""
+        if isinstance(params.structured_outputs, StructuredOutputsParams):
+            self.parser.parse(params.structured_outputs.key(self.config))
 
     def asked(self, asked: Asked) -> None:
         """Its request waits for its grammar."""
@@ -74,7 +81,7 @@ class StructuredOutputManager(Feature):
         if not isinstance(asked, StructuredOutputsParams):
             raise ValueError(f"structured_outputs={asked!r}: need StructuredOutputsParams")
         key = asked.key(self.config)
-        grammar = grammar_of(key, refuse_as_xgrammar=self.config.backend == "xgrammar")
+        grammar = self.parser.parse(key)
         kind = constrained(self._make_request)
 
         def make(*arguments: Any, **named: Any) -> Request:
