@@ -174,13 +174,14 @@ def stream_text(
     num_shown = 0
     with engine.owning([request]), engine.owning([request]):
         engine.queue_requests(request_id, requests)
-        while True:  # other calls may step the engine between two pieces: show first, then step
-            detokenizer.update(request.text_token_ids, request.is_finished)
+        is_last = False
+        while not is_last:
+            is_last = request.is_finished  # as of now: other calls may step during the `yield`
+            detokenizer.update(request.text_token_ids, is_last)
             text = detokenizer.text if request.text is None else request.text
-            shown = text if request.is_finished else text[: len(text) - hold]
+            shown = text if is_last else text[: len(text) - hold]
             if len(shown) > num_shown:
-                yield shown[num_shown:]
-                num_shown = len(shown)
-            if request.is_finished:
-                return
-            engine.step()
+                start, num_shown = num_shown, len(shown)
+                yield shown[start:]
+            if not request.is_finished:
+                engine.step()
