@@ -188,10 +188,10 @@ class LLMEngine:
             if taken in self.requests or taken in self._parents:
                 raise ValueError(f"request_id={taken!r}: a live request has this id")
         with self._all_or_nothing(without=requests):
+            self._known |= {request.request_id for request in requests}
             if len(requests) > 1:
                 self._parents.add(request_id, [request.request_id for request in requests])
             for request in requests:
-                self._known.add(request.request_id)
                 self.rows.begin(request, self._num_added)
                 for feature in self.features:
                     feature.begin(request)
@@ -343,7 +343,7 @@ class LLMEngine:
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._parents.forget(request_id)
+        self._parents.remove(request_id)
         self.rows.forget(request_id)
         for feature in self.features:
             feature.forget(request_id)

@@ -6,6 +6,7 @@ that is indexed and was never computed shows as another answer.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import signal
@@ -293,6 +294,38 @@ def test_ctrl_c_waits_until_an_abort_is_complete():
         made.abort_request(request_id)
     assert not made.requests
     assert made.scheduler.kv.block_pool.get_num_free_blocks() == KNOBS["num_blocks"] - 1
+
+
+def test_an_interrupt_while_several_completions_are_queued_leaves_their_id_free():
+    made = LLMEngine("toy")
+    several = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=3)
+    at, interrupted = 0, True
+    while interrupted:
+        at, num_lines, interrupted = at + 1, 0, False
+        request_id, requests = made.inputs.process("hi", several, f"id{at}")
+
+        def trace(frame, event, argument, at=at):
+            nonlocal num_lines, interrupted
+            name = frame.f_code.co_filename
+            if not name.startswith(PACKAGE) or name in (UNTRACED, __file__):
+                return None
+            if event == "line":
+                num_lines += 1
+                if num_lines == at:
+                    interrupted = True
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        with contextlib.suppress(KeyboardInterrupt):
+            made.queue_requests(request_id, requests)
+        sys.settrace(None)
+        if not made.requests:
+            made.add_request("hi", several, request_id=request_id)
+        made.abort_request(request_id)  # an interrupt after the last change has changed nothing
+        assert not made.requests and request_id not in made._parents
+    assert at > 50
 
 
 def test_an_open_stream_keeps_its_text_whatever_else_the_engine_does():
