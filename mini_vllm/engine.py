@@ -25,7 +25,7 @@ from mini_vllm.parallel_sampling import Parents
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.row_sampler import RowSampler, end
+from mini_vllm.row_sampler import RowSampler
 from mini_vllm.sample.processors import LogitsProcessor, in_order
 from mini_vllm.sample.stop_strings import StopStrings
 from mini_vllm.sampler import Sampler
@@ -275,10 +275,18 @@ class LLMEngine:
 
     def _end_failed(self) -> list[Request]:
         """End the requests that got no token. If what they left in the cache may be as wrong as
-        their logits, everybody else starts over."""
-        failed = self.executor.failures()
-        ended = end(failed, self.scheduler)
-        if any(failed[request.request_id].in_cache for request in ended):
+        their logits, all others start over."""
+        failures, ended = self.executor.failures(), []
+        for request_id, failure in failures.items():
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            if failure.kv == "unwritten":
+                self.scheduler.kv.forget_uncomputed(request)
+            self.scheduler.abort_request(request_id)
+            request.status, request.stop_reason = RequestStatus.FINISHED_ERROR, failure.reason
+            ended.append(request)
+        if any(failures[request.request_id].kv == "suspect" for request in ended):
             self._restart(self._live())
         return ended
 

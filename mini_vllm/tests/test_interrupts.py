@@ -278,6 +278,23 @@ def test_logits_that_are_no_numbers_end_the_one_request(bad, temperature):
     assert after.outputs[0].finish_reason == "length"
 
 
+def test_a_prompt_row_that_is_no_number_ends_its_request_too():
+    class Sick(Transformer):
+        def forward(self, batch: ForwardBatch) -> np.ndarray:
+            logits = super().forward(batch)
+            logits[batch.positions[batch.logits_indices] == 1] = np.nan
+            return logits
+
+    made = engine()
+    made.model = Sick.__new__(Sick)
+    made.model.__dict__ |= vars(tiny())
+    wishes = [SamplingParams(max_tokens=2, prompt_logprobs=n, ignore_eos=True) for n in (1, None)]
+    asked, other = made.generate(["a block table"] * 2, wishes)
+    assert asked.outputs[0].finish_reason == "error"
+    assert "NaN" in str(asked.outputs[0].stop_reason)
+    assert other.outputs[0].finish_reason == "length"
+
+
 @pytest.mark.usefixtures("usual_signals")
 def test_ctrl_c_waits_until_an_abort_is_complete():
     made = engine()
