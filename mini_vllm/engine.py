@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mini_vllm.batch import Model
+from mini_vllm.checks import has_methods
 from mini_vllm.config import EngineConfig, SamplingParams
 from mini_vllm.feature import Feature
 from mini_vllm.features import open_features
@@ -67,7 +68,9 @@ class LLMEngine:
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
-        opened = open_features(model, config, knobs, tokenizer, parts or EngineParts())
+        parts = EngineParts() if parts is None else parts
+        _check_kinds(parts, tokenizer, gates, logits_processors)
+        opened = open_features(model, config, knobs, tokenizer, parts)
         self.config, self.parts, loaded = opened.config, opened.parts, opened.loaded
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer, self.chat_template = loaded.tokenizer, loaded.chat_template
@@ -215,6 +218,10 @@ class LLMEngine:
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget every cached prefix; see `Scheduler.reset_prefix_cache`.
+
+        With `async_scheduling` and `reset_running_requests` the tokens in flight are dropped and
+        drawn again, as upstream: a request with a seed then goes on with later random numbers, so
+        its text is not the one that the seed gives without the reset.
 
         Raises:
             ValueError: `reset_running_requests` while drafts may be in flight, whose frames the
@@ -387,3 +394,19 @@ class LLMEngine:
                 RequestOutput.of(request_id, children, prompt, self.tokenizer)
                 for (request_id, children), (prompt, *_) in zip(asked, each, strict=True)
             ]
+
+
+def _check_kinds(parts: Any, tokenizer: Any, gates: Any, logits_processors: Any) -> None:
+    """Refuse what is not of the kind that its argument says."""
+    if not isinstance(parts, EngineParts):
+        raise ValueError(f"parts={parts!r}: need EngineParts")
+    if tokenizer is not None:
+        has_methods("tokenizer", tokenizer, "encode", "decode")
+    for name, values in (("gates", gates), ("logits_processors", logits_processors)):
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+            raise ValueError(f"{name}={values!r}: need a sequence")
+    for gate in gates:
+        has_methods("gates", gate, "admission", "limit", "scheduled", "leaves")
+    for processor in logits_processors:
+        if not callable(processor):
+            raise ValueError(f"logits_processors holds {processor!r}: need a function")

@@ -7,6 +7,7 @@ Promises: a script written against it runs on the real engine after changing one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,7 +53,7 @@ class LLM:
 
             if parts is not None:
                 raise ValueError(f"parts and release={release!r}: give one or the other")
-            parts = parts_of(release)
+            parts = replace(parts_of(release), origin=f"release={release!r}")
         self.llm_engine = LLMEngine(model, config, tokenizer=tokenizer, parts=parts, **knobs)
 
     def close(self) -> None:
