@@ -20,6 +20,20 @@ def whole(name: str, value: Any, least: int, most: int | None = None, need: str 
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    """`value` if it is a bool, or a ValueError that names the argument and the value."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: need True or False")
+    return value
+
+
+def has_methods(name: str, value: Any, *methods: str) -> None:
+    """Raises a ValueError that names the argument and the first method that `value` lacks."""
+    for method in methods:
+        if isinstance(value, type) or not callable(getattr(value, method, None)):
+            raise ValueError(f"{name}={value!r}: need an object with {method}()")
+
+
 def number(name: str, value: Any) -> float:
     """`value` as a finite float, or a ValueError that names the argument and the value."""
     try:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from mini_vllm.checks import number, whole
+from mini_vllm.checks import flag, number, whole
 from mini_vllm.sampling_params import MIN_TEMPERATURE, SamplingParams
 
 __all__ = [
@@ -42,6 +42,7 @@ class CacheConfig:
         most = f"at least 2 (block 0 is reserved) and at most {MOST_BLOCKS}"
         whole("num_blocks", self.num_blocks, 2, MOST_BLOCKS, most)
         whole("block_size", self.block_size, 1, 1 << 20, need="at least 1 and at most 1048576")
+        flag("enable_prefix_caching", self.enable_prefix_caching)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,10 @@ class SchedulerConfig:
         )
         whole("num_speculative_tokens", self.num_speculative_tokens, 0)
         whole("num_lookahead_tokens", self.num_lookahead_tokens, 0)
+        for name in (
+            "enable_chunked_prefill", "forget_withdrawn_blocks", "async_scheduling", "use_eagle",
+        ):  # fmt: skip
+            flag(name, getattr(self, name))
         if self.max_model_len is not None:
             whole("max_model_len", self.max_model_len, 2, need="at least 2, or None")
         if self.policy not in POLICIES:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mini_vllm.batch import Model
+from mini_vllm.checks import has_methods
 from mini_vllm.config import EngineConfig, SamplingParams
 from mini_vllm.feature import Feature
 from mini_vllm.features import open_features
@@ -25,7 +26,7 @@ from mini_vllm.parallel_sampling import Parents
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.row_sampler import RowSampler, end
+from mini_vllm.row_sampler import RowSampler
 from mini_vllm.sample.processors import LogitsProcessor, in_order
 from mini_vllm.sample.stop_strings import StopStrings
 from mini_vllm.sampler import Sampler
@@ -67,7 +68,9 @@ class LLMEngine:
         Raises:
             ValueError: an argument unknown or out of range, or a checkpoint that cannot be loaded.
         """
-        opened = open_features(model, config, knobs, tokenizer, parts or EngineParts())
+        parts = EngineParts() if parts is None else parts
+        _check_kinds(parts, tokenizer, gates, logits_processors)
+        opened = open_features(model, config, knobs, tokenizer, parts)
         self.config, self.parts, loaded = opened.config, opened.parts, opened.loaded
         self.max_model_len = self.config.scheduler.max_model_len
         self.tokenizer, self.chat_template = loaded.tokenizer, loaded.chat_template
@@ -197,10 +200,10 @@ class LLMEngine:
             if taken in self.requests or taken in self._parents:
                 raise ValueError(f"request_id={taken!r}: a live request has this id")
         with self._all_or_nothing(without=requests):
+            self._known |= {request.request_id for request in requests}
             if len(requests) > 1:
                 self._parents.add(request_id, [request.request_id for request in requests])
             for request in requests:
-                self._known.add(request.request_id)
                 self.rows.begin(request, self._num_added)
                 for feature in self.features:
                     feature.begin(request)
@@ -224,6 +227,10 @@ class LLMEngine:
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget every cached prefix; see `Scheduler.reset_prefix_cache`.
+
+        With `async_scheduling` and `reset_running_requests` the tokens in flight are dropped and
+        drawn again, as upstream: a request with a seed then goes on with later random numbers, so
+        its text is not the one that the seed gives without the reset.
 
         Raises:
             ValueError: `reset_running_requests` while drafts may be in flight, whose frames the
@@ -284,10 +291,18 @@ class LLMEngine:
 
     def _end_failed(self) -> list[Request]:
         """End the requests that got no token. If what they left in the cache may be as wrong as
-        their logits, everybody else starts over."""
-        failed = self.executor.failures()
-        ended = end(failed, self.scheduler)
-        if any(failed[request.request_id].in_cache for request in ended):
+        their logits, all others start over."""
+        failures, ended = self.executor.failures(), []
+        for request_id, failure in failures.items():
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            if failure.kv == "unwritten":
+                self.scheduler.kv.forget_uncomputed(request)
+            self.scheduler.abort_request(request_id)
+            request.status, request.stop_reason = RequestStatus.FINISHED_ERROR, failure.reason
+            ended.append(request)
+        if any(failures[request.request_id].kv == "suspect" for request in ended):
             self._restart(self._live())
         return ended
 
@@ -352,7 +367,7 @@ class LLMEngine:
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._parents.forget(request_id)
+        self._parents.remove(request_id)
         self.rows.forget(request_id)
         for feature in self.features:
             feature.forget(request_id)
@@ -388,3 +403,19 @@ class LLMEngine:
                 RequestOutput.of(request_id, children, prompt, self.tokenizer)
                 for (request_id, children), (prompt, *_) in zip(asked, each, strict=True)
             ]
+
+
+def _check_kinds(parts: Any, tokenizer: Any, gates: Any, logits_processors: Any) -> None:
+    """Refuse what is not of the kind that its argument says."""
+    if not isinstance(parts, EngineParts):
+        raise ValueError(f"parts={parts!r}: need EngineParts")
+    if tokenizer is not None:
+        has_methods("tokenizer", tokenizer, "encode", "decode")
+    for name, values in (("gates", gates), ("logits_processors", logits_processors)):
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+            raise ValueError(f"{name}={values!r}: need a sequence")
+    for gate in gates:
+        has_methods("gates", gate, "admission", "limit", "scheduled", "leaves")
+    for processor in logits_processors:
+        if not callable(processor):
+            raise ValueError(f"logits_processors holds {processor!r}: need a function")

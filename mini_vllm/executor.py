@@ -45,6 +45,7 @@ class Executor:
 
     def swap(self, plan: SchedulerOutput) -> tuple[SchedulerOutput, Sampled] | None:
         """Start a bound plan; the oldest one and its tokens, if it is time to wait for them."""
+        self._load(plan)
         self.under_way.append((plan, self.start(plan)))
         if plan.scheduled_requests and len(self.under_way) < self.depth:
             return None
@@ -58,8 +59,6 @@ class Executor:
             in_flight = before[0].still_wanted(before[1])
         sampled: Sampled = {}
         if plan.scheduled_requests:
-            for feature in self.features:
-                feature.load(plan)
             self.runner.in_flight = in_flight
             sampled = self.sample(plan, self.runner.execute(plan), in_flight)
         for feature in self.features:
@@ -67,6 +66,16 @@ class Executor:
         if self.depth > 1:
             self._last = plan, sampled
         return lambda: sampled
+
+    def _load(self, plan: SchedulerOutput) -> None:
+        """Have everything brought that the plan needs; requests that lack something leave it."""
+        while plan.scheduled_requests:
+            lacking = {r: why for feature in self.features for r, why in feature.load(plan).items()}
+            if not lacking:
+                return
+            self._failed |= {r: Failure(why, "unwritten") for r, why in lacking.items()}
+            for request_id in lacking:
+                _withdraw(plan, request_id)
 
     def sample(
         self, plan: SchedulerOutput, logits: np.ndarray, in_flight: dict[str, Sequence[int]]
@@ -85,3 +94,16 @@ class Executor:
         """Forget what is under way."""
         self.under_way.clear()
         self._last, self._failed = None, {}
+
+
+def _withdraw(plan: SchedulerOutput, request_id: str) -> None:
+    """Take a request out of a bound plan; its counter is where it was before the plan."""
+    [request] = [r for r in plan.scheduled_requests if r.request_id == request_id]
+    request.num_computed_tokens = plan.num_computed_tokens[request_id]
+    plan.scheduled_requests.remove(request)
+    plan.sampling_req_ids.discard(request_id)
+    for entries in (
+        plan.num_scheduled_tokens, plan.num_computed_tokens, plan.block_ids, plan.spec_token_ids,
+        plan.prompt_rows,
+    ):  # fmt: skip
+        entries.pop(request_id, None)

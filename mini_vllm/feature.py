@@ -68,8 +68,15 @@ class Feature:
     def planned(self, plan: SchedulerOutput) -> None:
         """The plan is bound and nobody has seen it: complete it."""
 
-    def load(self, plan: SchedulerOutput) -> None:
-        """It is about to run: bring what the model needs."""
+    def load(self, plan: SchedulerOutput) -> Mapping[str, str]:
+        """It is about to run: bring what the model needs. Called again if requests leave the plan.
+
+        Returns:
+            The requests for which that cannot be had, and why. Each of them leaves the plan and
+            ends; all those of the plan that share its extra keys must be among them, since their
+            blocks may be the ones it does not write.
+        """
+        return {}
 
     def ran(
         self, plan: SchedulerOutput, sampled: Sampled, in_flight: Mapping[str, Sequence[int]]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mini_vllm.batch import Model
+from mini_vllm.checks import flag
 from mini_vllm.config import EngineConfig
 from mini_vllm.executor import Executor
 from mini_vllm.feature import Asked, Feature
@@ -101,7 +102,7 @@ def open_features(
     """
     given = {room: {n: knobs[n] for n in names if n in knobs} for room, names in KNOBS.items()}
     drafts = given["spec_decode"].get("speculative_config")
-    adapters = given["lora"].pop("enable_lora", False)
+    adapters = flag("enable_lora", given["lora"].pop("enable_lora", False))
     constraints = given["structured_output"].get("structured_outputs_config")
     taken = {n for names in given.values() for n in names} | {"enable_lora"}
     if not adapters:
@@ -110,8 +111,11 @@ def open_features(
     if config is not None and knobs:
         raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
     config = EngineConfig.of(knobs) if config is None else config
-    if number := config.scheduler.num_speculative_tokens:
-        raise ValueError(f"num_speculative_tokens={number}: need it in speculative_config")
+    if not isinstance(config, EngineConfig):
+        raise ValueError(f"config={config!r}: need an EngineConfig")
+    for name in ("num_speculative_tokens", "num_lookahead_tokens", "use_eagle"):
+        if value := getattr(config.scheduler, name):
+            raise ValueError(f"{name}={value!r}: need speculative_config, which says who drafts")
     on_demand = OnDemand()
     if given["distributed"]:
         from mini_vllm.distributed.executor import open_ranks

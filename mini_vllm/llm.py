@@ -7,6 +7,7 @@ Promises: a script written against it runs on the real engine after changing one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,7 +53,7 @@ class LLM:
 
             if parts is not None:
                 raise ValueError(f"parts and release={release!r}: give one or the other")
-            parts = parts_of(release)
+            parts = replace(parts_of(release), origin=f"release={release!r}")
         self.llm_engine = LLMEngine(model, config, tokenizer=tokenizer, parts=parts, **knobs)
 
     def close(self) -> None:
@@ -174,13 +175,14 @@ def stream_text(
     num_shown = 0
     with engine.owning([request]), engine.owning([request]):
         engine.queue_requests(request_id, requests)
-        while True:  # other calls may step the engine between two pieces: show first, then step
-            detokenizer.update(request.text_token_ids, request.is_finished)
+        is_last = False
+        while not is_last:
+            is_last = request.is_finished  # as of now: other calls may step during the `yield`
+            detokenizer.update(request.text_token_ids, is_last)
             text = detokenizer.text if request.text is None else request.text
-            shown = text if request.is_finished else text[: len(text) - hold]
+            shown = text if is_last else text[: len(text) - hold]
             if len(shown) > num_shown:
-                yield shown[num_shown:]
-                num_shown = len(shown)
-            if request.is_finished:
-                return
-            engine.step()
+                start, num_shown = num_shown, len(shown)
+                yield shown[start:]
+            if not request.is_finished:
+                engine.step()

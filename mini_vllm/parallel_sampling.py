@@ -26,17 +26,25 @@ class Parents:
 
     def add(self, request_id: str, children: Iterable[str]) -> None:
         """Remember the children of `request_id`."""
-        self._children[request_id] = list(children)
-        self._parent |= dict.fromkeys(self._children[request_id], request_id)
+        siblings = list(children)
+        self._parent |= dict.fromkeys(siblings, request_id)
+        self._children[request_id] = siblings
 
     def children(self, request_id: str) -> Sequence[str]:
         """Its live children; a request that was not fanned out stands for itself."""
         return tuple(self._children.get(request_id, (request_id,)))
 
-    def forget(self, request_id: str) -> None:
-        """The child `request_id` is gone; its parent is with the last one."""
-        parent = self._parent.pop(request_id, None)
-        if parent is not None:
-            self._children[parent].remove(request_id)
-            if not self._children[parent]:
-                del self._children[parent]
+    def remove(self, request_id: str) -> None:
+        """The child `request_id` is gone; its parent is with the last one.
+
+        An interrupted call is made good by calling it again.
+        """
+        parent = self._parent.get(request_id)
+        if parent is None:
+            return
+        siblings = self._children.get(parent, [])
+        if request_id in siblings:
+            siblings.remove(request_id)
+        if not siblings:
+            self._children.pop(parent, None)
+        del self._parent[request_id]

@@ -50,6 +50,8 @@ class EngineParts:
     """`(table, state, texts)`: ids of the tokens whose text lives in a state of a grammar."""
     wait_gate: Callable[[], Any] | None = None
     """A gate with `rows`, which holds requests back until their grammar is compiled."""
+    origin: str = ""
+    """The argument that asked for these parts, such as "release='0.33.0'", for messages."""
 
     @property
     def named_linear(self) -> LinearFactory:

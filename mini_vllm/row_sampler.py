@@ -7,26 +7,25 @@ mates; a generator can go back to where it stood before a step that did not happ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from mini_vllm.plan import SchedulerOutput
-from mini_vllm.request import Request, RequestStatus
+from mini_vllm.request import Request
 from mini_vllm.sample.logprobs import RequestLogprobs, gather
 from mini_vllm.sample.processors import LogitsProcessor
 from mini_vllm.sampler import Sampler
-from mini_vllm.scheduler import Scheduler
 
 Sampled = dict[str, list[int]]
 Row = Callable[[int], np.ndarray]
 Draw = Callable[[np.ndarray], int]
-Choose = Callable[[Request, Sequence[int], Row, Draw, np.random.Generator | None], list[int]]
-"""A request's tokens of a step, of its drafts, of what gives row i of its logits, processed, and of
-what draws from a row."""
+Choose = Callable[[Request, Sequence[int], Row, Draw, np.random.Generator | None], Iterable[int]]
+"""Gives a request's tokens of a step one by one, of its drafts, of what gives row i of its logits,
+processed, and of what draws from a row. A row is asked for once the tokens before it are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,9 @@ class Failure:
     """Why a request gets no token."""
 
     reason: str
-    in_cache: bool
-    """What it left in the KV cache may be wrong too."""
+    kv: Literal["valid", "unwritten", "suspect"] = "valid"
+    """What it leaves in the KV cache: what was planned, or without what this step should have
+    written, or K and V that may be as wrong as its logits."""
 
 
 class RowMask(Protocol):
@@ -114,7 +114,7 @@ class RowSampler:
 
     def failed(self) -> dict[str, Failure]:
         """The requests that will never have a row, and why."""
-        return {r: Failure(why, False) for m in self.masks for r, why in m.failed().items()}
+        return {r: Failure(why) for m in self.masks for r, why in m.failed().items()}
 
     def ask(self, plan: SchedulerOutput) -> None:
         """Note in a bound plan which rows of prompts are wanted."""
@@ -154,13 +154,14 @@ class RowSampler:
             count = plan.rows_of(request_id)
             rows, are_finite = logits[first : first + count], finite[first : first + count]
             first += count
+            is_wanted = request_id in plan.sampling_req_ids or request_id in plan.prompt_rows
+            if is_wanted and not are_finite.all():
+                failed[request_id] = Failure("the model's logits hold NaN or infinity", "suspect")
+                continue
             if request_id in plan.prompt_rows:
                 self._note_prompt(request, plan.num_computed_tokens[request_id], rows)
                 rows = rows[plan.prompt_rows[request_id] :]
             if request_id not in plan.sampling_req_ids:
-                continue
-            if not are_finite.all():
-                failed[request_id] = Failure("the model's logits hold NaN or infinity", True)
                 continue
             drafts = plan.spec_token_ids.get(request_id, ())
             end = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
@@ -169,33 +170,40 @@ class RowSampler:
                 try:
                     sampled[request_id] = self._tokens(request, rows, drafts)
                 except _NoTokenAllowedError as error:
-                    failed[request_id] = Failure(f"the request's wishes leave {error}", False)
+                    failed[request_id] = Failure(f"the request's wishes leave {error}")
         return sampled, failed
 
     def _tokens(self, request: Request, rows: np.ndarray, drafts: Sequence[int]) -> list[int]:
         """One token, and before it those drafts that the target agrees with.
 
-        While a row is processed the request holds every token before it.
+        While a row is processed the request holds every token before it. A later row that leaves no
+        token is not an error yet: a token before it may have ended the request, and if none has,
+        the row comes first in the next step.
         """
-        settled = request.num_tokens
-        generator = self._at(request.request_id, settled)
+        num_known = request.num_tokens
+        generator = self._at(request.request_id, num_known)
         masked: list[np.ndarray] = []
         if self.choose is None:
             tokens = [self._draw(request, self._processed(request, rows[0], masked), generator)]
         else:
 
             def row(index: int) -> np.ndarray:
-                if request.num_tokens < settled + index:
-                    request.append_output_token(drafts[index - 1])
                 return self._processed(request, rows[index], masked)
 
             def draw(row: np.ndarray) -> int:
                 return self._draw(request, row, generator)
 
-            tokens = self.choose(request, drafts, row, draw, generator)
+            tokens = []
+            try:
+                for token in self.choose(request, drafts, row, draw, generator):
+                    tokens.append(token)
+                    request.append_output_token(token)
+            except _NoTokenAllowedError:
+                if not tokens:
+                    raise
         if (count := request.sampling_params.logprobs) is not None:
             noted = request.logprobs.sample
-            del noted[settled - request.num_prompt_tokens :]
+            del noted[num_known - request.num_prompt_tokens :]
             noted += [gather(masked[i], token, count) for i, token in enumerate(tokens)]
         return tokens
 
@@ -244,17 +252,6 @@ class RowSampler:
                 f"{request.request_id!r}, need a token id from 0 to {len(row) - 1}"
             )
         return int(token)
-
-
-def end(failed: Mapping[str, Failure], scheduler: Scheduler) -> list[Request]:
-    """End the requests that got no token; those that are still known are returned."""
-    ended = []
-    for request_id, failure in failed.items():
-        request = scheduler.abort_request(request_id)
-        if request is not None:
-            request.status, request.stop_reason = RequestStatus.FINISHED_ERROR, failure.reason
-            ended.append(request)
-    return ended
 
 
 @contextmanager

@@ -49,7 +49,8 @@ def test_the_engine_says_the_same_with_the_labs_drafter(supplied):
         parts=EngineParts(drafter=supplied["drafter"]),
     )
     assert texts(engine) == plain
-    assert engine.feature("spec_decode").stats.num_accepted_tokens >= 5, "the run accepts drafts of the lab"
+    stats = engine.feature("spec_decode").stats
+    assert stats.num_accepted_tokens >= 5, "the run accepts drafts of the lab"
 
 
 def test_the_labs_verifier_judges_every_draft_of_a_sampled_text(supplied, monkeypatch):

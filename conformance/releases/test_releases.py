@@ -222,3 +222,8 @@ def test_an_unknown_release_is_refused_by_name():
         LLM(release="0.31.0")
     with pytest.raises(ValueError, match=r"parts and release='0\.33\.0': give one or the other"):
         LLM(release="0.33.0", parts=EngineParts())
+
+
+def test_a_release_that_ranks_cannot_serve_is_named_as_it_was_asked_for():
+    with pytest.raises(ValueError, match=r"release='0\.33\.0': need the standard scheduler"):
+        LLM(release="0.33.0", pipeline_parallel_size=2)

@@ -421,11 +421,7 @@ def _own_parts(
 
 
 def _say_whose(console: Console, owners: dict[str, Lab]) -> None:
-    import dataclasses
-
-    from mini_vllm import EngineParts
-
-    for part in (field.name for field in dataclasses.fields(EngineParts)):
+    for part in mine.part_names():
         if part in owners:
             terminal.say(console, f"  {part:<18} yours, from lab {owners[part].id}", "green")
         else:

@@ -30,6 +30,13 @@ MODULES = ("verifier",)
 """Parts that are a lab's whole module."""
 
 
+def part_names() -> list[str]:
+    """The parts that a lab may supply."""
+    from mini_vllm import EngineParts
+
+    return [field.name for field in dataclasses.fields(EngineParts) if field.name != "origin"]
+
+
 def attribute_of(part: str) -> str:
     """The name a lab module must give to what it supplies for `part`.
 
@@ -39,9 +46,9 @@ def attribute_of(part: str) -> str:
     from mini_vllm import EngineParts
 
     defaults = {field.name: field.default for field in dataclasses.fields(EngineParts)}
-    if part not in defaults:
+    if part not in part_names():
         raise CourseError(
-            f"part {part!r} is no part of the engine: use one of {', '.join(defaults)}"
+            f"part {part!r} is not a part of the engine: use one of {', '.join(part_names())}"
         )
     return NAMES.get(part) or str(getattr(defaults[part], "__name__", part))
 

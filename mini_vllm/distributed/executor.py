@@ -207,7 +207,8 @@ def _check_others(
                 "other batches"
             )
         if "scheduler" in replaced:
-            raise ValueError(f"parts.scheduler: need the standard one with {asked}")
+            named = parts.origin or "parts.scheduler"
+            raise ValueError(f"{named}: need the standard scheduler with {asked}")
     if pool is not None:
         if not isinstance(pool, RankPool):
             raise ValueError(f"rank_pool={pool!r}: need a RankPool")

@@ -127,15 +127,18 @@ class Adapters(Feature):
 
     # ------------------------------------------------------------------ before a step
 
-    def load(self, plan: SchedulerOutput) -> None:
+    def load(self, plan: SchedulerOutput) -> dict[str, str]:
         """Make the adapters of a plan resident and tell the layers which request has which slot.
 
         Those that are resident come first, so that no load takes the slot of one still needed.
 
+        Returns:
+            The requests whose adapter's folder has gone bad since it was checked, and what is wrong
+            with it.
+
         Raises:
             RuntimeError: more adapters than slots (a scheduler without the gate), or a slot part
                 that gives two adapters one slot.
-            ValueError: an adapter's folder has gone bad since it was checked.
         """
         of_request = [adapter_of(request) for request in plan.scheduled_requests]
         wanted = {each.lora_int_id: each for each in of_request if each is not None}
@@ -144,8 +147,17 @@ class Adapters(Feature):
                 f"the plan has {len(wanted)} adapters: there are {self.config.max_loras} slots"
             )
         held = set(self._held.values())
+        bad: dict[int, str] = {}
         for adapter_id in sorted(wanted, key=lambda adapter_id: adapter_id not in held):
-            self._activate(wanted[adapter_id])
+            try:  # read first and evict then, so that an adapter gone bad costs no slot
+                weights = None if adapter_id in held else self._weights(wanted[adapter_id])
+            except (ValueError, OSError) as error:
+                bad[adapter_id] = f"its adapter cannot be loaded: {error}"
+            else:
+                self._activate(adapter_id, weights)
+        if bad:
+            each = zip(plan.scheduled_requests, of_request, strict=True)
+            return {r.request_id: bad[a.lora_int_id] for r, a in each if a and a.lora_int_id in bad}
         slots = {adapter_id: self.slots.slot_of(adapter_id) for adapter_id in wanted}
         if any(self._held.get(slot) != adapter_id for adapter_id, slot in slots.items()):
             name = type(self.slots).__name__
@@ -153,16 +165,15 @@ class Adapters(Feature):
         self.model.step.slots = np.array(
             [BASE if each is None else slots[each.lora_int_id] for each in of_request], np.int64
         )
+        return {}
 
     def restart(self) -> None:
         """Hold all slots for empty: their contents may be half written. What is in memory stays."""
         self.slots = self._make_slots(self.config.max_loras)
         self._held: dict[int, int] = {}  # slot to the adapter whose weights it has
 
-    def _activate(self, adapter: LoRARequest) -> None:
-        """Read first and evict then, so that an adapter gone bad costs nobody a slot."""
-        adapter_id = adapter.lora_int_id
-        weights = None if adapter_id in self._held.values() else self._weights(adapter)
+    def _activate(self, adapter_id: int, weights: dict[str, Pair] | None) -> None:
+        """Give an adapter a slot, and the slot these weights; None where it has one."""
         self.slots.ensure(adapter_id)
         if adapter_id in self._cpu:
             self._cpu.move_to_end(adapter_id)

@@ -1,14 +1,16 @@
 """What an engine holds when it speculates: a drafter, a verifier, and the counts.
 
 Promises: output is that of plain decoding, greedy token for token and sampled in law; drafts never
-outlive what they were made for. Mirrors the part that `vllm/v1/worker/gpu_model_runner.py:4750`
+outlive what they were made for. As upstream, a stop text ends a request after the step in which it
+appears, so its token ids may run on to the end of the accepted drafts, while its text stops where
+plain decoding's does. Mirrors the part that `vllm/v1/worker/gpu_model_runner.py:4750`
 `GPUModelRunner.propose_draft_token_ids` and `vllm/v1/sample/rejection_sampler.py:37`
 `RejectionSampler` play in the real engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -169,8 +171,8 @@ class Speculator(Feature):
         row: Callable[[int], np.ndarray],
         sample: Callable[[np.ndarray], int],
         rng: np.random.Generator | None,
-    ) -> list[int]:
-        """The tokens of one request's step: accepted drafts, and one more.
+    ) -> Iterator[int]:
+        """The tokens of one request's step, one by one: accepted drafts, and one more.
 
         Args:
             request: whose step it is.
@@ -181,8 +183,8 @@ class Speculator(Feature):
             rng: its generator; None at temperature 0.
         """
         if rng is None or not drafts:
-            return self._verify_greedy(drafts, row, sample)
-        tokens: list[int] = []
+            yield from self._verify_greedy(drafts, row, sample)
+            return
         laws = self._laws.get(request.request_id)
         decide: RejectionSampler | None = None
         for index, draft in enumerate(drafts):
@@ -193,10 +195,10 @@ class Speculator(Feature):
             else:
                 decide = decide or RejectionSampler(rng, len(drafts), len(p))
                 token, keep = decide(index, p, q, draft)
-            tokens.append(token)
+            yield token
             if not keep:
-                return tokens
-        return [*tokens, sample(row(len(drafts)))]
+                return
+        yield sample(row(len(drafts)))
 
     def observe(self, plan: SchedulerOutput, sampled: Sampled, ended: Sequence[Request]) -> None:
         """Count what the scheduler has been told; requests that were gone before do not count."""
@@ -214,14 +216,13 @@ class Speculator(Feature):
     @staticmethod
     def _verify_greedy(
         drafts: Sequence[int], row: Callable[[int], np.ndarray], sample: Callable[[np.ndarray], int]
-    ) -> list[int]:
+    ) -> Iterator[int]:
         """The target's choices, up to the first that is not the draft."""
-        tokens = [sample(row(0))]
+        yield (token := sample(row(0)))
         for index, draft in enumerate(drafts, 1):
-            if tokens[-1] != draft:
-                break
-            tokens.append(sample(row(index)))
-        return tokens
+            if token != draft:
+                return
+            yield (token := sample(row(index)))
 
     def _ask_part(
         self, p: np.ndarray, q: np.ndarray | None, draft: int, rng: np.random.Generator

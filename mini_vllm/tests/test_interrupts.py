@@ -6,6 +6,7 @@ that is indexed and was never computed shows as another answer.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import signal
@@ -277,6 +278,23 @@ def test_logits_that_are_no_numbers_end_the_one_request(bad, temperature):
     assert after.outputs[0].finish_reason == "length"
 
 
+def test_a_prompt_row_that_is_no_number_ends_its_request_too():
+    class Sick(Transformer):
+        def forward(self, batch: ForwardBatch) -> np.ndarray:
+            logits = super().forward(batch)
+            logits[batch.positions[batch.logits_indices] == 1] = np.nan
+            return logits
+
+    made = engine()
+    made.model = Sick.__new__(Sick)
+    made.model.__dict__ |= vars(tiny())
+    wishes = [SamplingParams(max_tokens=2, prompt_logprobs=n, ignore_eos=True) for n in (1, None)]
+    asked, other = made.generate(["a block table"] * 2, wishes)
+    assert asked.outputs[0].finish_reason == "error"
+    assert "NaN" in str(asked.outputs[0].stop_reason)
+    assert other.outputs[0].finish_reason == "length"
+
+
 @pytest.mark.usefixtures("usual_signals")
 def test_ctrl_c_waits_until_an_abort_is_complete():
     made = engine()
@@ -293,6 +311,38 @@ def test_ctrl_c_waits_until_an_abort_is_complete():
         made.abort_request(request_id)
     assert not made.requests
     assert made.scheduler.kv.block_pool.get_num_free_blocks() == KNOBS["num_blocks"] - 1
+
+
+def test_an_interrupt_while_several_completions_are_queued_leaves_their_id_free():
+    made = LLMEngine("toy")
+    several = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=3)
+    at, interrupted = 0, True
+    while interrupted:
+        at, num_lines, interrupted = at + 1, 0, False
+        request_id, requests = made.inputs.process("hi", several, f"id{at}")
+
+        def trace(frame, event, argument, at=at):
+            nonlocal num_lines, interrupted
+            name = frame.f_code.co_filename
+            if not name.startswith(PACKAGE) or name in (UNTRACED, __file__):
+                return None
+            if event == "line":
+                num_lines += 1
+                if num_lines == at:
+                    interrupted = True
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        with contextlib.suppress(KeyboardInterrupt):
+            made.queue_requests(request_id, requests)
+        sys.settrace(None)
+        if not made.requests:
+            made.add_request("hi", several, request_id=request_id)
+        made.abort_request(request_id)  # an interrupt after the last change has changed nothing
+        assert not made.requests and request_id not in made._parents
+    assert at > 50
 
 
 def test_an_open_stream_keeps_its_text_whatever_else_the_engine_does():
@@ -355,6 +405,18 @@ def test_a_refused_call_changes_nothing(call, named):
         ({"num_blocks": 10**9}, "num_blocks=1000000000"),
         ({"block_size": 10**8}, "block_size=100000000"),
         ({"model": None}, "model=None"),
+        ({"async_scheduling": "yes"}, "async_scheduling='yes': need True or False"),
+        ({"enable_chunked_prefill": "no"}, "enable_chunked_prefill='no'"),
+        ({"enable_prefix_caching": None}, "enable_prefix_caching=None"),
+        ({"forget_withdrawn_blocks": 1}, "forget_withdrawn_blocks=1"),
+        ({"enable_lora": "x"}, "enable_lora='x'"),
+        ({"parts": 5}, "parts=5: need EngineParts"),
+        ({"config": 5}, "config=5: need an EngineConfig"),
+        ({"gates": 5}, "gates=5: need a sequence"),
+        ({"gates": [5]}, "gates=5: need an object with admission"),
+        ({"logits_processors": [5]}, "logits_processors holds 5: need a function"),
+        ({"tokenizer": 5}, "tokenizer=5: need an object with encode"),
+        ({"tokenizer": "gpt2"}, "tokenizer='gpt2': need an object with"),
         ({"dtype": "x"}, "dtype='x': need float32 or float64"),
         ({"enable_caching": True}, "enable_caching=True: no such argument"),
     ],

@@ -123,6 +123,28 @@ def test_a_stream_runs_beside_other_requests_of_its_engine():
     assert "".join(stream_text(llm.llm_engine, "abc", params)) == alone
 
 
+@pytest.mark.parametrize("max_tokens", range(1, 9))
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_open_stream_keeps_its_text_wherever_another_call_ends_its_request(is_async, max_tokens):
+    params = SamplingParams(max_tokens=6, ignore_eos=True, stop=("never said",))
+    alone = LLM("toy").generate("abc", params)[0].outputs[0].text
+    llm = LLM("toy", async_scheduling=is_async)
+    stream = stream_text(llm.llm_engine, "abc", params)
+    begun = next(stream)
+    llm.generate("x", SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+    assert begun + "".join(stream) == alone
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_two_open_streams_that_step_each_other_lose_nothing():
+    llm = LLM("toy")
+    each = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (5, 9)]
+    alone = [LLM("toy").generate("abc", params)[0].outputs[0].text for params in each]
+    streams = [stream_text(llm.llm_engine, "abc", params) for params in each]
+    begun = [next(stream) for stream in streams]
+    assert [a + "".join(s) for a, s in zip(begun[::-1], streams[::-1], strict=True)] == alone[::-1]
+
+
 # ------------------------------------------------------------------ chat
 
 

@@ -6,6 +6,7 @@ import functools
 import random
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from mini_vllm.lora.layers import BASE, LoRALinear, lora_delta, sort_by_slot
 from mini_vllm.lora.request import LoRARequest
 from mini_vllm.models.moe import MoeConfig
 from mini_vllm.models.transformer import Transformer
-from mini_vllm.request import RequestStatus
 from mini_vllm.tests import test_interrupts
 from mini_vllm.tests.lora_support import (
     CONFIG,
@@ -341,19 +341,27 @@ def test_a_stream_is_written_under_its_adapter(made):
     assert got == ByteTokenizer().decode(alone(list(b"abc"), made[0]))
 
 
-def test_an_adapter_that_goes_bad_stops_its_requests_alone(made, tmp_path):
-    copied = shutil.copytree(made[0].lora_path, tmp_path / "copy")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_adapter_that_goes_bad_ends_its_requests_alone(made, tmp_path, is_async):
+    copied = Path(shutil.copytree(made[0].lora_path, tmp_path / "copy"))
     gone = LoRARequest("gone", 9, str(copied))
-    lora = engine(max_loras=1)
+    lora = engine(max_loras=1, async_scheduling=is_async)
+    wish = SamplingParams(max_tokens=6, ignore_eos=True)
     answers(lora, [LONG[:5]], [gone], max_tokens=1)
     answers(lora, [LONG[:5]], [made[1]], max_tokens=1)  # takes its slot and its place in memory
-    shutil.rmtree(copied)
-    lost = lora.add_request(LONG[:5], lora_request=gone)
-    with pytest.raises(ValueError, match="no such folder"):
+    copied.rename(tmp_path / "away")
+    kept = lora.requests[lora.add_request(LONG[:5], wish)]
+    lora.step()
+    lost = [lora.requests[lora.add_request(LONG, wish, lora_request=gone)] for _ in range(2)]
+    while not kept.is_finished:
         lora.step()
-    assert lora.requests[lost].status == RequestStatus.WAITING
-    lora.abort_request(lost)
-    assert answers(lora, [LONG[:5]], [made[1]]) == [alone(LONG[:5], made[1])]
+    assert [request.finish_reason for request in lost] == ["error", "error"]
+    assert all("no such folder" in str(request.stop_reason) for request in lost)
+    assert (kept.output_token_ids, kept.num_preemptions) == (alone(LONG[:5], None), 0)
+    assert lora.scheduler.kv.usage == 0.0 and not lora.requests
+    (tmp_path / "away").rename(copied)  # no block that the lost requests did not write is found
+    both = answers(lora, [LONG, LONG[:5]], [gone, made[1]])
+    assert both == [alone(LONG, gone), alone(LONG[:5], made[1])]
 
 
 def test_a_slot_that_was_half_filled_is_filled_again(made):

@@ -94,7 +94,7 @@ REFUSED = [
     ),
     (
         {"pipeline_parallel_size": 2, "parts": EngineParts(scheduler=Mine)},
-        "parts.scheduler: need the standard one with pipeline_parallel_size=2",
+        "parts.scheduler: need the standard scheduler with pipeline_parallel_size=2",
     ),
     (
         {"tensor_parallel_size": 2, "max_model_len": 4096},

@@ -70,7 +70,9 @@ def test_what_does_not_go_together_is_refused_by_name():
         with pytest.raises(ValueError, match=match):
             LLM(knobs.pop("model", "toy"), **knobs)
 
-    words("need it in speculative_config", num_speculative_tokens=2)
+    words("num_speculative_tokens=2: need speculative_config", num_speculative_tokens=2)
+    words("num_lookahead_tokens=7: need speculative_config", num_lookahead_tokens=7)
+    words("use_eagle=True: need speculative_config", use_eagle=True)
     words("async_scheduling=True needs", speculative_config=NGRAM, async_scheduling=True)
     words("257 tokens, need the target's 300", speculative_config=DRAFT, model=_larger_vocabulary())
     words("supports 128 tokens", speculative_config={**DRAFT, "model": tiny()}, max_model_len=200)

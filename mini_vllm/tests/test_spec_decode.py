@@ -329,6 +329,37 @@ def test_a_trace_shows_what_was_drafted_and_kept():
     )
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("ends_before", [False, True])
+def test_a_row_without_a_token_behind_the_end_or_behind_drafts_changes_nothing(
+    is_async, ends_before
+):
+    """The fourth row leaves no token; a stop id may end the request on the third."""
+    [whole] = LLMEngine(tiny()).generate([[1, 2, 3]], SamplingParams(max_tokens=8, ignore_eos=True))
+    tokens = whole.outputs[0].token_ids
+    stops = (tokens[2],) if ends_before else ()
+    wish = SamplingParams(max_tokens=8, ignore_eos=True, stop_token_ids=stops, logprobs=1)
+
+    def fourth(request: Any, row: np.ndarray) -> np.ndarray:
+        return np.full_like(row, -np.inf) if request.num_output_tokens == 3 else row
+
+    def oracle(context: Any, n: int, k: int) -> list[int]:
+        return tokens[len(context) - 3 :][:k]
+
+    method = "ngram_gpu" if is_async else "ngram"
+    drafted = LLMEngine(
+        tiny(), logits_processors=[fourth], parts=EngineParts(drafter=oracle),
+        async_scheduling=is_async, speculative_config=NGRAM | {"method": method},
+    )  # fmt: skip
+    plain = LLMEngine(tiny(), logits_processors=[fourth])
+    answers = [made.generate([[1, 2, 3]], wish)[0].outputs[0] for made in (plain, drafted)]
+    assert answers[0].finish_reason == ("stop" if ends_before else "error")
+    assert answers[1].token_ids == answers[0].token_ids == tokens[:3]
+    assert answers[1].finish_reason == answers[0].finish_reason
+    assert answers[1].stop_reason == answers[0].stop_reason
+    assert len(answers[1].logprobs or ()) == 3
+
+
 def test_the_stats_keep_upstreams_denominators():
     stats = SpecDecodingStats(5)
     stats.observe_draft(5, 5)
