@@ -61,8 +61,9 @@ class Pictures(Feature):
     def forget(self, request_id: str) -> None:
         self.starts.pop(request_id, None)
 
-    def load(self, plan: SchedulerOutput) -> None:
+    def load(self, plan: SchedulerOutput) -> dict[str, str]:
         self.told += [f"encode {n}" for n, other in self.gate.encodes.items() if other is plan]
+        return {}
 
     def updated(self, plan, sampled, ended, scheduler) -> None:
         self.told += [f"end {request.request_id}" for request in ended]
