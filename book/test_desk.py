@@ -29,7 +29,7 @@ TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
 
 FAKE = """
 window.play = {events: [], result: {status: 0, seconds: 1}, calls: [], hold: false};
-addEventListener("DOMContentLoaded", () => {
+document.addEventListener("DOMContentLoaded", () => {
     let reject = null;
     const session = {
         state: "ready",
