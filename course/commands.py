@@ -155,7 +155,9 @@ def predict(lab: MaybeLab = None) -> None:
 
 @app.command()
 def quiz(
-    phase: Annotated[str | None, typer.Argument(metavar="[PHASE]", help="03; default: all")] = None,
+    phase: Annotated[
+        str | None, typer.Argument(metavar="[PHASE]", help="03; default: those you began")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="every question, due or not")] = False,
     count: Annotated[int, typer.Option(help="the most questions to ask")] = 10,
 ) -> None:
@@ -204,19 +206,22 @@ def generate(
         int | None, typer.Option(help="n-gram drafts per step; by default 4 with a part for them")
     ] = None,
     regex: Annotated[str | None, typer.Option(help="a pattern that the output matches")] = None,
+    adapter: Annotated[str | None, typer.Option(help="shout, quote, code, or a folder")] = None,
 ) -> None:
     """Continue a prompt, or serve clients, with the engine's parts or with your own."""
     from course.learning import learner
     from course.learning.labs import CourseError
 
     if serve:
+        if regex is not None or adapter is not None:
+            raise CourseError("run --serve: --regex and --adapter belong to each client's request")
         learner.serve(terminal.make_console(), opened, mine, model, port)
         return
     if prompt is None:
         raise CourseError("run: need a prompt, or --serve")
     learner.generate(
         terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, model, drafts,
-        regex,
+        regex, adapter,
     )  # fmt: skip
 
 
