@@ -16,7 +16,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from conformance import recording, workloads
-from conformance.recorders.scheduler import MAX_STEPS, STALL_STEPS, Stalled, observe
+from conformance.recorders.scheduler import MAX_STEPS, STALL_STEPS, Stalled, observe, skipped
+from conformance.recorders.source import Real, installed
 
 SEEDS = range(70_000, 71_000)
 
@@ -68,20 +69,19 @@ class _Masks:
         return torch.zeros((rows, 1), dtype=torch.int32)
 
 
-def record(seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recording]:
+def record(seeds: Iterable[int] = SEEDS, real: Real | None = None) -> Iterator[recording.Recording]:
     """Each seed on the real scheduler, every field of every step."""
     for seed in seeds:
-        yield run(generate(seed))
+        yield run(generate(seed), real)
 
 
-def run(workload: Mapping[str, Any]) -> recording.Recording:
+def run(workload: Mapping[str, Any], real: Real | None = None) -> recording.Recording:
     """Run one workload on the real scheduler and note every field of every step.
 
     Raises:
         Stalled: unfinished work, no event or grammar to come, and nothing scheduled.
     """
-    from conformance import real
-
+    real = real or installed()
     logging.disable(logging.ERROR)  # the scheduler reports every refused token
     config, script = workload["config"], workload["outputs"]
     scheduler: Any = real.make_scheduler(config)
@@ -114,7 +114,7 @@ def run(workload: Mapping[str, Any]) -> recording.Recording:
                 del pending[request_id]
         plan = scheduler.schedule()
         step = observe(scheduler, plan)
-        step["skipped"] = {r.request_id: _status(r) for r in scheduler.skipped_waiting}
+        step["skipped"] = {r.request_id: _status(r) for r in skipped(scheduler)}
         masked = scheduler.get_grammar_bitmask(plan)
         step["grammar_rows"] = list(masked.structured_output_request_ids) if masked else []
         sampled: dict[str, int] = {}
@@ -134,7 +134,7 @@ def run(workload: Mapping[str, Any]) -> recording.Recording:
         if idle >= STALL_STEPS or len(steps) >= MAX_STEPS:
             raise Stalled(f"seed {workload['seed']}: no progress after {len(steps)} steps")
     outputs = {request_id: script[request_id][:count] for request_id, count in used.items()}
-    return {"upstream": recording.UPSTREAM, **workload, "outputs": outputs, "steps": steps}
+    return {"upstream": real.upstream, **workload, "outputs": outputs, "steps": steps}
 
 
 def _status(request: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from conformance import recording, workloads
 from conformance.recorders.scheduler import record as run
 from conformance.recorders.scheduler import record_async as run_async
+from conformance.recorders.source import Real
 
 SEEDS = range(60_000, 61_000)
 
@@ -39,13 +40,13 @@ def generate(seed: int) -> dict[str, Any]:
     return workload
 
 
-def record(seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recording]:
+def record(seeds: Iterable[int] = SEEDS, real: Real | None = None) -> Iterator[recording.Recording]:
     """Each seed on the real scheduler, every field of every step."""
     for seed in seeds:
-        yield run(generate(seed))
+        yield run(generate(seed), real)
 
 
-def record_async(seeds: Iterable[int]) -> Iterator[recording.Recording]:
+def record_async(seeds: Iterable[int], real: Real | None = None) -> Iterator[recording.Recording]:
     """Each seed on the real `AsyncScheduler`; not kept, compared live."""
     for seed in seeds:
-        yield run_async(generate(seed))
+        yield run_async(generate(seed), real)
