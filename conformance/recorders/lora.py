@@ -23,8 +23,12 @@ SEEDS = range(60_000, 61_000)
 
 def generate(seed: int) -> dict[str, Any]:
     """The workload of a seed: that of `workloads.generate`, `config.max_loras` and `add.lora`."""
-    workload = workloads.generate(seed)
-    rng = random.Random(seed * 11 + 3)
+    return with_adapters(workloads.generate(seed))
+
+
+def with_adapters(workload: workloads.Workload) -> dict[str, Any]:
+    """`workload` itself, with slots for adapters and requests that ask for some."""
+    rng = random.Random(workload["seed"] * 11 + 3)
     config = workload["config"]
     config["max_loras"] = rng.choice((1, 1, 1, 2, 2, 3))
     if rng.random() < 0.6 and config["max_num_seqs"] < 4:  # else few wait for a slot alone

@@ -36,7 +36,12 @@ def generate(seed: int, is_async: bool = False) -> dict[str, Any]:
         `max_tokens`, because an accepted draft may lie behind the stop. `acceptance` is how often
         a draft token is the target's; it is not part of the recording.
     """
-    workload = workloads.generate(seed)
+    return with_drafts(workloads.generate(seed), is_async)
+
+
+def with_drafts(workload: workloads.Workload, is_async: bool) -> dict[str, Any]:
+    """`workload` itself, with a drafter; see `generate`."""
+    seed = workload["seed"]
     rng = random.Random(seed * 7 + 1)
     methods = ASYNC_METHODS if is_async else METHODS
     method, k = methods[seed % len(methods)], rng.choice((1, 2, 3, 4, 4, 5, 8))
