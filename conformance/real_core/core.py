@@ -76,10 +76,8 @@ class RealCore:
         Raises:
             StubError: the release asks for something that `answers.py` does not say.
         """
-        if self.number < (0, 16, 0) and (async_scheduling or "speculative" in config):
-            raise ValueError(
-                f"vLLM {self.version}: need 0.16.0 or newer for drafts and asynchronous plans"
-            )
+        if async_scheduling or "speculative" in config:
+            self._need_features("drafts and asynchronous plans")
         settings = self._settings(config, async_scheduling)
         spec = _call(
             self._interface.FullAttentionSpec,
@@ -116,6 +114,8 @@ class RealCore:
 
         `num_hash_lookahead_tokens` is that of the scheduler it goes to (0.33.0 and newer).
         """
+        if add.get("grammar"):
+            self._need_features("grammars")
         grammar = _Constraint() if add.get("grammar") else None
         told = {
             **_options("sampling"),
@@ -162,6 +162,11 @@ class RealCore:
     def abort(self, scheduler: Any, request_id: str) -> None:
         """End a request from outside. One at a time: upstream walks several in set order."""
         scheduler.finish_requests(request_id, self._status.FINISHED_ABORTED)
+
+    def _need_features(self, what: str) -> None:
+        """Raises ValueError on a release whose requests do not yet say what a recorder reads."""
+        if self.number < (0, 16, 0):
+            raise ValueError(f"vLLM {self.version}: need 0.16.0 or newer for {what}")
 
     # ------------------------------------------------------------------ configuration
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import collections
 import copy
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 from conformance import recording, workloads
+from conformance.real_core import LoadError, StubError
 from conformance.recorders.grammar import Masks, Scripted, status, with_grammars
 from conformance.recorders.lora import with_adapters
 from conformance.recorders.scheduler import MAX_STEPS, STALL_STEPS, Stalled, observe, skipped
@@ -26,7 +27,12 @@ FEATURES = ("drafts", "adapters", "grammars", "async")
 
 
 class RefusedError(Exception):
-    """The real scheduler fails one of its own assertions on this workload."""
+    """The real scheduler itself fails on this workload: an assertion, or an error it raises."""
+
+    def __init__(self, message: str, steps: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.steps = steps
+        """Those before it failed."""
 
 
 def features_of(seed: int) -> frozenset[str]:
@@ -66,18 +72,29 @@ def record(
         yield run(generate(seed, features), real)
 
 
-def run(workload: dict[str, Any], real: Real | None = None) -> recording.Recording:
-    """Run one workload on the real scheduler; where it stands still for ever, the pool grows.
+def run(
+    workload: workloads.Workload, real: Real | None = None, grows: bool = True
+) -> recording.Recording:
+    """Run one workload, with or without any feature, on the real scheduler.
+
+    Args:
+        workload: as `generate` or `workload_file.read` gives it; it is left as it is.
+        real: where the real classes come from; None: the installed package.
+        grows: where the scheduler stands still for ever, add a block to the pool and try again.
 
     Raises:
-        RefusedError: the real scheduler fails one of its own assertions.
+        RefusedError: the real scheduler itself fails.
+        Stalled: it stands still for ever, and `grows` is off.
     """
     real = real or installed()
+    tried = copy.deepcopy(workload)
     while True:
         try:
-            return _Run(copy.deepcopy(workload), real).recording()
+            return _Run(copy.deepcopy(tried), real).recording()
         except Stalled:
-            workload["config"]["num_blocks"] += 1
+            if not grows:
+                raise
+            tried["config"]["num_blocks"] += 1
 
 
 class _Run:
@@ -89,6 +106,10 @@ class _Run:
         self.config, self.script = workload["config"], workload["outputs"]
         self.is_async = bool(self.config.get("async_scheduling"))
         self.k = self.config.get("speculative", {}).get("num_speculative_tokens", 0)
+        for event in workload["events"]:  # a script by hand may be shorter than what is asked for
+            for add in event["add"]:
+                said = self.script.setdefault(add["request_id"], [])
+                said += [recording.BEYOND] * (add["max_tokens"] + self.k + 2 - len(said))
         self.rng = random.Random(workload["seed"] * 7 + 2)
         self.scheduler = real.make_scheduler(self.config, self.is_async)
         self.scheduler.structured_output_manager.backend = Masks()
@@ -117,10 +138,7 @@ class _Run:
         ):
             reasons = self._apply()
             held = {r: list(q.spec_token_ids) for r, q in self.live.items() if q.spec_token_ids}
-            try:
-                plan = self.scheduler.schedule()
-            except AssertionError as error:
-                raise RefusedError(f"seed {self.workload['seed']}: {error}") from error
+            plan = self._ask(self.scheduler.schedule)
             step = self._observe(plan, held)
             sampled = step["sampled_token_ids"] = self._sample(plan)
             self.steps.append(step)
@@ -140,6 +158,16 @@ class _Run:
             "upstream": self.real.upstream, **self.workload, "outputs": outputs,
             "steps": self.steps,
         }  # fmt: skip
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        """A call into the real scheduler. Raises RefusedError where it fails by itself."""
+        try:
+            return question(*arguments)
+        except (StubError, LoadError):
+            raise
+        except Exception as error:
+            said = f"seed {self.workload['seed']}, step {len(self.steps)}: {type(error).__name__}"
+            raise RefusedError(f"{said} {error}".rstrip(), self.steps) from error
 
     def _waits(self) -> bool:
         """Whether an event or a grammar is still to come."""
@@ -161,7 +189,7 @@ class _Run:
                 request.structured_output_request.grammar = future
                 scripted = Scripted(wanted["reject_at"])
                 self.pending[add["request_id"]] = wanted["ready_at"], future, scripted
-            self.scheduler.add_request(request)
+            self._ask(self.scheduler.add_request, request)
         reasons: dict[str, str] = {}
         for request_id in event["abort"]:
             self.real.abort(self.scheduler, request_id)
@@ -197,7 +225,10 @@ class _Run:
         sampled: dict[str, list[int]] = {}
         for request_id in plan.num_scheduled_tokens:
             request = self.live[request_id]
-            if request.is_prefill_chunk:
+            # Before 0.16 a request does not say it, and only plain workloads are recorded.
+            if getattr(
+                request, "is_prefill_chunk", request.num_computed_tokens < request.num_tokens
+            ):
                 continue
             drafts = plan.scheduled_spec_decode_tokens.get(request_id, ())
             if self.is_async:  # the scheduler does not know the drafts
@@ -222,7 +253,8 @@ class _Run:
         planned = [self.live[r] for r in plan.num_scheduled_tokens if r in self.live]
         before = {request.request_id: request.num_output_tokens for request in planned}
         if plan.num_scheduled_tokens or not self.is_async:
-            self.scheduler.update_from_output(plan, self.real.runner_output(plan, sampled))
+            output = self.real.runner_output(plan, sampled)
+            self._ask(self.scheduler.update_from_output, plan, output)
         for request in planned:
             self.used[request.request_id] += request.num_output_tokens - before[request.request_id]
         ended = [request for request in planned if request.is_finished()]
