@@ -430,7 +430,7 @@ def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> b
 # ---------------------------------------------------------------------- command
 
 
-def _load(spec: str) -> Any:
+def load_part(spec: str) -> Any:
     """The object named by `module:Name` or `path/to/file.py:Name`."""
     source, _, name = spec.rpartition(":")
     if not source:
@@ -455,7 +455,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Replay recordings of the real v0.22.1 scheduler and compare every decision.",
         epilog="With --release recordings are of a later release, and so are parts not named.",
     )
-    part: dict[str, Any] = {"type": _load, "metavar": "MODULE:NAME"}
+    part: dict[str, Any] = {"type": load_part, "metavar": "MODULE:NAME"}
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.gz")
     parser.add_argument("--scheduler", help="scheduler class to test", **part)
     parser.add_argument("--kv-cache-manager", help="its manager", **part)

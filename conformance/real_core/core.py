@@ -10,6 +10,7 @@ package's: `test_real_core.py` holds it to every recording made on that.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -330,8 +331,13 @@ def _call(
     function: Callable[..., Any], like: Callable[..., Any] | None = None, /, **named: Any
 ) -> Any:
     """Call with those arguments that the release's signature has; `like`: that of this."""
-    taken = inspect.signature(like or function).parameters
+    taken = _parameters(like or function)
     return function(**{name: value for name, value in named.items() if name in taken})
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _note_preemptions(scheduler: Any, preempted: Any) -> None:

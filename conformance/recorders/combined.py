@@ -29,10 +29,10 @@ FEATURES = ("drafts", "adapters", "grammars", "async")
 class RefusedError(Exception):
     """The real scheduler itself fails on this workload: an assertion, or an error it raises."""
 
-    def __init__(self, message: str, steps: list[dict[str, Any]]) -> None:
+    def __init__(self, message: str, entry: recording.Recording) -> None:
         super().__init__(message)
-        self.steps = steps
-        """Those before it failed."""
+        self.entry = entry
+        """The workload with the steps before it failed."""
 
 
 def features_of(seed: int) -> frozenset[str]:
@@ -73,7 +73,10 @@ def record(
 
 
 def run(
-    workload: workloads.Workload, real: Real | None = None, grows: bool = True
+    workload: workloads.Workload,
+    real: Real | None = None,
+    grows: bool = True,
+    most: int | None = None,
 ) -> recording.Recording:
     """Run one workload, with or without any feature, on the real scheduler.
 
@@ -81,6 +84,7 @@ def run(
         workload: as `generate` or `workload_file.read` gives it; it is left as it is.
         real: where the real classes come from; None: the installed package.
         grows: where the scheduler stands still for ever, add a block to the pool and try again.
+        most: stop after so many steps; None: at the end.
 
     Raises:
         RefusedError: the real scheduler itself fails.
@@ -90,7 +94,7 @@ def run(
     tried = copy.deepcopy(workload)
     while True:
         try:
-            return _Run(copy.deepcopy(tried), real).recording()
+            return _Run(copy.deepcopy(tried), real).recorded(most)
         except Stalled:
             if not grows:
                 raise
@@ -127,15 +131,15 @@ class _Run:
         self.used: dict[str, int] = dict.fromkeys(self.script, 0)
         self.steps: list[dict[str, Any]] = []
 
-    def recording(self) -> recording.Recording:
-        """All steps. Raises Stalled, RefusedError."""
+    def recorded(self, most: int | None = None) -> recording.Recording:
+        """All steps, or the first ones. Raises Stalled, RefusedError."""
         in_flight: collections.deque[tuple[Any, dict[str, list[int]]]] = collections.deque()
         depth, idle = 2 if self.is_async else 1, 0
         while (
             self.scheduler.has_unfinished_requests()
             or any(plan.num_scheduled_tokens for plan, _ in in_flight)
             or self._waits()
-        ):
+        ) and (most is None or len(self.steps) < most):
             reasons = self._apply()
             held = {r: list(q.spec_token_ids) for r, q in self.live.items() if q.spec_token_ids}
             plan = self._ask(self.scheduler.schedule)
@@ -153,10 +157,14 @@ class _Run:
             idle = 0 if plan.num_scheduled_tokens or self._waits() else idle + 1
             if idle >= STALL_STEPS + depth - 1 or len(self.steps) >= MAX_STEPS:
                 raise Stalled(f"seed {self.workload['seed']}: after {len(self.steps)} steps")
+        return self._entry()
+
+    def _entry(self) -> recording.Recording:
+        """The whole steps so far."""
         outputs = {r: self.script[r][:count] for r, count in self.used.items()}
+        steps = [step for step in self.steps if "finished" in step]
         return {
-            "upstream": self.real.upstream, **self.workload, "outputs": outputs,
-            "steps": self.steps,
+            "upstream": self.real.upstream, **self.workload, "outputs": outputs, "steps": steps,
         }  # fmt: skip
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
@@ -167,7 +175,7 @@ class _Run:
             raise
         except Exception as error:
             said = f"seed {self.workload['seed']}, step {len(self.steps)}: {type(error).__name__}"
-            raise RefusedError(f"{said} {error}".rstrip(), self.steps) from error
+            raise RefusedError(f"{said} {error}".rstrip(), self._entry()) from error
 
     def _waits(self) -> bool:
         """Whether an event or a grammar is still to come."""
