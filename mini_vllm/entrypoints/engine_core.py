@@ -323,7 +323,10 @@ def serve(pipe: Connection, make: Callable[..., LLMEngine], arguments: dict[str,
         pipe.send(("refused", 0, error))
         return
     pipe.send(("answer", 0, About.of(engine)))
-    EngineCore(engine, pipe).run()
+    try:
+        EngineCore(engine, pipe).run()
+    finally:
+        engine.close()
 
 
 def serve_in_thread(engine: LLMEngine, pipe: Connection) -> threading.Thread:

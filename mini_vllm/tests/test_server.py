@@ -119,6 +119,8 @@ def test_listening_to_others_needs_a_key() -> None:
         with pytest.raises(ValueError, match="need an api_key"):
             check_open(host, ())
         check_open(host, ("key",))
+        with pytest.raises(ValueError, match="need an api_key"):
+            check_open(host, ("",))
     for host in ("127.0.0.1", "::1", "localhost"):
         check_open(host, ())
 

@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, Stream
@@ -50,7 +49,7 @@ class Served:
     reasoning_tags: Tags | None = None
     """Where thinking begins and ends, for a model that thinks aloud."""
     fingerprint: str = "mini-vllm"
-    pieces: Sequence[str] = ()
+    pieces: Mapping[int, str] = field(default_factory=dict)
     """The vocabulary's own names of its tokens, by id."""
     specials: Mapping[int, str] = field(default_factory=dict)
     """Names of the special tokens."""
@@ -63,8 +62,8 @@ class Served:
 
     def piece_of(self, token_id: int) -> str:
         """A token's name in the vocabulary; its text where the tokenizer names none."""
-        known = token_id < len(self.pieces)
-        return self.pieces[token_id] if known else self.tokenizer.decode([token_id])
+        found = self.pieces.get(token_id)
+        return self.tokenizer.decode([token_id]) if found is None else found
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones by their names."""
@@ -359,31 +358,3 @@ async def beams_of(
         text = served.tokenizer.decode(new[:-1] if stopped else new)
         grown.append(Grown(text, new, finish_reason="stop" if stopped else "length"))
     return grown
-
-
-def names_of_tokens(folder: Path) -> tuple[list[str], dict[int, str]]:
-    """From a checkpoint's `tokenizer.json`: every token's name, and those of special ones."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return [], {}
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    added = {token["id"]: token["content"] for token in raw.get("added_tokens", ())}
-    by_id = {number: name for name, number in raw["model"]["vocab"].items()} | added
-    specials = {t["id"]: t["content"] for t in raw.get("added_tokens", ()) if t.get("special")}
-    return [by_id.get(number, "") for number in range(max(by_id, default=-1) + 1)], specials
-
-
-def generation_defaults(folder: Path) -> dict[str, Any]:
-    """Sampling parameters that a checkpoint's `generation_config.json` sets.
-
-    As `vllm/config/model.py:1465` `ModelConfig.get_diff_sampling_param`.
-    """
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return {}
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    names = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
-    found = {name: raw[name] for name in names if raw.get(name) is not None}
-    if raw.get("max_new_tokens") is not None:
-        found["max_tokens"] = raw["max_new_tokens"]
-    return found
