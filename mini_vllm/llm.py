@@ -172,7 +172,7 @@ def stream_text(
     with engine.owning([request]), engine.owning([request]):
         engine.queue_requests(request_id, requests)
         while True:  # other calls may step the engine between two pieces: show first, then step
-            detokenizer.update(request.text_token_ids, request.is_finished)
+            detokenizer.update(request.text_token_ids)
             text = detokenizer.text if request.text is None else request.text
             shown = text if request.is_finished else text[: len(text) - hold]
             if len(shown) > num_shown:

@@ -173,6 +173,45 @@ def test_what_is_too_much_together_is_refused_with_the_bound(
     assert "need at most" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({"truncate_prompt_tokens": 5}, "efgh\n"),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, "abcde"),
+        ({"truncate_prompt_tokens": 0}, None),
+        ({"truncate_prompt_tokens": -1}, "abcdefgh\n"),
+    ],
+)
+def test_a_prompt_that_is_cut_keeps_its_end(port: int, asked: Any, kept: str | None) -> None:
+    body = {"prompt": "abcdefgh\n", "max_tokens": 1, "return_token_ids": True}
+    status, answer = ask(port, COMPLETIONS, body | asked)
+    assert status == (200 if kept else 400)
+    if kept:
+        assert bytes(answer["choices"][0]["prompt_token_ids"]).decode() == kept
+
+
+def forced(text: str, max_tokens: int) -> dict[str, Any]:
+    """A completion that can say nothing but `text`, of at most so many bytes."""
+    only = {"structured_outputs": {"choice": [text]}, "max_tokens": max_tokens}
+    return {"prompt": "a", "temperature": 0, **only}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_character_that_the_cap_cuts_is_not_in_the_text(port: int, stream: bool) -> None:
+    status, answer = ask(port, COMPLETIONS, forced("ab\N{ROCKET}", 4) | {"stream": stream})
+    assert status == 200
+    chunks = events(answer)[:-1] if stream else [answer]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "ab"
+
+
+def test_the_first_token_of_a_prompt_is_no_context_of_the_others(port: int) -> None:
+    body = {"prompt": "\N{ROCKET}ab", "echo": True, "logprobs": 1, "max_tokens": 1}
+    _, answer = ask(port, COMPLETIONS, body)
+    noted = answer["choices"][0]["logprobs"]
+    assert noted["tokens"][:6] == ["\ufffd", "", "", "", "a", "b"]
+    assert noted["text_offset"][:6] == [0, 1, 1, 1, 1, 2]
+
+
 def test_a_text_may_hold_more_commas_than_a_body_may_hold_values(port: int) -> None:
     body = {"prompt": "a," * 200_000, "truncate_prompt_tokens": 8, "max_tokens": 1}
     assert ask(port, COMPLETIONS, body)[0] == 200

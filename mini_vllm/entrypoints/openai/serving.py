@@ -119,8 +119,9 @@ class Served:
             ids = list(prompt)
         if cut is not None:
             most = room if cut < 0 else cut
-            side = asked.truncation_side or getattr(self.tokenizer, "truncation_side", "right")
-            ids = ids[len(ids) - min(most, len(ids)) :] if side == "left" else ids[:most]
+            # From the left by default: `vllm/tokenizers/registry.py:143` `resolve_tokenizer_args`
+            first = 0 if asked.truncation_side == "right" else max(0, len(ids) - most)
+            ids = ids[first : first + most]
         if len(ids) > room:
             raise APIError(
                 f"prompt has {len(ids)} tokens and {wanted or 0} are asked for: the context is "
