@@ -1,8 +1,8 @@
 """Text that grows with its tokens: each step decodes only what is new.
 
 Promises: the pieces joined are the text of all tokens decoded at once; bytes of an unfinished
-UTF-8 character are held back, and dropped where the output ends. Mirrors `vllm/v1/engine/detokenizer.py:68`
-`BaseIncrementalDetokenizer`.
+UTF-8 character are held back, and dropped where the output ends. Mirrors
+`vllm/v1/engine/detokenizer.py:68` `BaseIncrementalDetokenizer`.
 """
 
 from __future__ import annotations

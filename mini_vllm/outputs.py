@@ -1,8 +1,8 @@
 """What a caller gets back: one record for `LLM` and `LLMEngine`.
 
 Promises: the names of `vllm/outputs.py:85` `RequestOutput`; a token or text that stopped a request
-is in `token_ids` and not in `text`, unless the request asks to keep it, and neither are the bytes of
-a character that was not finished.
+is in `token_ids` and not in `text`, unless the request asks to keep it; nor are the bytes of a
+character that was not finished.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ The order is upstream's: `vllm/v1/engine/__init__.py:81` `EngineCoreRequest`,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,10 +51,11 @@ _FRONT_END = frozenset(
         "n", "stop", "bad_words", "detokenize", "skip_special_tokens", "flat_logprobs",
         "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "skip_clone",
         "output_text_buffer_length", "_eos_token_id", "_all_stop_token_ids", "structured_outputs",
-        "_bad_words_token_ids",
+        "_bad_words_token_ids", "extra_args",
     )
 )  # fmt: skip
-"""What the front end has dealt with, or what is read apart."""
+"""What the front end has dealt with, what is read apart, and what connectors and parts of a user's
+own read, of which this core has none."""
 
 
 def unpack(data: Any) -> Any:
@@ -132,6 +134,10 @@ def sampling_params(sent: Mapping[str, Any] | None) -> SamplingParams:
     read = {"temperature": 1.0} | {name: sent[name] for name in _KNOWN if name in sent}
     if read.get("logit_bias"):
         read["logit_bias"] = {int(token): bias for token, bias in read["logit_bias"].items()}
+    if math.isnan(read["temperature"]):
+        read["temperature"] = 1.0
+    if (read.get("seed") or 0) < 0:
+        read["seed"] %= 2**64 - 1  # as torch takes it
     if read.get("max_tokens", 16) is None:
         raise ValueError("max_tokens=None: need a number")
     words = sent.get("_bad_words_token_ids") or ()

@@ -186,6 +186,20 @@ def test_a_request_that_cannot_be_served_ends_alone_with_an_error(front, wrong):
     assert len(tokens(front.news("b"))) == 2
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"seed": -5, "temperature": 1.0},
+        {"temperature": float("nan")},
+        {"extra_args": {"kv_transfer_params": {"a": 1}}},
+    ],
+)
+def test_what_the_real_core_serves_is_served(front, params):
+    front.begin(engine())
+    front.add("a", params={"max_tokens": 2, **params})
+    assert len(tokens(front.news("a"))) == 2
+
+
 def test_a_step_tells_how_many_run_and_wait_and_what_was_looked_up(front):
     front.begin(engine())
     front.add("a", params={"max_tokens": 1})

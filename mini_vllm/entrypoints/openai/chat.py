@@ -58,7 +58,7 @@ class ChatServing:
         Raises:
             APIError: there is no template, the client brings one, or it fails.
         """
-        given = asked.chat_template or (asked.chat_template_kwargs or {}).get("chat_template")
+        given = asked.chat_template
         if given and not self.served.trust_request_chat_template:
             raise APIError("chat_template: the server does not take templates from requests")
         template = given or self.served.chat_template

@@ -47,6 +47,8 @@ class CompletionServing:
         if asked.stream and asked.use_beam_search:
             raise APIError("use_beam_search: not available with stream=true")
         served.adapter_of(asked.model)
+        if asked.prompt_embeds:
+            raise APIError("prompt_embeds: not available", param="prompt_embeds")
         if asked.suffix is not None:
             raise APIError("suffix: not available")
         prompts = [served.fit(prompt, asked) for prompt in asked.prompts()]

@@ -245,11 +245,9 @@ class Server:
     def _rendered(self, prefix: str, asked: Generation, ids: list[int]) -> dict[str, Any]:
         """What would be generated from: the prompt's tokens and the sampling parameters."""
         params = self.served.params_of(asked, self.served.most_tokens(asked, len(ids)))
-        changed = {
-            f.name: getattr(params, f.name)
-            for f in dataclasses.fields(params)
-            if not f.name.startswith("_") and getattr(params, f.name) != f.default
-        }
+        changed = _changed(params)
+        if params.structured_outputs is not None:
+            changed["structured_outputs"] = _changed(params.structured_outputs)
         return {
             "request_id": new_id(prefix, asked, None), "token_ids": ids, "features": None,
             "sampling_params": changed, "model": asked.model, "stream": bool(asked.stream),
@@ -308,6 +306,15 @@ def build_app(
     if keys:
         app.add_middleware(Keyed, keys=keys)
     return app
+
+
+def _changed(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not as they are by default."""
+    return {
+        f.name: getattr(record, f.name)
+        for f in dataclasses.fields(record)
+        if not f.name.startswith("_") and getattr(record, f.name) != f.default
+    }
 
 
 async def _chat_page(request: Request) -> Response:

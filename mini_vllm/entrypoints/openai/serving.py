@@ -158,7 +158,8 @@ class Served:
         most = about.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             count = asked.asked_logprobs() if name == "logprobs" else asked.prompt_logprobs
-            if count is not None and -1 < most < count:
+            wanted = about.vocab_size if count == -1 else count or 0
+            if -1 < most < wanted:
                 raise APIError(f"{name}={count}: need at most {most}", param=name)
         return asked.sampling_params(max_tokens, self.defaults, constraint)
 
