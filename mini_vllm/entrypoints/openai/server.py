@@ -31,6 +31,17 @@ from mini_vllm.entrypoints.openai.chat import ChatServing
 from mini_vllm.entrypoints.openai.completion import CompletionServing
 from mini_vllm.entrypoints.openai.errors import APIError
 from mini_vllm.entrypoints.openai.metrics import Metrics
+from mini_vllm.entrypoints.openai.openapi import (
+    GENERATED,
+    MODELS,
+    NUMBER,
+    RENDERED,
+    TEXT,
+    TOKENS,
+    answer,
+    document,
+    operation,
+)
 from mini_vllm.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -277,19 +288,36 @@ def build_app(
 ) -> Any:
     """The application; its shutdown closes the engine."""
     server = Server(served, max_concurrent)
-    routes = [
-        Route("/v1/completions", server.complete, methods=["POST"]),
-        Route("/v1/chat/completions", server.chat, methods=["POST"]),
-        Route("/v1/completions/render", server.render_completion, methods=["POST"]),
-        Route("/v1/chat/completions/render", server.render_chat, methods=["POST"]),
-        Route("/v1/models", server.models), Route("/health", server.health),
-        Route("/ping", server.health, methods=["GET", "POST"]),
-        Route("/tokenize", server.tokenize, methods=["POST"]),
-        Route("/detokenize", server.detokenize, methods=["POST"]),
-        Route("/version", server.version), Route("/load", server.load),
-        Route("/metrics", server.show_metrics),
-    ]  # fmt: skip
+    taken = {
+        "/v1/completions": (server.complete, CompletionRequest, GENERATED),
+        "/v1/chat/completions": (server.chat, ChatCompletionRequest, GENERATED),
+        "/v1/completions/render": (
+            server.render_completion, CompletionRequest, {"type": "array", "items": RENDERED}
+        ),
+        "/v1/chat/completions/render": (server.render_chat, ChatCompletionRequest, RENDERED),
+        "/tokenize": (server.tokenize, TokenizeRequest, TOKENS),
+        "/detokenize": (server.detokenize, DetokenizeRequest, answer(prompt=TEXT)),
+    }  # fmt: skip
+    read: dict[str, tuple[Any, Any]] = {
+        "/v1/models": (server.models, MODELS), "/health": (server.health, None),
+        "/ping": (server.health, None), "/version": (server.version, answer(version=TEXT)),
+        "/load": (server.load, answer(server_load=NUMBER)),
+    }  # fmt: skip
+    operations = [
+        (path, "post", operation(path, answered, model, serve in (server.complete, server.chat)))
+        for path, (serve, model, answered) in taken.items()
+    ] + [(path, "get", operation(path, answered)) for path, (_, answered) in read.items()]
+    described = document(version(), operations, [model for _, model, _ in taken.values()])
 
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(described)
+
+    routes = [
+        *(Route(path, serve, methods=["POST"]) for path, (serve, *_) in taken.items()),
+        *(Route(path, serve) for path, (serve, _) in read.items()),
+        Route("/ping", server.health, methods=["POST"]),
+        Route("/metrics", server.show_metrics), Route("/openapi.json", openapi),
+    ]  # fmt: skip
     if chat_page:
         routes.append(Route("/", _chat_page))
 
