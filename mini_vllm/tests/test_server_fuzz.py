@@ -1,68 +1,18 @@
-"""Requests that nobody would send: each is answered, none harms the engine."""
+"""Requests that no client would send: each is answered, none harms the engine."""
 
 from __future__ import annotations
 
-import copy
-import json
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from mini_vllm.tests.server_support import ask, events, serving  # first: it may skip
+from mini_vllm.tests.fuzz_server import bodies, raw, send_raw
+from mini_vllm.tests.server_support import ask, events, serving, wait_until  # first: it may skip
 
 from mini_vllm.engine import LLMEngine  # isort: skip
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-JUNK: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**30, 0.5, -0.0, 1e308, 1e-320, "",
-    "a", "é" * 40, "\ud800", "\x00", "1", "nan", [], [[]], [None], [1, "a"], {}, {"a": 1}, [[1]],
-    [2], {"type": "text"}, {"type": "object"}, [{"role": "user", "content": "hi"}], ["a", "b"],
-    "(", ".*", {"regex": "a+"}, {"choice": ["a", "b"]}, {"json": {}},
-    {"regex": "(a|b){3}", "choice": None},
-    {"include_usage": True}, [TOOL], "auto", "required", "none", [256], [-1],
-    {"97": 5}, {"x": None},
-)  # fmt: skip
-FIELDS = (
-    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p",
-    "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "stream", "stream_options", "logprobs",
-    "top_logprobs", "prompt_logprobs", "echo", "suffix", "logit_bias", "allowed_token_ids",
-    "min_tokens", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "structured_outputs", "response_format", "tools", "tool_choice", "use_beam_search", "priority",
-    "request_id", "cache_salt", "truncate_prompt_tokens", "truncation_side", "bad_words",
-    "length_penalty", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
-    "return_token_ids", "parallel_tool_calls", "include_stop_str_in_output", "user", "tokens",
-)  # fmt: skip
-BASES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/v1/completions", {"prompt": "The", "max_tokens": 3}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}),
-    ("/tokenize", {"prompt": "a"}),
-    ("/detokenize", {"tokens": [1]}),
-    ("/v1/completions/render", {"prompt": "a"}),
-)
-
-
-def requests(count: int, seed: int) -> list[tuple[str, bytes]]:
-    """Paths and bodies; the same every time."""
-    rng = random.Random(seed)
-    made = []
-    for _ in range(count):
-        path, base = rng.choice(BASES)
-        body = copy.deepcopy(base)
-        for _ in range(rng.choice((1, 1, 2, 3, 6))):
-            body[rng.choice(FIELDS)] = rng.choice(JUNK)
-        content = json.dumps(body).encode()
-        if rng.random() < 0.05:
-            content = content[: rng.randrange(len(content))]
-        if rng.random() < 0.03:
-            content = bytes(rng.randrange(256) for _ in range(20))
-        made.append((path, content))
-    return made
-
-
 SAID = [{"role": "user", "content": "hi"}]
 NAMED = {"type": "function", "function": {"name": "f"}}
 
@@ -191,7 +141,7 @@ def test_every_request_is_answered_and_the_engine_is_unharmed(count: int, seed: 
     answered = {"served": 0, "refused": 0}
     with serving(engine, chat_template=TEMPLATE, tool_call_parser="hermes") as (port, _):
         before = ask(port, "/v1/completions", {"prompt": "The", "temperature": 0})[1]["choices"]
-        for path, content in requests(count, seed):
+        for path, content in bodies(count, seed):
             status, body = ask(port, path, content)
             assert 200 <= status < 500, (path, content, body)
             if status >= 400:
@@ -207,3 +157,18 @@ def test_every_request_is_answered_and_the_engine_is_unharmed(count: int, seed: 
         after = ask(port, "/v1/completions", {"prompt": "The", "temperature": 0})[1]["choices"]
     assert after == before
     assert min(answered.values()) > count // 10, answered
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"), [(60, 5), pytest.param(1000, 6, marks=pytest.mark.slow)]
+)
+def test_no_bytes_harm_the_server(count: int, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    engine = LLMEngine("byte-llama", num_blocks=256, max_model_len=128)
+    with serving(engine, chat_template=TEMPLATE) as (port, served):
+        said = [send_raw(port, content) for content in raw(count, seed)]
+        wait_until(lambda: not engine.requests and not served.engine._streams)
+        assert ask(port, "/v1/completions", {"prompt": "The", "max_tokens": 2})[0] == 200
+        assert engine.scheduler.kv.block_pool.get_usage() == 0
+    assert any(each.startswith(b"HTTP/1.1 200") for each in said)
+    assert not [each for each in said if each.startswith(b"HTTP/1.1 5")]
+    assert not [record for record in caplog.records if record.exc_info]

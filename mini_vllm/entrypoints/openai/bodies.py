@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 
 from mini_vllm.entrypoints.openai.errors import APIError, FieldError
 
@@ -33,11 +34,14 @@ def parsed(content: bytes) -> dict[str, Any]:
 
     Raises:
         APIError: it is not a JSON object, or holds too much.
+        HTTPException: it is not text.
     """
     if _num_values(content) > MAX_VALUES and _num_values(_STRINGS.sub(b"", content)) > MAX_VALUES:
         raise APIError(f"body: need at most {MAX_VALUES} values in it", "Bad Request")
     try:
         found = json.loads(content)
+    except UnicodeDecodeError:  # FastAPI's own answer, and its shape
+        raise HTTPException(400, "There was an error parsing the body") from None
     except (ValueError, RecursionError) as error:
         raise APIError(f"body: not JSON: {error}", "Bad Request") from None
     if not isinstance(found, dict):

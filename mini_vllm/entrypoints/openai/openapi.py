@@ -59,7 +59,7 @@ def operation(
         found["requestBody"] = {
             "required": True, "content": {"application/json": {"schema": reference}}
         }  # fmt: skip
-        error = {"application/json": {"schema": ERROR}}
+        error = {"application/json": {"schema": {"anyOf": [ERROR, answer(detail=TEXT)]}}}
         for status, reason in REFUSALS.items():
             responses[str(status)] = {"description": reason, "content": error}
     return found
