@@ -57,7 +57,7 @@ def test_every_path_of_the_document_is_served(port: int) -> None:
 
 @pytest.mark.slow
 def test_no_request_that_schemathesis_makes_gets_an_answer_outside_of_the_schema(
-    port: int,
+    port: int, tmp_path: Path
 ) -> None:
     pytest.importorskip("schemathesis", reason="needs the extra 'fuzz'")
     command = Path(sys.executable).with_name("schemathesis")
@@ -67,7 +67,7 @@ def test_no_request_that_schemathesis_makes_gets_an_answer_outside_of_the_schema
             "--phases", "coverage,fuzzing", "--max-examples", "10", "--seed", "1",
             "--continue-on-failure", "--warnings", "off", "--no-color",
         ],
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout[-6000:]
     counted = re.search(r"(\d+) generated, (\d+) passed", ran.stdout)

@@ -106,8 +106,9 @@ def listening(host: str, port: int) -> socket.socket:
         ValueError: there is no such address, or the port is taken.
     """
     try:
-        kinds = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, **kinds)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         held = socket.socket(family, kind, protocol)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(address)
