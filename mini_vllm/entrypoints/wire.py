@@ -86,6 +86,26 @@ def _tensor(value: np.ndarray) -> tuple[str, tuple[int, ...], msgspec.msgpack.Ex
     return value.dtype.name, value.shape, msgspec.msgpack.Ext(RAW_VIEW, value.tobytes())
 
 
+def addresses(data: Any) -> tuple[list[str], list[str]]:
+    """From a front end's answer to the hello: where its clients ask, and where they hear.
+
+    Raises:
+        ValueError: it is another thing, or the front end coordinates several engines.
+    """
+    told = unpack(data)
+    found = told.get("addresses") if isinstance(told, dict) else None
+    if not isinstance(found, dict):
+        raise ValueError(f"the front end's answer {told!r}: need a map with addresses")
+    if found.get("coordinator_input"):
+        raise ValueError("the front end has a coordinator: need --data-parallel-size 1")
+    both = found.get("inputs"), found.get("outputs")
+    if not all(isinstance(e, list) and all(isinstance(a, str) for a in e) for e in both):
+        raise ValueError(f"addresses={found!r}: need lists of texts as inputs and outputs")
+    if not both[0] or len(both[0]) != len(both[1] or ()):
+        raise ValueError(f"addresses={found!r}: need as many inputs as outputs, at least one")
+    return both  # type: ignore[return-value]
+
+
 def request(data: Any) -> dict[str, Any]:
     """A request by the names of its fields; those that are missing have upstream's defaults.
 

@@ -15,7 +15,7 @@ import pytest
 from mini_vllm.tests.server_support import ask, events, serving, wait_until  # first: it may skip
 
 from mini_vllm.engine import LLMEngine  # isort: skip
-from mini_vllm.entrypoints.async_llm import AsyncLLM, EngineDead  # isort: skip
+from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, EngineDead  # isort: skip
 from mini_vllm.entrypoints.openai.launch import check_open, serve_engine  # isort: skip
 from mini_vllm.sampling_params import SamplingParams  # isort: skip
 
@@ -385,23 +385,19 @@ def test_what_cannot_be_served_is_refused_at_the_start(options: Any, named: str)
 
 
 def test_a_slow_reader_gets_several_steps_at_once_and_misses_nothing() -> None:
-    async def read() -> tuple[int, str, str]:
+    async def read() -> tuple[list[Delta], str]:
         engine = make_engine()
         asking = AsyncLLM(engine)
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         stream = await asking.open("The scheduler", params, "slow")
-        count, text = 0, ""
-        async for delta in stream.deltas():
-            count, text = count + 1, text + delta.text
-            while len(engine.requests) and count == 1:
-                await asyncio.sleep(0.01)
-        asking.close()
-        whole = make_engine().generate(["The scheduler"], params)[0].outputs[0].text
-        return count, text, whole
+        while stream.num_open:  # all has come, and not one delta was read
+            await asyncio.sleep(0.005)
+        deltas = [delta async for delta in stream.deltas()]
+        await asyncio.to_thread(asking.close)
+        return deltas, make_engine().generate(["The scheduler"], params)[0].outputs[0].text
 
-    count, text, whole = asyncio.run(read())
-    assert text == whole
-    assert count == 2
+    (delta,), whole = asyncio.run(read())
+    assert (delta.text, len(delta.token_ids), delta.finish_reason) == (whole, 40, "length")
 
 
 def test_who_asks_a_closed_engine_is_told() -> None:
