@@ -178,7 +178,7 @@ def stream_text(
         is_last = False
         while not is_last:
             is_last = request.is_finished  # as of now: other calls may step during the `yield`
-            detokenizer.update(request.text_token_ids, is_last)
+            detokenizer.update(request.text_token_ids)
             text = detokenizer.text if request.text is None else request.text
             shown = text if is_last else text[: len(text) - hold]
             if len(shown) > num_shown:

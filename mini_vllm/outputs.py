@@ -1,7 +1,8 @@
 """What a caller gets back: one record for `LLM` and `LLMEngine`.
 
 Promises: the names of `vllm/outputs.py:85` `RequestOutput`; a token or text that stopped a request
-is in `token_ids` and not in `text`, unless the request asks to keep it.
+is in `token_ids` and not in `text`, unless the request asks to keep it; nor are the bytes of a
+character that was not finished.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mini_vllm.detokenizer import finished_text
 from mini_vllm.request import Request
 from mini_vllm.sample.logprobs import Logprob, as_dicts
 from mini_vllm.tokenizer import Tokenizer
@@ -74,8 +76,8 @@ class RequestOutput:
         first = requests[0]
         noted = None
         if first.sampling_params.prompt_logprobs is not None:
-            entries = first.logprobs.prompt
-            noted = [None, *as_dicts(entries, first.prompt_token_ids[:1], tokenizer)]
+            # The first token is no context of the others, as upstream: nothing was noted of it.
+            noted = [None, *as_dicts(first.logprobs.prompt, (), tokenizer)]
         return cls(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
@@ -90,4 +92,4 @@ class RequestOutput:
 def text_of(request: Request, tokenizer: Tokenizer) -> str:
     """The output's text as it stands now, without what stopped it."""
     text = getattr(request, "text", None)
-    return tokenizer.decode(request.text_token_ids) if text is None else text
+    return finished_text(request.text_token_ids, tokenizer) if text is None else text

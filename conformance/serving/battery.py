@@ -150,6 +150,7 @@ def completions() -> Iterator[Ask]:
     yield _completion(
         "the whole prompt, cut at the context", prompt="w" * 700, truncate_prompt_tokens=-1
     )
+    yield from ends()
     yield _completion("special tokens in the prompt", add_special_tokens=True)
     yield _without(_completion("no model named"), "model")
     yield _completion("the adapter shout", model="shout", max_tokens=24)
@@ -180,6 +181,30 @@ def completions() -> Iterator[Ask]:
     yield _completion(
         "an adapter and a choice", model="quote", structured_outputs={"choice": ["a b", "a c"]}
     )
+
+
+def ends() -> Iterator[Ask]:
+    """Which end of a prompt is kept, and what is said of a character that is not whole."""
+    cut = {"prompt": "def main(argv):\n", "return_token_ids": True, "max_tokens": 4}
+    yield _completion("a prompt cut to five", truncate_prompt_tokens=5, **cut)
+    for side in ("left", "right"):
+        yield _completion(
+            f"a prompt cut to five, {side}", truncate_prompt_tokens=5, truncation_side=side, **cut
+        )
+    said = [{"role": "user", "content": "def main(argv):"}]
+    yield _chat(
+        "chat, cut to seven", messages=said, truncate_prompt_tokens=7, return_token_ids=True
+    )
+    for name, text in (("a rocket", "ab\N{ROCKET}"), ("bytes of two", "é\N{ROCKET}")):
+        only = {"structured_outputs": {"choice": [text]}}
+        for most in range(3, 7):
+            yield from _both(f"{name} cut at {most}", **only, max_tokens=most)
+        yield from _both(f"{name} cut at 5 with logprobs", **only, max_tokens=5, logprobs=1)
+    for name, prompt in (("first", "\N{ROCKET}ab"), ("second", "a\N{ROCKET}b")):
+        yield from _both(
+            f"echo of a rocket {name}", prompt=prompt, echo=True, logprobs=1, max_tokens=3
+        )
+    yield from _both("a seed below", seed=-5)
 
 
 def chats() -> Iterator[Ask]:
@@ -332,6 +357,10 @@ def refused() -> Iterator[Ask]:
         lines = {"choice": ["one line\nand another"]}
         yield make(f"{where}a choice of two lines", structured_outputs=lines)
         yield make(f"{where}no choice", structured_outputs={"choice": []})
+        yield make(f"{where}no constraint", structured_outputs={})
+        yield make(f"{where}an unknown constraint", structured_outputs={"nothing": 1})
+        yield make(f"{where}all prompt logprobs", prompt_logprobs=-1)
+        yield make(f"{where}prompt logprobs in words", prompt_logprobs="2")
         yield make(f"{where}a schema missing", response_format={"type": "json_schema"})
         yield make(f"{where}an unknown format", response_format={"type": "yaml"})
         yield make(f"{where}beams in a stream", use_beam_search=True, stream=True)
@@ -347,6 +376,12 @@ def refused() -> Iterator[Ask]:
     yield _completion("logprobs below", logprobs=-1)
     yield _completion("more logprobs than allowed", logprobs=21)
     yield _completion("a suffix", suffix="end")
+    yield _completion("logprobs in words", logprobs="2")
+    yield _completion("prompt embeddings", prompt_embeds="AA==")
+    for role in ("user", "system", "assistant", "tool", "robot"):
+        yield _chat(f"chat, null of {role}", messages=[*MESSAGES, {"role": role, "content": None}])
+    yield _chat("chat, top_logprobs in words", logprobs=True, top_logprobs="2")
+    yield _chat("chat, all top_logprobs", logprobs=True, top_logprobs=-1)
     yield _without(_chat("chat, no messages"), "messages")
     yield _chat("chat, an empty list of messages", messages=[])
     yield _chat("chat, messages that are text", messages="hello")
@@ -405,6 +440,9 @@ def transport() -> Iterator[Ask]:
         yield Ask(f"{path} read", path, method="GET")
         form = {"Content-Type": "text/plain"}
         yield Ask(f"{path} as plain text", path, b'{"prompt": "a"}', headers=form)
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        latin = b'{"prompt": "caf\xe9", "messages": [{"role": "user", "content": "caf\xe9"}]}'
+        yield Ask(f"{path} in latin-1", path, latin)
     yield Ask("nowhere", "/v1/nowhere", {})
     yield Ask("nowhere without a key", "/v1/nowhere", {}, key=None)
     yield Ask("root", "/", method="GET")

@@ -9,16 +9,16 @@ its own core (`recorded.py`). What may differ is named in `DOCUMENTED`.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from conformance.serve_stream import end, free_port, wait_for
 from conformance.serving.battery import MAX_MODEL_LEN, MODEL, asks
-from conformance.serving.compare import compare
+from conformance.serving.compare import verdict
 from conformance.serving.recorded import ROOT, flags, kept, send
 
 DOCUMENTED: dict[str, str] = {}
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if wanted and not any(word in ask.name for word in wanted):
                 continue
             count += 1
-            found = compare(theirs[ask.name], json.loads(json.dumps(send(port, ask))))
+            found, _ = verdict(theirs[ask.name], partial(send, port, ask))
             if found and ask.name not in DOCUMENTED:
                 wrong += 1
                 print(f"{ask.name}: {'; '.join(found[:4])}")

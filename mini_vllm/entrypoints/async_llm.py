@@ -1,8 +1,8 @@
 """An engine that is awaited: requests go out through a pipe, their text comes back piece by piece.
 
-Promises: a reader that is slow gets several steps' text at once and holds nobody up; who stops
-reading is aborted; an engine that ends is said to everybody who waits. Mirrors
-`vllm/v1/engine/async_llm.py:70` `AsyncLLM` and `vllm/v1/engine/output_processor.py:45`
+Promises: a reader that is slow gets several steps' text at once and delays no other; a request is
+aborted when its reader stops; an engine that ends is said to all who wait, and leaves no process.
+Mirrors `vllm/v1/engine/async_llm.py:70` `AsyncLLM` and `vllm/v1/engine/output_processor.py:45`
 `RequestOutputCollector`.
 """
 
@@ -51,6 +51,8 @@ class Stream:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     arrived: float = field(default_factory=time.monotonic)
     """Seconds on the monotonic clock."""
+    last_news: float | None = None
+    """When the last news came, seconds on the monotonic clock; None before the first."""
     error: BaseException | None = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _pending: dict[int, Delta] = field(default_factory=dict)
@@ -114,7 +116,7 @@ class AsyncLLM:
         self._end: Callable[[], None]
         if isinstance(make, LLMEngine):
             thread = serve_in_thread(make, theirs)
-            self._end = thread.join
+            self._end = Finalize(self, _end_thread, (thread, self._pipe))
         else:
             context = multiprocessing.get_context("spawn")
             process = context.Process(target=serve, args=(theirs, make, arguments), name="engine")
@@ -124,13 +126,16 @@ class AsyncLLM:
             self._end = Finalize(self, _end, (process, self._pipe), exitpriority=10)
         self.stats = Stats()
         """As of the last step that said anything."""
-        self.observers: list[Callable[[Stream, News], None]] = []
-        """Each is called on the loop's thread with what a step said; for metrics."""
+        self.observers: list[Callable[[Stream, News | None], None]] = []
+        """Each is called on the loop's thread with what a step said, or None for an abort."""
+        self.on_death: Callable[[EngineDead], None] | None = None
+        """Called once, on a thread, when the engine ends without having been closed."""
         self._numbers = itertools.count(1)
         self._sending = threading.Lock()
         self._asked: dict[int, Future[Any]] = {}
         self._streams: dict[str, Stream] = {}
         self._error: EngineDead | None = None
+        self._closing = False
         try:
             kind, _, found = self._pipe.recv()
         except EOFError:
@@ -142,12 +147,13 @@ class AsyncLLM:
         self._reader.start()
 
     @property
-    def errored(self) -> bool:
-        """Whether the engine has ended."""
-        return self._error is not None
+    def error(self) -> EngineDead | None:
+        """Why the engine has ended; None while it runs."""
+        return self._error
 
     def close(self) -> None:
         """End the engine after the step that it is in; open streams raise `EngineDead`."""
+        self._closing = True
         self._send("close")
         self._fail("it was closed")
         self._reader.join(GRACE_S)
@@ -188,17 +194,21 @@ class AsyncLLM:
             answer = self._ask("open", request_id, asked)
             answer.add_done_callback(stream.opened)  # before any news of it is read
             await asyncio.wrap_future(answer)
-        except BaseException as error:
-            del self._streams[request_id]
-            if isinstance(error, asyncio.CancelledError):  # the client left before it was told
-                self.abort(request_id)
+        except asyncio.CancelledError:  # the client left before the engine had taken it
+            self.abort(request_id)
+            raise
+        except BaseException:
+            self._streams.pop(request_id, None)
             raise
         return stream
 
     def abort(self, request_id: str) -> None:
-        """End a request between two steps; an unknown id, or an engine that ended, is a no-op."""
-        self._streams.pop(request_id, None)
+        """End a request between two steps; an id that is unknown or has ended is a no-op."""
+        if (stream := self._streams.pop(request_id, None)) is None:
+            return
         self._send("abort", request_id)
+        for observer in self.observers:
+            observer(stream, None)
 
     # ------------------------------------------------------------------ the pipe
 
@@ -227,6 +237,7 @@ class AsyncLLM:
                     self._news(*rest)
                 elif kind == "dead":
                     self._fail(rest[0])
+                    break
                 else:
                     answer = self._asked.pop(rest[0], None)
                     if answer is None or not answer.set_running_or_notify_cancel():
@@ -234,6 +245,7 @@ class AsyncLLM:
                     (answer.set_result if kind == "answer" else answer.set_exception)(rest[1])
         except (EOFError, OSError):
             self._fail("its process is gone")
+        self._end()  # the process has ended, or is about to: nothing of it stays
 
     def _news(self, told: list[News], stats: Stats) -> None:
         self.stats = stats
@@ -247,16 +259,21 @@ class AsyncLLM:
 
     def _deliver(self, pairs: list[tuple[Stream, News]]) -> None:
         for stream, news in pairs:
+            if self._streams.get(stream.request_id) is not stream:
+                continue  # aborted after the news was sent
             stream.put(news)
             if stream.num_open <= 0:
                 self._streams.pop(stream.request_id, None)
             for observer in self.observers:
                 observer(stream, news)
+            stream.last_news = time.monotonic()
 
     def _fail(self, reason: str) -> None:
-        """Tell everybody who waits; the first reason stays."""
+        """Tell all who wait; the first reason stays."""
         if self._error is None:
             self._error = EngineDead(f"the engine has ended: {reason}")
+            if self.on_death is not None and not self._closing:
+                self.on_death(self._error)
         for number in list(self._asked):
             if (answer := self._asked.pop(number, None)) and answer.set_running_or_notify_cancel():
                 answer.set_exception(self._error)
@@ -283,6 +300,11 @@ def _few_threads() -> Iterator[None]:
         for name, value in ours.items():
             if value is None:
                 del os.environ[name]
+
+
+def _end_thread(thread: threading.Thread, pipe: Connection) -> None:
+    pipe.close()
+    thread.join()
 
 
 def _end(process: Any, pipe: Connection) -> None:

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from mini_vllm.config import SamplingParams, whole
 from mini_vllm.engine import LLMEngine
-from mini_vllm.entrypoints.cli_serve import core, serve
+from mini_vllm.entrypoints.cli_serve import core, from_json, serve
 from mini_vllm.models.config import num_parameters, parse_config
 from mini_vllm.models.files import read_json
 from mini_vllm.models.loader import resolve
@@ -147,7 +147,8 @@ def generate(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=long_prefill_token_threshold,
         enable_prefix_caching=prefix_caching,
-        speculative_config=_json("speculative_config", speculative_config),
+        speculative_config=None if speculative_config is None
+        else from_json("speculative_config", speculative_config),
     )  # fmt: skip
     began = time.perf_counter()
     if len(texts) == 1 and not trace:
@@ -157,14 +158,6 @@ def generate(
     if engine.feature("spec_decode") is not None:
         line = engine.feature("spec_decode").stats.log_line(time.perf_counter() - began)
         print(line or "SpecDecoding metrics: nothing was drafted", file=sys.stderr)
-
-
-def _json(name: str, text: str | None) -> Any:
-    """The value of an option that is JSON; a ValueError names the option."""
-    try:
-        return None if text is None else json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{name}={text!r}: need JSON, {error}") from None
 
 
 def _gather_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:

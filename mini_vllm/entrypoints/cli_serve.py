@@ -6,15 +6,36 @@ as `vllm serve` names them (`vllm/entrypoints/openai/cli_args.py:70` `BaseFronte
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mini_vllm.models.files import read_text
+
 ModelArgument = Annotated[str, typer.Argument(help="byte-llama, a folder, or a hub id.")]
 LoraOption = Annotated[list[str] | None, typer.Option(help="An adapter: NAME=FOLDER; may repeat.")]
 KeyOption = Annotated[list[str] | None, typer.Option(help="Clients must send it; may repeat.")]
+LorasOption = Annotated[int, typer.Option(help="Adapters in one step.")]
+LengthOption = Annotated[int | None, typer.Option(help="Prompt and output together.")]
+BlocksOption = Annotated[int, typer.Option(help="KV-cache blocks.")]
+BlockSizeOption = Annotated[int, typer.Option(help="Tokens per block.")]
+SeqsOption = Annotated[int, typer.Option(help="Most requests running at once.")]
+BudgetOption = Annotated[int, typer.Option(help="Token budget of one step.")]
+PolicyOption = Annotated[str, typer.Option(help="fcfs, or priority.")]
+CachingOption = Annotated[bool, typer.Option(help="Share full blocks of equal prefixes.")]
+AsyncOption = Annotated[bool, typer.Option(help="Plan one step ahead.")]
+DraftsOption = Annotated[str | None, typer.Option(help="Who drafts, as JSON in vLLM's keys.")]
+TensorOption = Annotated[int, typer.Option(help="Ranks that share each layer.")]
+PipelineOption = Annotated[int, typer.Option(help="Ranks that share the layers.")]
+DtypeOption = Annotated[str, typer.Option(help="float32 or float64.")]
+SeedOption = Annotated[int, typer.Option(help="Of requests that bring no seed of their own.")]
+LogprobsOption = Annotated[int, typer.Option(help="Most a request may ask for; -1: all.")]
+WhitespaceOption = Annotated[
+    bool, typer.Option(help="JSON of structured outputs without optional spaces.")
+]
 
 
 def serve(
@@ -30,15 +51,26 @@ def serve(
     tool_call_parser: Annotated[str | None, typer.Option(help="hermes; none leaves text.")] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="deepseek_r1; none.")] = None,
     lora_modules: LoraOption = None,
-    max_loras: Annotated[int, typer.Option(help="Adapters in one step.")] = 4,
-    max_model_len: Annotated[int | None, typer.Option(help="Prompt and output together.")] = None,
-    num_blocks: Annotated[int, typer.Option(help="KV-cache blocks.")] = 1024,
-    max_num_seqs: Annotated[int, typer.Option(help="Most requests running at once.")] = 128,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of one step.")] = 2048,
+    max_loras: LorasOption = 4,
+    max_model_len: LengthOption = None,
+    num_blocks: BlocksOption = 1024,
+    block_size: BlockSizeOption = 16,
+    max_num_seqs: SeqsOption = 128,
+    max_num_batched_tokens: BudgetOption = 2048,
+    scheduling_policy: PolicyOption = "fcfs",
+    enable_prefix_caching: CachingOption = True,
+    async_scheduling: AsyncOption = False,
+    speculative_config: DraftsOption = None,
+    tensor_parallel_size: TensorOption = 1,
+    pipeline_parallel_size: PipelineOption = 1,
+    dtype: DtypeOption = "float32",
+    seed: SeedOption = 0,
+    max_logprobs: LogprobsOption = 20,
+    release: Annotated[str | None, typer.Option(help="Decide as this release of vLLM.")] = None,
+    disable_any_whitespace: WhitespaceOption = False,
     max_concurrent: Annotated[int, typer.Option(min=1, help="More at once get a 429.")] = 1024,
-    async_scheduling: Annotated[bool, typer.Option(help="Plan one step ahead.")] = False,
-    disable_any_whitespace: Annotated[
-        bool, typer.Option(help="JSON of structured outputs without optional spaces.")
+    keep_alive_on_engine_death: Annotated[
+        bool, typer.Option(help="Go on answering, with errors, when the engine has died.")
     ] = False,
     chat_page: Annotated[bool, typer.Option(help="A small page to chat on, at /.")] = False,
 ) -> None:
@@ -46,33 +78,60 @@ def serve(
     try:
         import uvicorn  # noqa: F401
 
+        from mini_vllm.entrypoints.async_llm import EngineDead
         from mini_vllm.entrypoints.openai import launch
     except ImportError as error:
         raise ValueError(f"serve: needs the extra 'serve' ({error.name} is not here)") from None
-    keys = api_key or (
-        [os.environ["MINI_VLLM_API_KEY"]] if "MINI_VLLM_API_KEY" in os.environ else []
-    )
+    keys = [key for key in api_key or [os.environ.get("MINI_VLLM_API_KEY", "")] if key]
     launch.check_open(host, keys)
     adapters = dict(_named(text) for text in lora_modules or ())
-    knobs: dict[str, Any] = {"enable_lora": True, "max_loras": max_loras} if adapters else {}
-    if disable_any_whitespace:
-        knobs["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
-    knobs |= {
+    knobs = _knobs(bool(adapters), max_loras, disable_any_whitespace) | {
         "num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len,
         "max_num_batched_tokens": max_num_batched_tokens, "async_scheduling": async_scheduling,
+        "block_size": block_size, "scheduling_policy": scheduling_policy, "dtype": dtype,
+        "enable_prefix_caching": enable_prefix_caching, "seed": seed, "max_logprobs": max_logprobs,
+        "release": release,
     }  # fmt: skip
+    if speculative_config is not None:
+        knobs["speculative_config"] = from_json("speculative_config", speculative_config)
+    for name, ranks in (
+        ("tensor_parallel_size", tensor_parallel_size),
+        ("pipeline_parallel_size", pipeline_parallel_size),
+    ):
+        if ranks != 1:
+            knobs[name] = ranks
     template = None
     if chat_template is not None:
-        if not chat_template.is_file():
-            raise ValueError(f"--chat-template {str(chat_template)!r}: no such file")
-        template = chat_template.read_text(encoding="utf-8")
+        template = read_text(chat_template)
+    held = launch.listening(host, port)  # before the model is loaded for it
     served = launch.serve_engine(
         launch.make_engine, model=model, knobs=knobs, served_model_name=served_model_name,
         chat_template=template, trust_request_chat_template=trust_request_chat_template,
         tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser,
         lora_modules=adapters,
     )  # fmt: skip
-    launch.run(served, host, port, keys, max_concurrent, chat_page)
+    try:
+        launch.run(
+            served, host, port, keys, max_concurrent, chat_page, held, keep_alive_on_engine_death
+        )
+    except EngineDead:  # the log has said it
+        raise typer.Exit(1) from None
+
+
+def _knobs(adapters: bool, max_loras: int, disable_any_whitespace: bool) -> dict[str, Any]:
+    """Knobs of the engine that open a room."""
+    knobs: dict[str, Any] = {"enable_lora": True, "max_loras": max_loras} if adapters else {}
+    if disable_any_whitespace:
+        knobs["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
+    return knobs
+
+
+def from_json(name: str, text: str) -> Any:
+    """The value of an option that is JSON; a ValueError names the option."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text!r}: need JSON, {error}") from None
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -85,16 +144,14 @@ def _named(text: str) -> tuple[str, str]:
 def core(
     address: Annotated[str, typer.Argument(help="Where the front end waits: tcp://HOST:PORT.")],
     model: ModelArgument = "byte-llama",
-    max_model_len: Annotated[int | None, typer.Option(help="Prompt and output together.")] = None,
-    num_blocks: Annotated[int, typer.Option(help="KV-cache blocks.")] = 1024,
-    max_num_seqs: Annotated[int, typer.Option(help="Most requests running at once.")] = 128,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of one step.")] = 2048,
-    async_scheduling: Annotated[bool, typer.Option(help="Plan one step ahead.")] = False,
+    max_model_len: LengthOption = None,
+    num_blocks: BlocksOption = 1024,
+    max_num_seqs: SeqsOption = 128,
+    max_num_batched_tokens: BudgetOption = 2048,
+    async_scheduling: AsyncOption = False,
     enable_lora: Annotated[bool, typer.Option(help="Take adapters from the front end.")] = False,
-    max_loras: Annotated[int, typer.Option(help="Adapters in one step.")] = 4,
-    disable_any_whitespace: Annotated[
-        bool, typer.Option(help="JSON of structured outputs without optional spaces.")
-    ] = False,
+    max_loras: LorasOption = 4,
+    disable_any_whitespace: WhitespaceOption = False,
 ) -> None:
     """Be the engine core of a `vllm serve` that waits for one; ends when that ends."""
     try:
@@ -103,10 +160,7 @@ def core(
         raise ValueError(f"core: needs the extra 'core' ({error.name} is not here)") from None
     from mini_vllm.engine import LLMEngine
 
-    knobs: dict[str, Any] = {"enable_lora": True, "max_loras": max_loras} if enable_lora else {}
-    if disable_any_whitespace:
-        knobs["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
-    knobs |= {
+    knobs = _knobs(enable_lora, max_loras, disable_any_whitespace) | {
         "num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len,
         "max_num_batched_tokens": max_num_batched_tokens, "async_scheduling": async_scheduling,
     }  # fmt: skip

@@ -1,15 +1,19 @@
 """The engine's side of a server: takes requests from a pipe, steps, and says what is new.
 
-Promises: everything that comes in is answered, and one step's news is one message; it ends when the
-pipe closes. Mirrors `vllm/v1/engine/core.py:835` `EngineCoreProc`, a process of its own there as
-well, so that writing answers and computing the next do not share an interpreter.
+Promises: everything that comes in is answered, and one step's news is one message; a constraint is
+parsed beside the steps; it ends when the pipe closes. Mirrors `vllm/v1/engine/core.py:835`
+`EngineCoreProc`, a process of its own there as well, so that writing answers and computing the next
+do not share an interpreter, with a thread that takes in requests while the loop steps.
 """
 
 from __future__ import annotations
 
+import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import MappingProxyType
@@ -23,6 +27,12 @@ from mini_vllm.request import Request
 from mini_vllm.sample.logprobs import Logprob, as_dicts
 from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.tokenizer import Tokenizer
+
+PARSERS = 4
+"""Threads that parse constraints; those of several clients do not wait for one another."""
+SWITCH_S = 0.0005
+"""Seconds that a thread which parses may keep the interpreter when the loop wants it: a step takes
+it many times, and a tenth of the default adds little to each."""
 
 
 @dataclass(slots=True)
@@ -148,37 +158,106 @@ class EngineCore:
     def __init__(self, engine: LLMEngine, pipe: Connection) -> None:
         self.engine, self.pipe = engine, pipe
         self.stats = Stats()
+        self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
+        self._preparing: dict[str, tuple[int, Future[None]]] = {}
+        """Requests whose constraint is being parsed; an abort takes them out."""
+        self._pool: ThreadPoolExecutor | None = None
+        self._stale = False
+        """Whether requests have gone since the other side was last told the numbers."""
         engine.observers.append(self._planned)
 
     def run(self) -> None:
         """Until the pipe closes."""
+        threading.Thread(target=self._listen, name="engine inbox", daemon=True).start()
         try:
             while True:
-                while not self.engine.has_unfinished_requests() or self.pipe.poll():
-                    self._take(*self.pipe.recv())
+                while not self.engine.has_unfinished_requests() or not self._inbox.empty():
+                    if self._stale and self._inbox.empty():
+                        self._tell()  # an abort makes no step, and the gauges must fall
+                    self._take(*self._inbox.get())
                 self.engine.step()
                 self._tell()
-        except (EOFError, OSError):  # asked to end, or nobody is there any more
+        except (EOFError, OSError):  # asked to end, or the other side is gone
             pass
         except Exception as error:
             self.pipe.send(("dead", f"{type(error).__name__}: {error}"))
         finally:
+            if self._pool is not None:
+                self._pool.shutdown(wait=False, cancel_futures=True)
             self.pipe.close()
+
+    def _listen(self) -> None:
+        """On a thread: take in what comes, so that a sender never waits for a step."""
+        message: tuple[Any, ...] = ()
+        while message != ("close",):
+            try:
+                message = self.pipe.recv()
+            except (EOFError, OSError, TypeError):  # TypeError: closed while it was read
+                message = ("close",)
+            self._inbox.put(message)
 
     def _take(self, kind: str, *rest: Any) -> None:
         if kind == "close":
             raise EOFError
         if kind == "abort":
-            self._streams.pop(rest[0], None)
-            self.engine.abort_request(rest[0])
-            return
-        number, what, arguments = rest
+            self._abort(rest[0])
+        elif kind == "ready":
+            self._ready(*rest)
+        elif kind == "open" and rest[2][1].structured_outputs is not None:
+            self._prepare(*rest)
+        else:
+            number, what, arguments = rest
+            if kind == "open":
+                self._answer(number, lambda: self._open(what, *arguments))
+            else:
+                self._answer(number, lambda: what(self.engine, *arguments))
+
+    def _answer(self, number: int, work: Callable[[], Any]) -> None:
+        """Send what the work returns, or the exception that it raises."""
         try:
-            done = self._open(what, *arguments) if kind == "open" else what(self.engine, *arguments)
-            self.pipe.send(("answer", number, done))
+            self.pipe.send(("answer", number, work()))
         except Exception as error:
             self.pipe.send(("refused", number, error))
+
+    def _abort(self, name: str) -> None:
+        """End a request, also one that is still being prepared."""
+        if (preparing := self._preparing.pop(name, None)) is not None:
+            preparing[1].cancel()
+        self._streams.pop(name, None)
+        self.engine.abort_request(name)
+        self._stale = True
+
+    def _prepare(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        """Parse a request's constraint on a thread: it may take long, and the others step on.
+
+        As `vllm/v1/engine/core.py:794` `EngineCore.preprocess_add_request`, which runs on a thread
+        as well.
+        """
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(PARSERS, "constraint")
+
+        def prepare() -> None:
+            refused = None
+            try:
+                self.engine.prepare(arguments[1])
+            except Exception as error:
+                refused = error
+            self._inbox.put(("ready", number, name, arguments, refused))
+
+        self._preparing[name] = number, self._pool.submit(prepare)
+
+    def _ready(
+        self, number: int, name: str, arguments: tuple[Any, ...], refused: Exception | None
+    ) -> None:
+        """A constraint was parsed, or refused; the client may have left meanwhile."""
+        if name not in self._preparing or self._preparing[name][0] != number:
+            return
+        del self._preparing[name]
+        if refused is not None:
+            self.pipe.send(("refused", number, refused))
+        else:
+            self._answer(number, lambda: self._open(name, *arguments))
 
     def _open(
         self,
@@ -187,7 +266,8 @@ class EngineCore:
         params: SamplingParams,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
-        """Queue a prompt; its token ids. `options` as `InputProcessor.process` takes them."""
+        """Queue a prompt and watch its completions; its token ids. `options` as
+        `InputProcessor.process` takes them."""
         _, requests = self.engine.inputs.process(prompt, params, name, **options)
         hold = max(map(len, params.stop), default=1) - 1
         hold *= not params.include_stop_str_in_output
@@ -225,19 +305,24 @@ class EngineCore:
         stats.running = len(scheduler.running)
         stats.waiting = len(self.engine.requests) - stats.running
         stats.usage = scheduler.kv.block_pool.get_usage()
+        self._stale = False
         self.pipe.send(("news", news, stats))
 
 
 def serve(pipe: Connection, make: Callable[..., LLMEngine], arguments: dict[str, Any]) -> None:
     """In a process of its own: make the engine, say what it is, serve until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches all; who began this process ends it
+    sys.setswitchinterval(SWITCH_S)
     try:
         engine = make(**arguments)
     except Exception as error:
         pipe.send(("refused", 0, error))
         return
     pipe.send(("answer", 0, About.of(engine)))
-    EngineCore(engine, pipe).run()
+    try:
+        EngineCore(engine, pipe).run()
+    finally:
+        engine.close()
 
 
 def serve_in_thread(engine: LLMEngine, pipe: Connection) -> threading.Thread:

@@ -9,6 +9,7 @@ The order is upstream's: `vllm/v1/engine/__init__.py:81` `EngineCoreRequest`,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,10 +51,11 @@ _FRONT_END = frozenset(
         "n", "stop", "bad_words", "detokenize", "skip_special_tokens", "flat_logprobs",
         "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "skip_clone",
         "output_text_buffer_length", "_eos_token_id", "_all_stop_token_ids", "structured_outputs",
-        "_bad_words_token_ids",
+        "_bad_words_token_ids", "extra_args",
     )
 )  # fmt: skip
-"""What the front end has dealt with, or what is read apart."""
+"""What the front end has dealt with, what is read apart, and what connectors and parts of a user's
+own read, of which this core has none."""
 
 
 def unpack(data: Any) -> Any:
@@ -82,6 +84,26 @@ def _array(value: Any) -> tuple[str, tuple[int, ...], msgspec.msgpack.Ext]:
 def _tensor(value: np.ndarray) -> tuple[str, tuple[int, ...], msgspec.msgpack.Ext]:
     """An array that the other side takes for a torch tensor, whose dtypes have names."""
     return value.dtype.name, value.shape, msgspec.msgpack.Ext(RAW_VIEW, value.tobytes())
+
+
+def addresses(data: Any) -> tuple[list[str], list[str]]:
+    """From a front end's answer to the hello: where its clients ask, and where they hear.
+
+    Raises:
+        ValueError: it is another thing, or the front end coordinates several engines.
+    """
+    told = unpack(data)
+    found = told.get("addresses") if isinstance(told, dict) else None
+    if not isinstance(found, dict):
+        raise ValueError(f"the front end's answer {told!r}: need a map with addresses")
+    if found.get("coordinator_input"):
+        raise ValueError("the front end has a coordinator: need --data-parallel-size 1")
+    both = found.get("inputs"), found.get("outputs")
+    if not all(isinstance(e, list) and all(isinstance(a, str) for a in e) for e in both):
+        raise ValueError(f"addresses={found!r}: need lists of texts as inputs and outputs")
+    if not both[0] or len(both[0]) != len(both[1] or ()):
+        raise ValueError(f"addresses={found!r}: need as many inputs as outputs, at least one")
+    return both  # type: ignore[return-value]
 
 
 def request(data: Any) -> dict[str, Any]:
@@ -132,6 +154,10 @@ def sampling_params(sent: Mapping[str, Any] | None) -> SamplingParams:
     read = {"temperature": 1.0} | {name: sent[name] for name in _KNOWN if name in sent}
     if read.get("logit_bias"):
         read["logit_bias"] = {int(token): bias for token, bias in read["logit_bias"].items()}
+    if math.isnan(read["temperature"]):
+        read["temperature"] = 1.0
+    if (read.get("seed") or 0) < 0:
+        read["seed"] %= 2**64 - 1  # as torch takes it
     if read.get("max_tokens", 16) is None:
         raise ValueError("max_tokens=None: need a number")
     words = sent.get("_bad_words_token_ids") or ()

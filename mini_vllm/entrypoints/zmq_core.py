@@ -81,8 +81,9 @@ class ZmqCore:
             timeout: seconds until the front end must have answered.
 
         Raises:
-            ValueError: `address` is none, or the front end wants several engines to act together.
-            FrontEndGone: nobody answered.
+            ValueError: `address` is none, the front end's answer is not one, or it wants several
+                engines to act together.
+            FrontEndGone: it did not answer, or left before it did.
         """
         self.engine = engine
         self._live: dict[str, _Live] = {}
@@ -97,42 +98,50 @@ class ZmqCore:
             self.close()
             raise
 
-    def _socket(self, kind: int, address: str, connected: bool = True) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, address: str, name: str) -> zmq.Socket[bytes]:
+        """A socket with its monitor; a ValueError names an address that is none."""
         socket: zmq.Socket[bytes] = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         if kind == zmq.DEALER:
             socket.setsockopt(zmq.IDENTITY, IDENTITY)
-        if connected:
-            self._monitors.append(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
-        socket.connect(address)
+        self._monitors.append(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            raise ValueError(f"{name}={address!r}: need tcp://HOST:PORT ({error})") from None
         return socket
 
     def _greet(self, address: str, timeout: float) -> None:
         """As `vllm/v1/engine/core.py:1055` `EngineCoreProc.startup_handshake`: hello, addresses,
         ready. An engine of another machine is said to be headless."""
         about = {"local": False, "headless": True}
-        try:
-            shaking = self._socket(zmq.DEALER, address, connected=False)
-        except zmq.ZMQError as error:
-            raise ValueError(f"address={address!r}: need tcp://HOST:PORT ({error})") from None
+        shaking = self._socket(zmq.DEALER, address, "address")
+        (leaving,), self._monitors = self._monitors, []
         with shaking:
             shaking.send(wire.pack({"status": "HELLO"} | about))
-            if not shaking.poll(int(1e3 * timeout)):
+            found = dict(self._wait(shaking, leaving, timeout))
+            if shaking not in found:
                 shaking.setsockopt(zmq.LINGER, 0)
-                raise FrontEndGone(f"nobody answered at {address} for {timeout:g} s")
-            told = wire.unpack(shaking.recv())
-            addresses = told["addresses"]
-            if addresses.get("coordinator_input"):
-                raise ValueError("the front end has a coordinator: need --data-parallel-size 1")
+                how = "left before it answered" if found else f"did not answer for {timeout:g} s"
+                raise FrontEndGone(f"the front end at {address} {how}")
+            inputs, outputs = wire.addresses(shaking.recv())
             ready = wire.pack(self._ready())
-            for inputs, outputs in zip(addresses["inputs"], addresses["outputs"], strict=True):
-                asking = self._socket(zmq.DEALER, inputs)
+            for asking_at, telling_at in zip(inputs, outputs, strict=True):
+                asking = self._socket(zmq.DEALER, asking_at, "inputs")
                 asking.send(ready)
                 self._poller.register(asking, zmq.POLLIN)
-                self._clients.append((asking, self._socket(zmq.PUSH, outputs)))
+                self._clients.append((asking, self._socket(zmq.PUSH, telling_at, "outputs")))
             for monitor in self._monitors:
                 self._poller.register(monitor, zmq.POLLIN)
             shaking.send(wire.pack({"status": "READY"} | about))
+
+    @staticmethod
+    def _wait(shaking: Any, leaving: Any, timeout: float) -> list[tuple[Any, int]]:
+        """Which of the two has something: an answer, or the news that the other side has left."""
+        poller = zmq.Poller()
+        poller.register(shaking, zmq.POLLIN)
+        poller.register(leaving, zmq.POLLIN)
+        return poller.poll(int(1e3 * timeout))
 
     def _ready(self) -> dict[str, Any]:
         """What the front end adopts: `vllm/v1/engine/__init__.py:68` `EngineCoreReadyResponse`."""

@@ -3,7 +3,8 @@
 Promises: every step asks the engine for one token of every live beam, so full blocks of a beam are
 computed once and found again in the prefix cache; a beam that ends leaves the search and makes no
 room. Mirrors `vllm/entrypoints/generate/beam_search/offline.py:30`
-`BeamSearchOfflineMixin.beam_search`.
+`BeamSearchOfflineMixin.beam_search`; a server grows the same `Search` by requests that step with
+all others.
 """
 
 from __future__ import annotations
@@ -49,9 +50,55 @@ class BeamSearchOutput:
 
 
 @dataclass(slots=True)
-class _Search:
+class Search:
+    """The beams of one prompt, whoever asks for their tokens."""
+
+    params: BeamSearchParams
+    eos_token_id: int | None
     live: list[BeamSearchSequence]
     completed: list[BeamSearchSequence] = field(default_factory=list)
+
+    def one_token(self) -> SamplingParams:
+        """What each live beam asks for in a step."""
+        most = 2 * self.params.beam_width
+        return SamplingParams(logprobs=most, max_tokens=1, temperature=self.params.temperature)
+
+    def grow(self, found: Sequence[Mapping[int, Logprob]]) -> None:
+        """Go on with the best of what may follow; `found` has the candidates of each live beam."""
+        eos = None if self.params.ignore_eos else self.eos_token_id
+        grown: list[BeamSearchSequence] = []
+        for beam, candidates in zip(self.live, found, strict=True):
+            for token, logprob in candidates.items():
+                longer = BeamSearchSequence(
+                    [*beam.tokens, token],
+                    [*beam.logprobs, dict(candidates)],
+                    beam.cum_logprob + logprob.logprob,
+                )
+                (self.completed if token == eos else grown).append(longer)
+        self.live = self._best(grown)
+
+    def best(self) -> list[BeamSearchSequence]:
+        """The best `beam_width` of all, the best first."""
+        return self._best(self.completed + self.live)
+
+    def _best(self, beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
+        def score(beam: BeamSearchSequence) -> float:
+            return beam.score(self.eos_token_id, self.params.length_penalty)
+
+        return sorted(beams, key=score, reverse=True)[: self.params.beam_width]
+
+
+def check_width(params: BeamSearchParams, max_logprobs: int, vocab_size: int) -> None:
+    """Refuse a width that asks for more candidates than an engine gives.
+
+    Raises:
+        ValueError: twice the width is more than `max_logprobs` (-1: the vocabulary).
+    """
+    if 2 * params.beam_width > (vocab_size if max_logprobs == -1 else max_logprobs):
+        raise ValueError(
+            f"beam_width={params.beam_width}: need 2 * beam_width at most "
+            f"max_logprobs={max_logprobs}"
+        )
 
 
 def beam_search(
@@ -73,43 +120,24 @@ def beam_search(
         raise ValueError(f"params={params!r}: need BeamSearchParams")
     if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
         raise ValueError(f"prompts={prompts!r}: need texts, or lists of token ids")
-    width, most = params.beam_width, engine.inputs.max_logprobs
-    if 2 * width > (engine.inputs.vocab_size if most == -1 else most):
-        raise ValueError(f"beam_width={width}: need 2 * beam_width at most max_logprobs={most}")
-    one_token = SamplingParams(logprobs=2 * width, max_tokens=1, temperature=params.temperature)
-    whole = replace(one_token, max_tokens=params.max_tokens)
-    searches = []
+    check_width(params, engine.inputs.max_logprobs, engine.inputs.vocab_size)
+    eos, searches = engine.tokenizer.eos_token_id, []
     for prompt in prompts:
+        search = Search(params, eos, [])
+        whole = replace(search.one_token(), max_tokens=params.max_tokens)
         _, [request] = engine.inputs.process(_plain(prompt), whole)
-        searches.append(_Search([BeamSearchSequence(request.prompt_token_ids)]))
-    eos = None if params.ignore_eos else engine.tokenizer.eos_token_id
-
-    def score(beam: BeamSearchSequence) -> float:
-        return beam.score(engine.tokenizer.eos_token_id, params.length_penalty)
-
+        search.live.append(BeamSearchSequence(request.prompt_token_ids))
+        searches.append(search)
     for _ in range(params.max_tokens):
-        beams = [beam for search in searches for beam in search.live]
+        beams = [beam.tokens for search in searches for beam in search.live]
         if not beams:
             break
-        outputs = iter(engine.generate([beam.tokens for beam in beams], one_token))
+        outputs = iter(engine.generate(beams, searches[0].one_token()))
         for search in searches:
-            grown: list[BeamSearchSequence] = []
-            for beam in search.live:
-                candidates = (next(outputs).outputs[0].logprobs or [{}])[0]
-                for token, logprob in candidates.items():
-                    longer = BeamSearchSequence(
-                        [*beam.tokens, token],
-                        [*beam.logprobs, candidates],
-                        beam.cum_logprob + logprob.logprob,
-                    )
-                    (search.completed if token == eos else grown).append(longer)
-            search.live = sorted(grown, key=score, reverse=True)[:width]
-    results = []
-    for search in searches:
-        best = sorted(search.completed + search.live, key=score, reverse=True)[:width]
-        for beam in best:
-            beam.text = engine.tokenizer.decode(beam.tokens)
-        results.append(BeamSearchOutput(best))
+            search.grow([(next(outputs).outputs[0].logprobs or [{}])[0] for _ in search.live])
+    results = [BeamSearchOutput(search.best()) for search in searches]
+    for beam in (beam for result in results for beam in result.sequences):
+        beam.text = engine.tokenizer.decode(beam.tokens)
     return results
 
 

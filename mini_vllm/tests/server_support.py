@@ -16,9 +16,8 @@ pytest.importorskip("uvicorn", reason="needs the extra 'serve'")
 pytest.importorskip("starlette", reason="needs the extra 'serve'")
 pytest.importorskip("prometheus_client", reason="needs the extra 'serve'")
 
-import uvicorn
-
 from mini_vllm.engine import LLMEngine
+from mini_vllm.entrypoints.openai.http import HTTPServer
 from mini_vllm.entrypoints.openai.launch import serve_engine
 from mini_vllm.entrypoints.openai.server import build_app
 from mini_vllm.entrypoints.openai.serving import Served
@@ -30,12 +29,16 @@ DEADLINE_S = 30.0
 def serving(
     engine: LLMEngine | Callable[..., LLMEngine], *, keys: tuple[str, ...] = (),
     max_concurrent: int = 1024,
-    chat_page: bool = False, **options: Any,
+    chat_page: bool = False, grace_s: float = 5.0, keep_alive_on_engine_death: bool = False,
+    **options: Any,
 ) -> Iterator[tuple[int, Served]]:  # fmt: skip
     """Its port and what it serves; it has ended when the block is left."""
     served = serve_engine(engine, model="byte-llama", **options)
     app = build_app(served, keys, max_concurrent, chat_page)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
+    server = HTTPServer(
+        app, served.engine, keep_alive_on_engine_death=keep_alive_on_engine_death,
+        grace_s=grace_s, log_level="error", log_config=None, lifespan="on",
+    )  # fmt: skip
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -15,7 +15,7 @@ import pytest
 from mini_vllm.tests.server_support import ask, events, serving, wait_until  # first: it may skip
 
 from mini_vllm.engine import LLMEngine  # isort: skip
-from mini_vllm.entrypoints.async_llm import AsyncLLM, EngineDead  # isort: skip
+from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, EngineDead  # isort: skip
 from mini_vllm.entrypoints.openai.launch import check_open, serve_engine  # isort: skip
 from mini_vllm.sampling_params import SamplingParams  # isort: skip
 
@@ -119,6 +119,8 @@ def test_listening_to_others_needs_a_key() -> None:
         with pytest.raises(ValueError, match="need an api_key"):
             check_open(host, ())
         check_open(host, ("key",))
+        with pytest.raises(ValueError, match="need an api_key"):
+            check_open(host, ("",))
     for host in ("127.0.0.1", "::1", "localhost"):
         check_open(host, ())
 
@@ -151,6 +153,160 @@ def test_what_is_refused_names_its_field(port: int, path: str, body: Any, param:
     status, answer = ask(port, path, body)
     assert status in (400, 404)
     assert answer["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": [[1]] * 1025}, "prompt"),
+        ({"prompt": ["a"] * 33, "n": 32}, "prompt"),
+        ({"prompt": "a", "n": 1025}, "n"),
+        ({"prompt": "a", "stop": ["q"] * 1025}, "stop"),
+        ({"prompt": "a", "suffix": [[1]] * 200_000}, None),
+    ],
+)
+def test_what_is_too_much_together_is_refused_with_the_bound(
+    port: int, body: Any, param: str | None
+) -> None:
+    status, answer = ask(port, COMPLETIONS, body)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert "need at most" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({"truncate_prompt_tokens": 5}, "efgh\n"),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, "abcde"),
+        ({"truncate_prompt_tokens": 0}, None),
+        ({"truncate_prompt_tokens": -1}, "abcdefgh\n"),
+    ],
+)
+def test_a_prompt_that_is_cut_keeps_its_end(port: int, asked: Any, kept: str | None) -> None:
+    body = {"prompt": "abcdefgh\n", "max_tokens": 1, "return_token_ids": True}
+    status, answer = ask(port, COMPLETIONS, body | asked)
+    assert status == (200 if kept else 400)
+    if kept:
+        assert bytes(answer["choices"][0]["prompt_token_ids"]).decode() == kept
+
+
+def forced(text: str, max_tokens: int) -> dict[str, Any]:
+    """A completion that can say nothing but `text`, of at most so many bytes."""
+    only = {"structured_outputs": {"choice": [text]}, "max_tokens": max_tokens}
+    return {"prompt": "a", "temperature": 0, **only}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_character_that_the_cap_cuts_is_not_in_the_text(port: int, stream: bool) -> None:
+    status, answer = ask(port, COMPLETIONS, forced("ab\N{ROCKET}", 4) | {"stream": stream})
+    assert status == 200
+    chunks = events(answer)[:-1] if stream else [answer]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "ab"
+
+
+def test_the_first_token_of_a_prompt_is_no_context_of_the_others(port: int) -> None:
+    body = {"prompt": "\N{ROCKET}ab", "echo": True, "logprobs": 1, "max_tokens": 1}
+    _, answer = ask(port, COMPLETIONS, body)
+    noted = answer["choices"][0]["logprobs"]
+    assert noted["tokens"][:6] == ["\ufffd", "", "", "", "a", "b"]
+    assert noted["text_offset"][:6] == [0, 1, 1, 1, 1, 2]
+
+
+def test_a_text_may_hold_more_commas_than_a_body_may_hold_values(port: int) -> None:
+    body = {"prompt": "a," * 200_000, "truncate_prompt_tokens": 8, "max_tokens": 1}
+    assert ask(port, COMPLETIONS, body)[0] == 200
+
+
+def held(engine: LLMEngine) -> tuple[threading.Event, threading.Event]:
+    """What parses constraints waits for the second event, and sets the first when it does."""
+    began, go_on = threading.Event(), threading.Event()
+    prepare = engine.prepare
+
+    def wait(params: SamplingParams) -> None:
+        began.set()
+        assert go_on.wait(30)
+        prepare(params)
+
+    engine.prepare = wait  # type: ignore[method-assign]
+    return began, go_on
+
+
+def begin_whole(port: int, body: Any) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("POST", COMPLETIONS, json.dumps(body), {"Content-Type": "application/json"})
+    return connection
+
+
+CONSTRAINED = {"prompt": "a", "max_tokens": 9, "structured_outputs": {"choice": ["one", "two"]}}
+
+
+def test_a_constraint_is_parsed_beside_the_requests_of_others() -> None:
+    engine = make_engine()
+    began, go_on = held(engine)
+    with serving(engine) as (port, _):
+        waiting = begin_whole(port, CONSTRAINED)
+        assert began.wait(30)
+        assert ask(port, COMPLETIONS, {"prompt": "a", "max_tokens": 3})[0] == 200
+        go_on.set()
+        said = json.loads(waiting.getresponse().read())["choices"][0]["text"]
+        waiting.close()
+    assert said in ("one", "two")
+
+
+def test_a_client_that_leaves_while_its_constraint_is_parsed_leaves_nothing() -> None:
+    engine = make_engine()
+    began, go_on = held(engine)
+    with serving(engine) as (port, served):
+        waiting = begin_whole(port, CONSTRAINED)
+        assert began.wait(30)
+        waiting.close()
+        wait_until(lambda: not served.engine._streams)
+        go_on.set()
+        assert ask(port, COMPLETIONS, CONSTRAINED)[0] == 200
+        assert not engine.requests
+        assert engine.scheduler.kv.block_pool.get_usage() == 0
+
+
+def test_beams_step_with_the_requests_of_others_and_end_when_their_client_leaves() -> None:
+    engine, together = make_engine(), threading.Event()
+
+    def note(plan: Any) -> None:
+        kinds = {request.request_id.split("-")[1] for request in plan.scheduled_requests}
+        if kinds >= {"beams", "other"}:
+            together.set()
+
+    engine.observers.append(note)
+    with serving(engine) as (port, _):
+        search = {"prompt": "a", "use_beam_search": True, "n": 4, "max_tokens": 480}
+        beams = begin_whole(port, search | {"request_id": "beams", "ignore_eos": True})
+        while not together.is_set():
+            asked = {"prompt": "a", "max_tokens": 3, "request_id": "other"}
+            assert ask(port, COMPLETIONS, asked)[0] == 200
+        beams.close()
+        wait_until(lambda: ask(port, "/load")[1] == {"server_load": 0})
+        wait_until(lambda: not engine.requests)
+
+
+@pytest.mark.parametrize("penalty", [1e308, -1e308])
+def test_a_length_penalty_that_no_float_holds_is_the_clients_error(
+    port: int, penalty: float
+) -> None:
+    search = {"prompt": "a", "use_beam_search": True, "max_tokens": 2, "length_penalty": penalty}
+    status, answer = ask(port, COMPLETIONS, search)
+    assert (status, answer["error"]["param"]) == (400, "length_penalty")
+
+
+def test_the_gauges_of_a_server_whose_clients_have_left_are_zero() -> None:
+    with serving(make_engine()) as (port, served):
+        leaving = begin_stream(port)
+        assert served.engine.stats.running == 1
+        leaving.close()
+        leaving.connection.close()  # type: ignore[attr-defined]
+        wait_until(lambda: served.engine.stats.running == 0)
+        _, text = ask(port, "/metrics")
+        assert 'vllm:num_requests_running{engine="0",model_name="byte-llama"} 0.0' in text
+        assert 'vllm:kv_cache_usage_perc{engine="0",model_name="byte-llama"} 0.0' in text
+        assert 'finished_reason="abort",model_name="byte-llama"} 1.0' in text
 
 
 def test_nothing_refused_reaches_the_engine() -> None:
@@ -212,7 +368,7 @@ def test_a_server_that_ends_lets_the_answers_under_way_end() -> None:
         reader.start()
     reader.join(30)
     assert b"[DONE]" in answers[0]
-    assert served.engine.errored
+    assert served.engine.error
 
 
 @pytest.mark.parametrize(
@@ -228,23 +384,19 @@ def test_what_cannot_be_served_is_refused_at_the_start(options: Any, named: str)
 
 
 def test_a_slow_reader_gets_several_steps_at_once_and_misses_nothing() -> None:
-    async def read() -> tuple[int, str, str]:
+    async def read() -> tuple[list[Delta], str]:
         engine = make_engine()
         asking = AsyncLLM(engine)
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         stream = await asking.open("The scheduler", params, "slow")
-        count, text = 0, ""
-        async for delta in stream.deltas():
-            count, text = count + 1, text + delta.text
-            while len(engine.requests) and count == 1:
-                await asyncio.sleep(0.01)
-        asking.close()
-        whole = make_engine().generate(["The scheduler"], params)[0].outputs[0].text
-        return count, text, whole
+        while stream.num_open:  # all has come, and not one delta was read
+            await asyncio.sleep(0.005)
+        deltas = [delta async for delta in stream.deltas()]
+        await asyncio.to_thread(asking.close)
+        return deltas, make_engine().generate(["The scheduler"], params)[0].outputs[0].text
 
-    count, text, whole = asyncio.run(read())
-    assert text == whole
-    assert count == 2
+    (delta,), whole = asyncio.run(read())
+    assert (delta.text, len(delta.token_ids), delta.finish_reason) == (whole, 40, "length")
 
 
 def test_who_asks_a_closed_engine_is_told() -> None:

@@ -46,8 +46,8 @@ class FrontEnd:
     def address(self, name: str) -> str:
         return f"tcp://127.0.0.1:{self.ports[name]}"
 
-    def begin(self, made: LLMEngine, **more: Any) -> threading.Thread:
-        """Run the engine's side on a thread and greet it."""
+    def hello(self, made: LLMEngine) -> threading.Thread:
+        """Run the engine's side on a thread; it says hello."""
 
         def run() -> None:
             try:
@@ -57,6 +57,11 @@ class FrontEnd:
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
+        return thread
+
+    def begin(self, made: LLMEngine, **more: Any) -> threading.Thread:
+        """Run the engine's side on a thread and greet it."""
+        thread = self.hello(made)
         shake = self.sockets["shake"]
         name, hello = self.receive("shake")
         assert msgspec.msgpack.decode(hello)["status"] == "HELLO"
@@ -186,6 +191,20 @@ def test_a_request_that_cannot_be_served_ends_alone_with_an_error(front, wrong):
     assert len(tokens(front.news("b"))) == 2
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"seed": -5, "temperature": 1.0},
+        {"temperature": float("nan")},
+        {"extra_args": {"kv_transfer_params": {"a": 1}}},
+    ],
+)
+def test_what_the_real_core_serves_is_served(front, params):
+    front.begin(engine())
+    front.add("a", params={"max_tokens": 2, **params})
+    assert len(tokens(front.news("a"))) == 2
+
+
 def test_a_step_tells_how_many_run_and_wait_and_what_was_looked_up(front):
     front.begin(engine())
     front.add("a", params={"max_tokens": 1})
@@ -236,6 +255,36 @@ def test_a_front_end_that_coordinates_several_engines_is_refused(front):
 def test_an_address_that_is_none_is_refused_by_its_value():
     with pytest.raises(ValueError, match="address='nowhere'"):
         ZmqCore(engine(), "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (b"\xc1", "not msgpack"),
+        (b"", "not msgpack"),
+        (None, "need a map with addresses"),
+        ({1: 2}, "need a map with addresses"),
+        ({"addresses": {"inputs": 1, "outputs": []}}, "need lists of texts"),
+        ({"addresses": {"inputs": [], "outputs": []}}, "at least one"),
+        ({"addresses": {"inputs": ["nope"], "outputs": ["nope"]}}, "inputs='nope'"),
+    ],
+)
+def test_an_answer_to_the_hello_that_is_none_is_refused_in_a_line(front, answer, named):
+    thread = front.hello(engine())
+    name, _ = front.receive("shake")
+    sent = answer if isinstance(answer, bytes) else msgspec.msgpack.encode(answer)
+    front.sockets["shake"].send_multipart([name, sent])
+    thread.join(20)
+    assert isinstance(front.error, ValueError)
+    assert named in str(front.error)
+
+
+def test_a_front_end_that_leaves_before_it_answers_is_not_waited_for(front):
+    thread = front.hello(engine())
+    front.receive("shake")
+    front.close()
+    thread.join(20)
+    assert "left before it answered" in str(front.error)
 
 
 def test_nobody_at_the_address_is_said_after_the_time_is_up():

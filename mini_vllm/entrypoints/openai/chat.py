@@ -6,7 +6,7 @@ Mirrors `vllm/entrypoints/openai/chat_completion/serving.py:85` `OpenAIServingCh
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from mini_vllm.entrypoints.openai.serving import (
     LOWEST,
     Grown,
     Served,
+    beam_params_of,
     beams_of,
     framed,
     merged,
@@ -40,7 +41,7 @@ from mini_vllm.entrypoints.openai.tool_parsers import (
     parse_calls,
     required_calls,
 )
-from mini_vllm.sampling_params import SamplingParams
+from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
 
 _Parser = HermesStream | NamedStream | RequiredStream | ReasoningFirst
 
@@ -57,7 +58,7 @@ class ChatServing:
         Raises:
             APIError: there is no template, the client brings one, or it fails.
         """
-        given = asked.chat_template or (asked.chat_template_kwargs or {}).get("chat_template")
+        given = asked.chat_template
         if given and not self.served.trust_request_chat_template:
             raise APIError("chat_template: the server does not take templates from requests")
         template = given or self.served.chat_template
@@ -73,7 +74,7 @@ class ChatServing:
         }
         return messages, render(template, messages, asked.tools, options)
 
-    async def begin(self, asked: ChatCompletionRequest, header: str | None) -> _Chat:
+    def begin(self, asked: ChatCompletionRequest, header: str | None) -> _Chat:
         """Check a request; nothing has reached the engine when it is refused.
 
         Raises:
@@ -86,8 +87,10 @@ class ChatServing:
         conversation, text = self.prompt_of(asked)
         ids = served.fit(text, asked)
         most = served.most_tokens(asked, len(ids))
-        params = None
-        if not asked.use_beam_search:
+        params: SamplingParams | BeamSearchParams
+        if asked.use_beam_search:
+            params = beam_params_of(served, asked, len(ids))
+        else:
             params = served.params_of(asked, most, self._forced(asked))
         request_id = new_id("chatcmpl", asked, header)
         return _Chat(served, asked, request_id, conversation, text, ids, params)
@@ -127,7 +130,7 @@ class _Chat:
     conversation: list[dict[str, Any]]
     prompt: str
     ids: list[int]
-    params: SamplingParams | None
+    params: SamplingParams | BeamSearchParams
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -172,8 +175,8 @@ class _Chat:
             APIError: the request ended in an error.
         """
         noted = None
-        if self.params is None:
-            grown = await beams_of(self.served, self.asked, self.ids)
+        if isinstance(self.params, BeamSearchParams):
+            grown = await self._beams(self.params)
         else:
             grown = [Grown() for _ in range(self.num_choices)]
             async with self.served.streams(
@@ -268,16 +271,17 @@ class _Chat:
             return RequiredStream()
         return HermesStream() if self.served.tool_parser else None  # whatever tools are offered
 
-    def chunks(self) -> AsyncIterator[str]:
+    def chunks(self) -> AsyncGenerator[str, None]:
         """The events of the stream, the last one `[DONE]`."""
-        return framed(self._chunks() if self.params else self._beams_at_once())
+        if isinstance(self.params, BeamSearchParams):
+            return framed(self._beams_at_once(self.params))
+        return framed(self._chunks(self.params))
 
-    async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        assert self.params is not None
+    async def _chunks(self, params: SamplingParams) -> AsyncGenerator[dict[str, Any], None]:
         grown = [Grown() for _ in range(self.num_choices)]
         parsers = [self._parser() for _ in grown]
         begun = False
-        opened = self.served.streams([self.ids], [self.params], self.request_id, self.asked)
+        opened = self.served.streams([self.ids], [params], self.request_id, self.asked)
         async with opened as streams:
             async for _, delta in merged(streams):
                 raise_if_failed(delta)
@@ -298,9 +302,14 @@ class _Chat:
                     "system_fingerprint": self.served.fingerprint,
                 }  # fmt: skip
 
-    async def _beams_at_once(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def _beams(self, params: BeamSearchParams) -> list[Grown]:
+        return await beams_of(self.served, self.asked, self.ids, params, self.request_id)
+
+    async def _beams_at_once(
+        self, params: BeamSearchParams
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Beams are known when all have ended: one chunk each."""
-        grown = await beams_of(self.served, self.asked, self.ids)
+        grown = await self._beams(params)
         for chunk in self._first():
             yield chunk
         for index, choice in enumerate(grown):

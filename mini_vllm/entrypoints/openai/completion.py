@@ -6,7 +6,7 @@ Mirrors `vllm/entrypoints/openai/completion/serving.py:54` `OpenAIServingComplet
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from mini_vllm.entrypoints.openai.serving import (
     LOWEST,
     Grown,
     Served,
+    beam_params_of,
     beams_of,
     framed,
     merged,
@@ -27,7 +28,7 @@ from mini_vllm.entrypoints.openai.serving import (
     usage,
 )
 from mini_vllm.sample.logprobs import Logprob
-from mini_vllm.sampling_params import SamplingParams
+from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
 
 
 class CompletionServing:
@@ -36,7 +37,7 @@ class CompletionServing:
     def __init__(self, served: Served) -> None:
         self.served = served
 
-    async def begin(self, asked: CompletionRequest, header: str | None) -> _Completion:
+    def begin(self, asked: CompletionRequest, header: str | None) -> _Completion:
         """Check a request; nothing has reached the engine when it is refused.
 
         Raises:
@@ -46,15 +47,22 @@ class CompletionServing:
         if asked.stream and asked.use_beam_search:
             raise APIError("use_beam_search: not available with stream=true")
         served.adapter_of(asked.model)
+        if asked.prompt_embeds:
+            raise APIError("prompt_embeds: not available", param="prompt_embeds")
         if asked.suffix is not None:
             raise APIError("suffix: not available")
         prompts = [served.fit(prompt, asked) for prompt in asked.prompts()]
         silent = asked.echo and asked.max_tokens == 0  # the prompt alone; the engine makes one
-        params = [] if asked.use_beam_search else [
-            served.params_of(asked, 1 if silent else served.most_tokens(asked, len(ids)))
-            for ids in prompts
-        ]  # fmt: skip
-        return _Completion(served, asked, new_id("cmpl", asked, header), prompts, params)
+        params: list[SamplingParams] = []
+        beams: list[BeamSearchParams] = []
+        if asked.use_beam_search:
+            beams = [beam_params_of(served, asked, len(ids)) for ids in prompts]
+        else:
+            params = [
+                served.params_of(asked, 1 if silent else served.most_tokens(asked, len(ids)))
+                for ids in prompts
+            ]
+        return _Completion(served, asked, new_id("cmpl", asked, header), prompts, params, beams)
 
 
 @dataclass(slots=True)
@@ -66,6 +74,8 @@ class _Completion:
     request_id: str
     prompts: list[list[int]]
     params: list[SamplingParams]
+    beams: list[BeamSearchParams]
+    """Instead of `params`, for a beam search."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -135,9 +145,11 @@ class _Completion:
         }  # fmt: skip
 
     async def _beams(self) -> tuple[list[dict[str, Any]], int]:
-        each = [
-            beam for ids in self.prompts for beam in await beams_of(self.served, self.asked, ids)
-        ]
+        searches = (
+            beams_of(self.served, self.asked, ids, params, f"{self.request_id}-{number}")
+            for number, (ids, params) in enumerate(zip(self.prompts, self.beams, strict=True))
+        )
+        each = [beam for search in searches for beam in await search]
         choices = [
             {"index": index, "text": beam.text, "logprobs": None,
              "finish_reason": beam.finish_reason, "stop_reason": None, "token_ids": None,
@@ -174,7 +186,7 @@ class _Completion:
 
     # ------------------------------------------------------------------ streamed
 
-    def chunks(self) -> AsyncIterator[str]:
+    def chunks(self) -> AsyncGenerator[str, None]:
         """The events of the stream, the last one `[DONE]`."""
         return framed(self._chunks())
 

@@ -1,42 +1,38 @@
 """From a model to a server that listens, and its end.
 
-Promises: it listens on this machine alone unless it has a key; it ends on SIGINT and SIGTERM after
-the answers under way, or after `GRACE_S`. Mirrors `vllm/entrypoints/openai/api_server.py:681`
-`run_server_worker`.
+Promises: it listens on this machine alone unless it has a key, and holds its port before a model is
+loaded; it ends on SIGINT, on SIGTERM and when its engine dies. Mirrors
+`vllm/entrypoints/openai/api_server.py:681` `run_server_worker`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import uvicorn
-
 from mini_vllm.engine import LLMEngine
 from mini_vllm.entrypoints.async_llm import AsyncLLM
+from mini_vllm.entrypoints.openai.checkpoint import generation_defaults, names_of_tokens
+from mini_vllm.entrypoints.openai.http import HTTPServer, listening
 from mini_vllm.entrypoints.openai.reasoning_parsers import Tags
 from mini_vllm.entrypoints.openai.server import MAX_CONCURRENT, build_app
-from mini_vllm.entrypoints.openai.serving import (
-    Served,
-    generation_defaults,
-    names_of_tokens,
-    version,
-)
+from mini_vllm.entrypoints.openai.serving import Served, version
+from mini_vllm.llm import LLM
 from mini_vllm.models.loader import resolve
 
-GRACE_S = 5
-"""Seconds that answers under way have when the server is asked to end."""
+__all__ = ["check_open", "listening", "make_engine", "run", "serve_engine", "with_adapters"]
 
 
 def make_engine(model: str, lora_modules: Mapping[str, str], knobs: Mapping[str, Any]) -> LLMEngine:
     """The engine of a server, its adapters loaded; runs where the engine is.
 
     Raises:
-        ValueError: what `LLMEngine` refuses, or an adapter that cannot be loaded.
+        ValueError: what `LLM` refuses of the knobs, or an adapter that cannot be loaded.
     """
-    return with_adapters(LLMEngine(model, **knobs), lora_modules)
+    return with_adapters(LLM(model, **knobs).llm_engine, lora_modules)
 
 
 def with_adapters(engine: LLMEngine, lora_modules: Mapping[str, str]) -> LLMEngine:
@@ -99,7 +95,7 @@ def serve_engine(
     folder = resolve(model)
     defaults = generation_defaults(folder)
     pieces, specials = names_of_tokens(folder)
-    tags = Tags.of({p: i for i, p in enumerate(pieces)}) if reasoning_parser else None
+    tags = Tags.of({name: number for number, name in pieces.items()}) if reasoning_parser else None
     if isinstance(engine, LLMEngine):
         asking = AsyncLLM(with_adapters(engine, modules))
     else:
@@ -121,28 +117,38 @@ def check_open(host: str, api_keys: Sequence[str]) -> None:
     """Refuse to listen to other machines without a key.
 
     Raises:
-        ValueError: `host` is not this machine and there is no key.
+        ValueError: `host` is not this machine and there is no key; an empty one counts as none.
     """
     try:
         alone = ipaddress.ip_address(host).is_loopback
     except ValueError:
         alone = host == "localhost"
-    if not alone and not api_keys:
+    if not alone and not any(api_keys):
         raise ValueError(f"host={host!r}: need an api_key, or 127.0.0.1")
 
 
 def run(
     served: Served, host: str = "127.0.0.1", port: int = 8000, api_keys: Sequence[str] = (),
     max_concurrent: int = MAX_CONCURRENT, chat_page: bool = False,
+    held: socket.socket | None = None, keep_alive_on_engine_death: bool = False,
 ) -> None:  # fmt: skip
-    """Listen until a signal ends the process.
+    """Listen until a signal ends the process, or the engine dies.
+
+    Args:
+        held: a socket of `listening`; None takes one for `host` and `port`.
+        keep_alive_on_engine_death: go on answering, with errors, when the engine has died.
 
     Raises:
-        ValueError: `host` is not this machine and there is no key.
+        ValueError: `host` is not this machine and there is no key, or the port is taken.
+        EngineDead: the engine has died; it was said in the log.
     """
     check_open(host, api_keys)
-    app = build_app(served, tuple(api_keys), max_concurrent, chat_page)
-    uvicorn.run(
-        app, host=host, port=port, log_level="info", timeout_graceful_shutdown=GRACE_S,
-        access_log=False, timeout_keep_alive=5, h11_max_incomplete_event_size=64 * 1024,
-    )  # fmt: skip
+    held = held or listening(host, port)
+    app = build_app(served, tuple(filter(None, api_keys)), max_concurrent, chat_page)
+    found = held.getsockname()[1]
+    server = HTTPServer(app, served.engine, host, found, keep_alive_on_engine_death)
+    at = f"[{host}]" if ":" in host else host
+    print(f"mini-vllm serves {served.name} at http://{at}:{found}/v1 until Ctrl-C", flush=True)
+    server.run(sockets=[held])
+    if server.died is not None:
+        raise server.died

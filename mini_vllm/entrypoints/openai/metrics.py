@@ -54,31 +54,29 @@ class Metrics:
         self.first = seconds("time_to_first_token_seconds", "From arrival to the first token")
         self.between = seconds("inter_token_latency_seconds", "Between two steps' tokens")
         self.whole = seconds("e2e_request_latency_seconds", "From arrival to the end")
-        self._last: dict[str, float] = {}
         self._told = Stats()
         served.engine.observers.append(self.said)
 
-    def said(self, stream: Stream, news: News) -> None:
-        """A step gave a stream new tokens."""
-        now, name = time.monotonic(), stream.request_id
-        if name not in self._last:
+    def said(self, stream: Stream, news: News | None) -> None:
+        """A step gave a stream new tokens, or it was aborted (None)."""
+        if news is None:
+            self._ended("abort", stream.num_open)
+            return
+        now = time.monotonic()
+        if stream.last_news is None:
             self.prompt_tokens.inc(len(stream.prompt_token_ids))
             self.first.observe(now - stream.arrived)
         else:
-            self.between.observe(now - self._last[name])
-        self._last[name] = now
+            self.between.observe(now - stream.last_news)
         for delta in news.deltas:
             self.tokens.inc(len(delta.token_ids))
             if delta.finish_reason is not None:
-                self.success.labels(self.served.name, "0", delta.finish_reason).inc()
+                self._ended(delta.finish_reason, 1)
         if stream.num_open <= 0:
             self.whole.observe(now - stream.arrived)
-            del self._last[name]
 
-    def left(self, request_id: str) -> None:
-        """A request was aborted."""
-        if self._last.pop(request_id, None) is not None:
-            self.success.labels(self.served.name, "0", "abort").inc()
+    def _ended(self, reason: str, count: int) -> None:
+        self.success.labels(self.served.name, "0", reason).inc(count)
 
     def text(self) -> tuple[bytes, str]:
         """Everything, in Prometheus' format, and its content type."""

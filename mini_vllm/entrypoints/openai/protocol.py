@@ -8,6 +8,7 @@ Promises: fields, defaults and what is refused are vLLM's, with its status, `typ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -51,6 +52,13 @@ class StructuredOutputs(_Body):
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> StructuredOutputs:
+        kinds = ("json_", "regex", "choice", "grammar", "json_object", "structural_tag")
+        if (count := sum(getattr(self, kind) is not None for kind in kinds)) != 1:
+            raise ValueError(f"{count} constraints: need one of {', '.join(kinds)}")
+        return self
 
 
 class Generation(_Body):
@@ -99,8 +107,8 @@ class Generation(_Body):
             raise FieldError("stream_options: need stream=true", "stream_options")
         if data.get("cache_salt") == "":
             raise ValueError("cache_salt='': need a text that is not empty")
-        count = data.get("prompt_logprobs")
-        if isinstance(count, int):
+        count = _number(data, "prompt_logprobs")
+        if count is not None:
             if data.get("stream") and (count > 0 or count == -1):
                 raise FieldError(
                     "prompt_logprobs: not available with stream=true", "prompt_logprobs"
@@ -184,6 +192,8 @@ class Generation(_Body):
             return defaults.get(name, otherwise) if value is None else value
 
         temperature, top_p = given("temperature", 1.0), given("top_p", 1.0)
+        if math.isnan(temperature):  # JSON of Python's has it; upstream lets it pass
+            temperature = defaults.get("temperature", 1.0)
         _check("temperature", temperature >= 0.0, temperature, "0 or more")
         _check("top_p", 0.0 < top_p <= 1.0, top_p, "more than 0, at most 1")
         _check("max_tokens", max_tokens >= 1, max_tokens, "at least 1")
@@ -194,7 +204,7 @@ class Generation(_Body):
         return SamplingParams(
             temperature=temperature, top_p=top_p, top_k=given("top_k", 0),
             min_p=given("min_p", 0.0), repetition_penalty=given("repetition_penalty", 1.0),
-            seed=self.seed, max_tokens=max_tokens, ignore_eos=self.ignore_eos,
+            seed=torch_seed(self.seed), max_tokens=max_tokens, ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens, stop_token_ids=tuple(self.stop_token_ids or ()),
             n=1 if self.n is None else self.n, presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0, logit_bias=bias,
@@ -225,6 +235,26 @@ def _texts(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
+def torch_seed(seed: int | None) -> int | None:
+    """A seed that torch takes, as it takes it: those below 0 count down from 2^64 - 1.
+
+    -1 is none, as `vllm/sampling_params.py:398` `SamplingParams.__post_init__` has it.
+    """
+    return None if seed is None or seed == -1 else seed % (2**64 - 1) if seed < 0 else seed
+
+
+def _number(data: Mapping[str, Any], name: str) -> float | None:
+    """A field that upstream compares before any type is asked for, or None.
+
+    Raises:
+        APIError: it is there and cannot be compared.
+    """
+    value = data.get(name)
+    if value is not None and not isinstance(value, int | float):
+        raise APIError(f"{name}={value!r}: need a number")
+    return value
+
+
 def _check(param: str, right: bool, value: Any, need: str) -> None:
     if not right:
         raise APIError(f"{param}={value}: need {need}", param=param)
@@ -236,14 +266,15 @@ class CompletionRequest(Generation):
     logprobs: int | None = None
     max_tokens: int | None = 16
     suffix: str | None = None
+    prompt_embeds: str | list[str] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _check_prompt(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        count = data.get("logprobs")
-        if isinstance(count, int) and count < 0:
+        count = _number(data, "logprobs")
+        if count is not None and count < 0:
             raise FieldError(f"logprobs={count}: need 0 or more", "logprobs")
         if data.get("prompt") is None or data["prompt"] == "":
             raise ValueError("prompt: need a text or token ids that are not empty")
@@ -288,10 +319,29 @@ class NamedTool(_Body):
     type: Literal["function"] = "function"
 
 
+class CalledFunction(_Body):
+    arguments: Any = None
+
+
+class CalledTool(_Body):
+    """A call in a message of the past."""
+
+    function: CalledFunction | None = None
+
+
 class Message(_Body):
     role: str
     content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[CalledTool] | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Message:
+        """As the types of `vllm/entrypoints/chat_utils.py:354` `ChatCompletionMessageParam`: who
+        calls tools may say nothing; others may leave the content out, but not name it null."""
+        silent = self.content is None and "content" in self.model_fields_set
+        if silent and self.role not in ("assistant", "function"):
+            raise ValueError(f"content of {self.role}: need a text or parts")
+        return self
 
 
 class ChatCompletionRequest(Generation):
@@ -315,8 +365,8 @@ class ChatCompletionRequest(Generation):
     def _check_chat(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        top = data.get("top_logprobs")
-        if isinstance(top, int):
+        top = _number(data, "top_logprobs")
+        if top is not None:
             if top < -1:
                 raise FieldError(f"top_logprobs={top}: need 0 or more, or -1", "top_logprobs")
             if top and not data.get("logprobs"):
@@ -334,7 +384,8 @@ class ChatCompletionRequest(Generation):
         if isinstance(choice, dict) and isinstance(tools, list):
             function = choice.get("function")
             name = function.get("name") if isinstance(function, dict) else None
-            names = [t.get("function", {}).get("name") for t in tools if isinstance(t, dict)]
+            offered = (t.get("function") for t in tools if isinstance(t, dict))
+            names = [each.get("name") for each in offered if isinstance(each, dict)]
             if not name or name not in names:
                 raise ValueError(f"tool_choice: need one of the tools, {names}")
         return data

@@ -1,7 +1,8 @@
 """Routes, keys and bounds: the HTTP of the server.
 
-Promises: a body that is too large, too many requests at once, a wrong key and a body that is no
-JSON are answered before anything is parsed or queued; a client that leaves ends its requests.
+Promises: a wrong key, a body that is too large or too slow and too many requests at once are
+answered before anything is parsed; what is made of a body is made on a thread; a client that leaves
+ends its requests.
 Mirrors `vllm/entrypoints/openai/api_server.py:157` `build_app`.
 """
 
@@ -10,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hmac
-import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -26,10 +26,22 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mini_vllm.entrypoints.async_llm import EngineDead
+from mini_vllm.entrypoints.openai.bodies import MAX_BODY_BYTES, checked, parsed
 from mini_vllm.entrypoints.openai.chat import ChatServing
 from mini_vllm.entrypoints.openai.completion import CompletionServing
-from mini_vllm.entrypoints.openai.errors import APIError, FieldError
+from mini_vllm.entrypoints.openai.errors import APIError
 from mini_vllm.entrypoints.openai.metrics import Metrics
+from mini_vllm.entrypoints.openai.openapi import (
+    GENERATED,
+    MODELS,
+    NUMBER,
+    RENDERED,
+    TEXT,
+    TOKENS,
+    answer,
+    document,
+    operation,
+)
 from mini_vllm.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -39,14 +51,17 @@ from mini_vllm.entrypoints.openai.protocol import (
 )
 from mini_vllm.entrypoints.openai.serving import Served, new_id, version
 
-MAX_BODY_BYTES = 4 * 2**20
 MAX_CONCURRENT = 1024
+MAX_BODIES_BYTES = 64 * MAX_BODY_BYTES
+"""Of all bodies that are arriving."""
+BODY_S = 60.0
+"""Seconds that a body may take to arrive."""
 GUARDED_PATHS = ("/v1", "/v2", "/inference")
 """Where a key is needed, as upstream's `AuthenticationMiddleware`; the rest is open."""
 
 
 class Keyed:
-    """Answers 401 below `/v1` to whoever has none of the keys."""
+    """Answers 401 below `/v1` to a request that has none of the keys."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self.app, self.keys = app, [key.encode() for key in keys]
@@ -62,47 +77,19 @@ class Keyed:
         await self.app(scope, receive, send)
 
 
-async def _body(request: Request) -> Any:
-    """The object in a request's body.
+class _Events(StreamingResponse):
+    """A stream of events that ends its source, also when the client left before the first one."""
 
-    Raises:
-        APIError: it is too large, of another content type, or no JSON object.
-    """
-    kind = request.headers.get("content-type", "").lower().split(";")[0].strip()
-    if kind != "application/json":
-        raise APIError("Content-Type: need application/json", "Bad Request")
-    content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > MAX_BODY_BYTES:
-            raise APIError(f"body: more than {MAX_BODY_BYTES} bytes", "Bad Request", 413)
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise APIError(f"body: no JSON: {error}", "Bad Request") from None
-    if not isinstance(found, dict):
-        raise APIError(f"body: need an object, not a {type(found).__name__}", "Bad Request")
-    return found
+    def __init__(self, events: AsyncGenerator[str, None], closed: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self.events, self.closed = events, closed
 
-
-def _checked(model: type[BaseModel], body: Any) -> Any:
-    """The body as a request.
-
-    Raises:
-        APIError: a field is wrong; each is named.
-    """
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        wrong = [
-            ".".join(map(str, e["loc"])) + (": " if e["loc"] else "") + e["msg"]
-            for e in error.errors(include_url=False, include_input=False, include_context=False)
-        ]
-        causes = [e.get("ctx", {}).get("error") for e in error.errors(include_url=False)]
-        param = next((cause.param for cause in causes if isinstance(cause, FieldError)), None)
-        raise APIError("; ".join(wrong), "Bad Request", param=param) from None
-    except RecursionError:
-        raise APIError("body: nested too deeply", "Bad Request") from None
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.closed()
+            await self.events.aclose()
 
 
 class Server:
@@ -113,9 +100,10 @@ class Server:
         self.max_concurrent = max_concurrent
         self.num_open = 0
         """Generations that are being answered."""
+        self._num_body_bytes = 0
+        """Of bodies that are arriving."""
         self.completions, self.chats = CompletionServing(served), ChatServing(served)
         self.metrics = Metrics(served)
-        served.left = self.metrics.left
 
     async def complete(self, request: Request) -> Response:
         return await self._generate(request, CompletionRequest, self.completions)
@@ -123,27 +111,63 @@ class Server:
     async def chat(self, request: Request) -> Response:
         return await self._generate(request, ChatCompletionRequest, self.chats)
 
+    async def _body(self, request: Request) -> bytes:
+        """A request's body.
+
+        Raises:
+            APIError: it is too large, too slow, of another content type, or one of too many.
+        """
+        kind = request.headers.get("content-type", "").lower().split(";")[0].strip()
+        if kind != "application/json":
+            raise APIError("Content-Type: need application/json", "Bad Request")
+        content = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for chunk in request.stream():
+                    content += chunk
+                    self._num_body_bytes += len(chunk)
+                    if len(content) > MAX_BODY_BYTES:
+                        raise APIError(
+                            f"body: more than {MAX_BODY_BYTES} bytes", "Bad Request", 413
+                        )
+                    if self._num_body_bytes > MAX_BODIES_BYTES:
+                        raise APIError("too many large bodies at once", "TooManyRequests", 429)
+        except TimeoutError:
+            raise APIError(f"body: not here after {BODY_S:g} s", "Bad Request", 408) from None
+        finally:
+            self._num_body_bytes -= len(content)
+        return bytes(content)
+
+    async def _asked(
+        self, request: Request, model: type[BaseModel], use: Callable[..., Any]
+    ) -> Any:
+        """What `use` makes of a request's body, on a thread: a large one delays no other client.
+
+        Raises:
+            APIError: what reading it raises, and what `use` raises.
+        """
+        content = await self._body(request)
+        return await asyncio.to_thread(lambda: use(checked(model, parsed(content))))
+
     async def _generate(self, request: Request, model: type[BaseModel], serving: Any) -> Response:
-        """One generation: checked, counted, streamed or whole."""
-        asked = _checked(model, await _body(request))
+        """One generation: counted, checked, streamed or whole."""
+        if self.served.engine.error is not None:
+            raise self.served.engine.error
         if self.num_open >= self.max_concurrent:
             raise APIError("too many requests at once", "TooManyRequests", 429)
-        job = await serving.begin(asked, request.headers.get("x-request-id"))
+        header = request.headers.get("x-request-id")
         self.num_open += 1
-        if asked.stream:
-            return StreamingResponse(self._counted(job.chunks()), media_type="text/event-stream")
+        streams = False
         try:
+            job = await self._asked(request, model, lambda asked: serving.begin(asked, header))
+            if streams := bool(job.asked.stream):
+                return _Events(job.chunks(), self._closed)
             return JSONResponse(await self._unless_left(request, job.answer()))
         finally:
-            self.num_open -= 1
+            self.num_open -= not streams
 
-    async def _counted(self, chunks: AsyncIterator[str]) -> AsyncIterator[str]:
-        try:
-            async for chunk in chunks:
-                yield chunk
-        finally:
-            self.num_open -= 1
-            await chunks.aclose()  # type: ignore[attr-defined]
+    def _closed(self) -> None:
+        self.num_open -= 1
 
     @staticmethod
     async def _unless_left(request: Request, answer: Awaitable[Any]) -> Any:
@@ -191,48 +215,50 @@ class Server:
         }  # fmt: skip
 
     async def tokenize(self, request: Request) -> Response:
-        asked = _checked(TokenizeRequest, await _body(request))
+        return JSONResponse(await self._asked(request, TokenizeRequest, self._tokenized))
+
+    def _tokenized(self, asked: TokenizeRequest) -> dict[str, Any]:
         self.served.adapter_of(asked.model)
         text = asked.prompt
         if asked.messages is not None:
             _, text = self.chats.prompt_of(asked)
-        ids = self.served.tokenizer.encode(text)
-        pieces = None
-        if asked.return_token_strs:
-            pieces = [self.served.piece_of(token) for token in ids]
-        return JSONResponse(
-            {"count": len(ids), "max_model_len": self.served.max_model_len, "tokens": ids,
-             "token_strs": pieces}
-        )  # fmt: skip
+        ids = self.served.tokenizer.encode(text or "")
+        pieces = [self.served.piece_of(token) for token in ids] if asked.return_token_strs else None
+        most = self.served.max_model_len
+        return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": pieces}
 
     async def detokenize(self, request: Request) -> Response:
-        asked = _checked(DetokenizeRequest, await _body(request))
+        return JSONResponse(await self._asked(request, DetokenizeRequest, self._detokenized))
+
+    def _detokenized(self, asked: DetokenizeRequest) -> dict[str, Any]:
         self.served.adapter_of(asked.model)
         most = self.served.engine.about.vocab_size
         if wrong := [token for token in asked.tokens if token >= most]:
-            raise APIError(f"tokens holds {wrong}: need ids from 0 to {most - 1}")
-        return JSONResponse({"prompt": self.served.text_of(asked.tokens)})
+            raise APIError(f"tokens holds {wrong[:8]}: need ids from 0 to {most - 1}")
+        return {"prompt": self.served.text_of(asked.tokens)}
 
     async def render_completion(self, request: Request) -> Response:
-        asked = _checked(CompletionRequest, await _body(request))
-        self.served.adapter_of(asked.model)
-        prompts = [self.served.fit(prompt, asked) for prompt in asked.prompts()]
-        return JSONResponse([self._rendered("cmpl", asked, ids) for ids in prompts])
+        def rendered(asked: CompletionRequest) -> list[dict[str, Any]]:
+            self.served.adapter_of(asked.model)
+            prompts = [self.served.fit(prompt, asked) for prompt in asked.prompts()]
+            return [self._rendered("cmpl", asked, ids) for ids in prompts]
+
+        return JSONResponse(await self._asked(request, CompletionRequest, rendered))
 
     async def render_chat(self, request: Request) -> Response:
-        asked = _checked(ChatCompletionRequest, await _body(request))
-        self.served.adapter_of(asked.model)
-        _, text = self.chats.prompt_of(asked)
-        return JSONResponse(self._rendered("chatcmpl", asked, self.served.fit(text, asked)))
+        def rendered(asked: ChatCompletionRequest) -> dict[str, Any]:
+            self.served.adapter_of(asked.model)
+            _, text = self.chats.prompt_of(asked)
+            return self._rendered("chatcmpl", asked, self.served.fit(text, asked))
+
+        return JSONResponse(await self._asked(request, ChatCompletionRequest, rendered))
 
     def _rendered(self, prefix: str, asked: Generation, ids: list[int]) -> dict[str, Any]:
         """What would be generated from: the prompt's tokens and the sampling parameters."""
         params = self.served.params_of(asked, self.served.most_tokens(asked, len(ids)))
-        changed = {
-            f.name: getattr(params, f.name)
-            for f in dataclasses.fields(params)
-            if not f.name.startswith("_") and getattr(params, f.name) != f.default
-        }
+        changed = _changed(params)
+        if params.structured_outputs is not None:
+            changed["structured_outputs"] = _changed(params.structured_outputs)
         return {
             "request_id": new_id(prefix, asked, None), "token_ids": ids, "features": None,
             "sampling_params": changed, "model": asked.model, "stream": bool(asked.stream),
@@ -241,7 +267,7 @@ class Server:
         }  # fmt: skip
 
     async def health(self, request: Request) -> Response:
-        return Response(status_code=503 if self.served.engine.errored else 200)
+        return Response(status_code=503 if self.served.engine.error else 200)
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": version()})
@@ -262,19 +288,36 @@ def build_app(
 ) -> Any:
     """The application; its shutdown closes the engine."""
     server = Server(served, max_concurrent)
-    routes = [
-        Route("/v1/completions", server.complete, methods=["POST"]),
-        Route("/v1/chat/completions", server.chat, methods=["POST"]),
-        Route("/v1/completions/render", server.render_completion, methods=["POST"]),
-        Route("/v1/chat/completions/render", server.render_chat, methods=["POST"]),
-        Route("/v1/models", server.models), Route("/health", server.health),
-        Route("/ping", server.health, methods=["GET", "POST"]),
-        Route("/tokenize", server.tokenize, methods=["POST"]),
-        Route("/detokenize", server.detokenize, methods=["POST"]),
-        Route("/version", server.version), Route("/load", server.load),
-        Route("/metrics", server.show_metrics),
-    ]  # fmt: skip
+    taken = {
+        "/v1/completions": (server.complete, CompletionRequest, GENERATED),
+        "/v1/chat/completions": (server.chat, ChatCompletionRequest, GENERATED),
+        "/v1/completions/render": (
+            server.render_completion, CompletionRequest, {"type": "array", "items": RENDERED}
+        ),
+        "/v1/chat/completions/render": (server.render_chat, ChatCompletionRequest, RENDERED),
+        "/tokenize": (server.tokenize, TokenizeRequest, TOKENS),
+        "/detokenize": (server.detokenize, DetokenizeRequest, answer(prompt=TEXT)),
+    }  # fmt: skip
+    read: dict[str, tuple[Any, Any]] = {
+        "/v1/models": (server.models, MODELS), "/health": (server.health, None),
+        "/ping": (server.health, None), "/version": (server.version, answer(version=TEXT)),
+        "/load": (server.load, answer(server_load=NUMBER)),
+    }  # fmt: skip
+    operations = [
+        (path, "post", operation(path, answered, model, serve in (server.complete, server.chat)))
+        for path, (serve, model, answered) in taken.items()
+    ] + [(path, "get", operation(path, answered)) for path, (_, answered) in read.items()]
+    described = document(version(), operations, [model for _, model, _ in taken.values()])
 
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(described)
+
+    routes = [
+        *(Route(path, serve, methods=["POST"]) for path, (serve, *_) in taken.items()),
+        *(Route(path, serve) for path, (serve, _) in read.items()),
+        Route("/ping", server.health, methods=["POST"]),
+        Route("/metrics", server.show_metrics), Route("/openapi.json", openapi),
+    ]  # fmt: skip
     if chat_page:
         routes.append(Route("/", _chat_page))
 
@@ -291,6 +334,15 @@ def build_app(
     if keys:
         app.add_middleware(Keyed, keys=keys)
     return app
+
+
+def _changed(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not as they are by default."""
+    return {
+        f.name: getattr(record, f.name)
+        for f in dataclasses.fields(record)
+        if not f.name.startswith("_") and getattr(record, f.name) != f.default
+    }
 
 
 async def _chat_page(request: Request) -> Response:

@@ -10,20 +10,19 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, Stream
 from mini_vllm.entrypoints.openai.errors import APIError
 from mini_vllm.entrypoints.openai.protocol import Generation
 from mini_vllm.entrypoints.openai.reasoning_parsers import Tags
-from mini_vllm.sample.beam_search import beam_search
+from mini_vllm.sample.beam_search import BeamSearchSequence, Search, check_width
 from mini_vllm.sample.logprobs import Logprob
-from mini_vllm.sampling_params import SamplingParams
+from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
 from mini_vllm.tokenizer import Tokenizer
 
 LOWEST = -9999.0
@@ -50,12 +49,10 @@ class Served:
     reasoning_tags: Tags | None = None
     """Where thinking begins and ends, for a model that thinks aloud."""
     fingerprint: str = "mini-vllm"
-    pieces: Sequence[str] = ()
+    pieces: Mapping[int, str] = field(default_factory=dict)
     """The vocabulary's own names of its tokens, by id."""
     specials: Mapping[int, str] = field(default_factory=dict)
     """Names of the special tokens."""
-    left: Callable[[str], None] = lambda request_id: None
-    """Told of each request that its client left."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -65,8 +62,8 @@ class Served:
 
     def piece_of(self, token_id: int) -> str:
         """A token's name in the vocabulary; its text where the tokenizer names none."""
-        known = token_id < len(self.pieces)
-        return self.pieces[token_id] if known else self.tokenizer.decode([token_id])
+        found = self.pieces.get(token_id)
+        return self.tokenizer.decode([token_id]) if found is None else found
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones by their names."""
@@ -122,8 +119,9 @@ class Served:
             ids = list(prompt)
         if cut is not None:
             most = room if cut < 0 else cut
-            side = asked.truncation_side or getattr(self.tokenizer, "truncation_side", "right")
-            ids = ids[len(ids) - min(most, len(ids)) :] if side == "left" else ids[:most]
+            # From the left by default: `vllm/tokenizers/registry.py:143` `resolve_tokenizer_args`
+            first = 0 if asked.truncation_side == "right" else max(0, len(ids) - most)
+            ids = ids[first : first + most]
         if len(ids) > room:
             raise APIError(
                 f"prompt has {len(ids)} tokens and {wanted or 0} are asked for: the context is "
@@ -160,7 +158,8 @@ class Served:
         most = about.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             count = asked.asked_logprobs() if name == "logprobs" else asked.prompt_logprobs
-            if count is not None and -1 < most < count:
+            wanted = about.vocab_size if count == -1 else count or 0
+            if -1 < most < wanted:
                 raise APIError(f"{name}={count}: need at most {most}", param=name)
         return asked.sampling_params(max_tokens, self.defaults, constraint)
 
@@ -171,21 +170,24 @@ class Served:
     ) -> AsyncIterator[list[Stream]]:  # fmt: skip
         """Streams of all prompts; whatever is unfinished when the block is left is aborted."""
         adapter = self.adapter_of(asked.model)
-        opened: list[Stream] = []
+        opened: dict[int, Stream] = {}
+
+        async def open_one(number: int) -> None:
+            opened[number] = await self.engine.open(
+                prompts[number], params[number], f"{request_id}-{number}",
+                priority=asked.priority, cache_salt=asked.cache_salt, lora_request=adapter,
+            )  # fmt: skip
+
         try:
-            for number, (ids, each) in enumerate(zip(prompts, params, strict=True)):
-                opened.append(
-                    await self.engine.open(
-                        ids, each, f"{request_id}-{number}", priority=asked.priority,
-                        cache_salt=asked.cache_salt, lora_request=adapter,
-                    )
-                )  # fmt: skip
-            yield opened
+            async with asyncio.TaskGroup() as together:  # one step takes them all
+                for number in range(len(prompts)):
+                    together.create_task(open_one(number))
+            yield [opened[number] for number in range(len(prompts))]
+        except BaseExceptionGroup as refused:
+            raise refused.exceptions[0] from None
         finally:
-            for stream in opened:
-                if stream.num_open > 0:
-                    self.engine.abort(stream.request_id)
-                    self.left(stream.request_id)
+            for stream in opened.values():
+                self.engine.abort(stream.request_id)
 
 
 @dataclass(slots=True)
@@ -294,7 +296,7 @@ async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Delta]]:
             task.cancel()
 
 
-async def framed(chunks: AsyncGenerator[Mapping[str, Any], None]) -> AsyncIterator[str]:
+async def framed(chunks: AsyncGenerator[Mapping[str, Any], None]) -> AsyncGenerator[str, None]:
     """A stream's events: its chunks, an error in their place if one is raised, and `[DONE]`."""
     try:
         async with aclosing(chunks):  # a client that leaves ends them at once
@@ -307,42 +309,54 @@ async def framed(chunks: AsyncGenerator[Mapping[str, Any], None]) -> AsyncIterat
     yield sse("[DONE]")
 
 
-async def beams_of(served: Served, asked: Any, ids: list[int]) -> list[Grown]:
-    """A prompt's beams, the best first; a stop token counts as a token and has no text."""
-    params = asked.beam_search_params(served.most_tokens(asked, len(ids)), served.defaults)
-    (found,) = await served.engine.call(beam_search, [ids], params)
+def beam_params_of(served: Served, asked: Generation, num_prompt_tokens: int) -> BeamSearchParams:
+    """What a beam search is asked for.
+
+    Raises:
+        APIError: a length penalty that no score can be divided by.
+        ValueError: `BeamSearchParams` refuses a value, or the engine the width.
+    """
+    most = served.most_tokens(asked, num_prompt_tokens)
+    params = asked.beam_search_params(most, served.defaults)
+    about, penalty = served.engine.about, params.length_penalty
+    check_width(params, about.max_logprobs, about.vocab_size)
+    try:
+        1.0 / served.max_model_len**penalty
+    except ArithmeticError:
+        need = f"a power of the length, at most {served.max_model_len}, that a float holds"
+        raise APIError(f"length_penalty={penalty}: need {need}", param="length_penalty") from None
+    return params
+
+
+async def beams_of(
+    served: Served, asked: Generation, ids: list[int], params: BeamSearchParams, request_id: str
+) -> list[Grown]:
+    """A prompt's beams, the best first; a stop token counts as a token and has no text.
+
+    Each round is requests of one token that step with all others, so no client waits for a search
+    and one whose client leaves is aborted. Mirrors
+    `vllm/entrypoints/generate/beam_search/online.py:28` `BeamSearchOnlineMixin.beam_search`.
+
+    Raises:
+        APIError: a request ended in an error.
+        ValueError: a beam outgrew the pool.
+    """
+    eos = served.tokenizer.eos_token_id
+    search = Search(params, eos, [BeamSearchSequence(ids)])
+    for number in range(params.max_tokens):
+        if not (beams := [beam.tokens for beam in search.live]):
+            break
+        found: list[Mapping[int, Logprob]] = [{}] * len(beams)
+        wanted = [search.one_token()] * len(beams)
+        async with served.streams(beams, wanted, f"{request_id}-{number}", asked) as streams:
+            async for index, delta in merged(streams):
+                raise_if_failed(delta)
+                found[index] = delta.logprobs[0]
+        search.grow(found)
     grown = []
-    for beam in found.sequences:
+    for beam in search.best():
         new = beam.tokens[len(ids) :]
         stopped = bool(new) and new[-1] in served.engine.about.eos_token_ids
         text = served.tokenizer.decode(new[:-1] if stopped else new)
         grown.append(Grown(text, new, finish_reason="stop" if stopped else "length"))
     return grown
-
-
-def names_of_tokens(folder: Path) -> tuple[list[str], dict[int, str]]:
-    """From a checkpoint's `tokenizer.json`: every token's name, and those of special ones."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return [], {}
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    added = {token["id"]: token["content"] for token in raw.get("added_tokens", ())}
-    by_id = {number: name for name, number in raw["model"]["vocab"].items()} | added
-    specials = {t["id"]: t["content"] for t in raw.get("added_tokens", ()) if t.get("special")}
-    return [by_id.get(number, "") for number in range(max(by_id, default=-1) + 1)], specials
-
-
-def generation_defaults(folder: Path) -> dict[str, Any]:
-    """Sampling parameters that a checkpoint's `generation_config.json` sets.
-
-    As `vllm/config/model.py:1465` `ModelConfig.get_diff_sampling_param`.
-    """
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return {}
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    names = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
-    found = {name: raw[name] for name in names if raw.get(name) is not None}
-    if raw.get("max_new_tokens") is not None:
-        found["max_tokens"] = raw["max_new_tokens"]
-    return found

@@ -12,26 +12,33 @@ from typing import Any
 from mini_vllm.entrypoints.openai.errors import APIError
 from mini_vllm.entrypoints.openai.protocol import Message, Tool
 
+TEXT_PARTS = ("text", "refusal", "input_text", "output_text")
+OURS = ("messages", "tools", "self", "chat_template", "tokenize")
+"""Names that `chat_template_kwargs` must not have: they are set by the request itself."""
+
 
 def flat(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as a template sees them: content as one text, arguments of calls as objects.
 
     Raises:
-        APIError: a part of the content is no text.
+        APIError: a part of the content is not text, or arguments that are not JSON.
     """
     found = []
     for message in messages:
         raw = message.model_dump(exclude_unset=True)
         content = raw.get("content")
         if isinstance(content, list):
-            kinds = {part.get("type", "text") for part in content}
-            if kinds - {"text", "refusal", "input_text", "output_text"}:
-                raise APIError(f"messages: content of type {sorted(kinds)}: need text")
+            kinds = [part.get("type", "text") for part in content]
+            if wrong := [kind for kind in kinds if kind not in TEXT_PARTS]:
+                raise APIError(f"messages: content of type {wrong[0]!r}: need text")
             raw["content"] = "\n".join(str(part.get("text", "")) for part in content)
         for call in raw.get("tool_calls") or ():
             function = call.get("function") or {}
             if isinstance(function.get("arguments"), str):
-                function["arguments"] = json.loads(function["arguments"] or "{}")
+                try:
+                    function["arguments"] = json.loads(function["arguments"] or "{}")
+                except (ValueError, RecursionError) as error:
+                    raise APIError(f"messages: arguments of tool_calls: {error}") from None
         found.append(raw)
     return found
 
@@ -43,26 +50,27 @@ def render(
     """The prompt of a conversation.
 
     Raises:
-        APIError: the template fails on it.
+        APIError: the template fails on it, whatever it raises, as upstream has it.
     """
-    from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def to_json(value: Any, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=False, **options)
 
+    own = asked.get("chat_template_kwargs") or {}
+    if taken := [name for name in OURS if name in own]:
+        raise APIError(f"chat_template_kwargs: {taken[0]}: the request's own field says it")
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = to_json
     offered = None if tools is None else [_dumped(tool) for tool in tools]
     last = asked.get("continue_final_message") and messages
+    generation = {"add_generation_prompt": asked.get("add_generation_prompt", True)}
     try:
         text = environment.from_string(template).render(
-            messages=list(messages), tools=offered,
-            add_generation_prompt=asked.get("add_generation_prompt", True),
-            **(asked.get("chat_template_kwargs") or {}),
-        )  # fmt: skip
-    except TemplateError as error:
-        raise APIError(f"chat template: {error}") from None
+            messages=list(messages), tools=offered, **(own | generation)
+        )
+    except Exception as error:
+        raise APIError(f"chat template: {type(error).__name__}: {error}") from None
     if last:
         final = str(messages[-1].get("content") or "").strip()
         end = text.rfind(final)

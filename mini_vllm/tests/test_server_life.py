@@ -1,0 +1,227 @@
+"""The server around the routes: its parser's bounds, how it begins, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mini_vllm.tests.server_support import ask, events, serving, wait_until  # first: it may skip
+
+from mini_vllm.entrypoints.async_llm import AsyncLLM, EngineDead  # isort: skip
+from mini_vllm.entrypoints.cli import app  # isort: skip
+from mini_vllm.entrypoints.openai import launch  # isort: skip
+from mini_vllm.entrypoints.openai.checkpoint import (  # isort: skip
+    generation_defaults,
+    names_of_tokens,
+)
+from mini_vllm.entrypoints.openai.http import BoundedH11, listening  # isort: skip
+from mini_vllm.tests.test_server import COMPLETIONS, begin_stream, make_engine  # isort: skip
+
+HELLO = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+
+
+def answer_to(port: int, *sent: bytes) -> bytes:
+    """All that a server says to these bytes before it closes."""
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as client:
+        said = b""
+        try:
+            for piece in sent:
+                client.sendall(piece)
+            while piece := client.recv(65536):
+                said += piece
+        except ConnectionError:
+            pass  # it had heard enough
+        return said
+
+
+# ---------------------------------------------------------------------- headers
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [HELLO, b"X: ", *[b"a" * 65536] * 40],
+        [HELLO, *[b"X: " + b"a" * 8000 + b"\r\n"] * 400],
+        [b"GET /", *[b"a" * 65536] * 40],
+    ],
+    ids=["one endless header", "headers without end", "an endless path"],
+)
+def test_headers_are_bounded_whatever_they_are_made_of(pieces: list[bytes]) -> None:
+    with serving(make_engine(), keys=("key",)) as (port, _):
+        said = answer_to(port, *pieces)
+        assert said == b"" or said.startswith(b"HTTP/1.1 400")
+        assert ask(port, "/health")[0] == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", HELLO])
+def test_a_request_whose_headers_do_not_end_is_given_up(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedH11, "header_s", 0.05)
+    with serving(make_engine()) as (port, _):
+        assert answer_to(port, sent) == b""
+
+
+def test_headers_in_two_pieces_are_as_good_as_in_one() -> None:
+    with serving(make_engine()) as (port, _):
+        said = answer_to(port, HELLO, b"Connection: close\r\n", b"\r\n")
+    assert said.startswith(b"HTTP/1.1 200")
+
+
+# ---------------------------------------------------------------------- the beginning
+
+
+def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
+    with closing(listening("127.0.0.1", 0)) as held:
+        held.listen()
+        port = held.getsockname()[1]
+        ran = CliRunner().invoke(app, ["serve", "no-such-model", "--port", str(port)])
+    assert ran.exit_code == 2
+    assert f"port={port}: cannot listen there" in ran.output
+
+
+@pytest.mark.parametrize("keys", [["--api-key", ""], []])
+def test_an_empty_key_opens_nothing(keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINI_VLLM_API_KEY", "")
+    ran = CliRunner().invoke(app, ["serve", "no-such-model", "--host", "0.0.0.0", *keys])
+    assert ran.exit_code == 2
+    assert "need an api_key" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("held", "named"),
+    [
+        ({"model": {"vocab": {"a": 0}}, "added_tokens": None}, "added_tokens"),
+        ({"model": {"vocab": {"a": 0}}, "added_tokens": [1]}, "added_tokens"),
+        ({"model": {"vocab": {"a": "0"}}}, "id '0'"),
+        ({"model": {"vocab": ["a"]}}, "model.vocab"),
+        ({"added_tokens": []}, "model.vocab"),
+        ([], "JSON object"),
+    ],
+)
+def test_a_damaged_tokenizer_is_a_line_that_names_its_file(
+    tmp_path: Path, held: Any, named: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(held))
+    with pytest.raises(ValueError, match=named) as refused:
+        names_of_tokens(tmp_path)
+    assert "tokenizer.json" in str(refused.value)
+
+
+def test_a_token_with_a_huge_id_costs_no_more_than_another(tmp_path: Path) -> None:
+    token = {"id": 3_000_000_000, "content": "zz", "special": True}
+    held = {"model": {"vocab": {"a": 0}}, "added_tokens": [token]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(held))
+    names, specials = names_of_tokens(tmp_path)
+    assert names == {0: "a", 3_000_000_000: "zz"}
+    assert specials == {3_000_000_000: "zz"}
+
+
+@pytest.mark.parametrize(
+    "value", [{"temperature": "x"}, {"temperature": []}, {"top_k": 1e308}, {"min_p": -1}]
+)
+def test_a_default_that_no_request_could_use_is_refused_at_the_start(
+    tmp_path: Path, value: dict[str, Any]
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(value))
+    with pytest.raises(ValueError, match=r"generation_config\.json: " + next(iter(value))):
+        generation_defaults(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--speculative-config", "{"], "speculative_config='{'"),
+        *(
+            pytest.param(flags.split(), named, marks=pytest.mark.slow)
+            for flags, named in (
+                ('--speculative-config {"method":"ngram"}', "num_speculative_tokens"),
+                ("--scheduling-policy other", "policy='other'"),
+                ("--dtype int8", "dtype="),
+                ("--release 0.1.0", "release='0.1.0'"),
+                ("--block-size 0", "block_size=0"),
+                ("--tensor-parallel-size 2 --speculative-config {}", "speculative_config"),
+            )
+        ),
+    ],
+)
+def test_a_flag_that_the_engine_refuses_is_a_line_with_its_words(
+    flags: list[str], named: str
+) -> None:
+    ran = CliRunner().invoke(app, ["serve", "byte-llama", "--port", "0", *flags])
+    assert ran.exit_code == 2
+    assert named in ran.output
+
+
+# ---------------------------------------------------------------------- the end
+
+
+def test_a_stream_that_outlasts_the_grace_is_told_that_the_server_ends() -> None:
+    engine = make_engine(max_model_len=None, num_blocks=4000)
+    with serving(engine, grace_s=0.0) as (port, _):
+        answer = begin_stream(port, max_tokens=900)
+    *_, error, done = events(answer.read().decode().lstrip("\n"))
+    assert (error["error"]["code"], done) == (500, "[DONE]")
+
+
+def test_a_server_whose_engine_died_says_so_once_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine()
+
+    def die(plan: Any) -> None:
+        raise RuntimeError("the model is gone")
+
+    engine.observers.append(die)
+    with serving(engine) as (port, served):
+        for stream in (False, True):
+            try:
+                status, body = ask(port, COMPLETIONS, {"prompt": "a", "stream": stream})
+            except ConnectionError:
+                assert stream  # it has ended already
+                break
+            assert (status, body["error"]["type"]) == (500, "InternalServerError")
+        wait_until(lambda: served.engine.error)
+    said = [record.message for record in caplog.records if "model is gone" in record.message]
+    assert said == ["the engine has ended: RuntimeError: the model is gone"]
+
+
+def test_a_server_told_to_stay_answers_with_errors_when_its_engine_died() -> None:
+    engine = make_engine()
+
+    def die(plan: Any) -> None:
+        raise RuntimeError("the model is gone")
+
+    engine.observers.append(die)
+    with serving(engine, keep_alive_on_engine_death=True) as (port, _):
+        for stream in (False, True, False):
+            status, body = ask(port, COMPLETIONS, {"prompt": "a", "stream": stream})
+            assert (status, body["error"]["type"]) == (500, "InternalServerError")
+        assert ask(port, "/health")[0] == 503
+
+
+@pytest.mark.slow
+def test_an_engine_whose_process_is_killed_leaves_no_process() -> None:
+    asking = AsyncLLM(launch.make_engine, model="toy", lora_modules={}, knobs={"num_blocks": 8})
+    said: list[EngineDead] = []
+    asking.on_death = said.append
+    (engine,) = (int(pid) for pid in children() if "multiprocessing.spawn" in command_of(pid))
+    os.kill(engine, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{engine}").exists())
+    assert [str(error) for error in said] == ["the engine has ended: its process is gone"]
+    assert isinstance(asking.error, EngineDead)
+
+
+def children() -> list[str]:
+    """Ids of this process's children."""
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def command_of(pid: str) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
