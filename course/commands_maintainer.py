@@ -274,12 +274,10 @@ def bisect_command(
 @release_app.command("add")
 def release_add(
     version: Annotated[str, typer.Argument(help="such as 0.34.0")],
-    workloads: Annotated[int, typer.Option(help="how many, from seed 0")] = 600,
-    python: Annotated[Path | None, typer.Option(help="the interpreter that records")] = None,
+    workloads: Annotated[int, typer.Option(min=1, help="how many plain ones, from seed 0")] = 300,
 ) -> None:
-    """Fetch a release, record its scheduler, replay: what differs first, grouped by field."""
+    """Fetch a release, ask its scheduler, replay: which rules explain it, and what is left."""
     from course import releases
 
     root = course_root()
-    interpreter = python or releases.default_python(root)
-    raise typer.Exit(releases.add(terminal.make_console(), root, version, workloads, interpreter))
+    raise typer.Exit(releases.add(terminal.make_console(), root, version, workloads))

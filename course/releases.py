@@ -1,14 +1,11 @@
 """Releases after the pin: what became of the citations, and how one more release is compared.
 
-Promises: `add` changes nothing that is kept; it fetches, records, replays and says what differs
-first. Recording runs in the environment of `requirements-upstream.txt`, a process of its own.
+Promises: `add` changes nothing that is kept; it fetches, asks the release's own core, replays and
+says what differs first. Nothing needs torch.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance import releases
-from conformance.releases.record import identity
-from conformance.replay import replay_files
+from conformance.real_core import ArchiveError, LoadError, StubError, core_of
+from conformance.real_core.archive import identity, open_archive
+from conformance.releases import survey
 from course import terminal
 from course.learning.labs import CourseError
 from course.truth import drift, symbols, upstream
@@ -38,7 +36,7 @@ def fetch(console: Console, root: Path, version: str) -> Path:
     except upstream.UpstreamError as error:
         raise CourseError(str(error)) from None
     where = terminal.relative(tree, root)
-    terminal.say(console, f"{where} is vLLM {' '.join(identity(tree))}", "green")
+    terminal.say(console, f"{where} is vLLM {' '.join(identity(open_archive(tree)))}", "green")
     if sha256 and not known:
         terminal.say(console, f"sha256 {sha256}")
     return tree
@@ -89,43 +87,19 @@ def show_drift(console: Console, root: Path, version: str, write: bool) -> int:
     return 0
 
 
-def add(console: Console, root: Path, version: str, workloads: int, python: Path) -> int:
-    """Fetch a release, record its decisions, replay them on the newest parts and group the rest."""
-    if not python.is_file():
-        raise CourseError(
-            f"{terminal.relative(python, root)} is not there: recording needs an environment with "
-            "conformance/requirements-upstream.txt; name its interpreter with --python."
-        )
-    tree = fetch(console, root, version)
-    name, commit = identity(tree)
-    out = root / "build" / "releases" / f"{version}.jsonl.gz"
-    command = [
-        str(python), "-m", "conformance.releases.record", version, "--commit", commit,
-        "--tree", str(tree), "--out", str(out), "--seeds", *map(str, range(workloads)),
-    ]  # fmt: skip
-    terminal.say(console, f"recording {workloads} workloads", "dim")
-    done = subprocess.run(
-        command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    if done.returncode:
-        lines = done.stdout.strip().splitlines()[-12:]
-        raise CourseError(f"vLLM {name} could not be recorded:\n" + "\n".join(lines))
-    newest = list(releases.RELEASES)[-1]
-    build, make_request = releases.builders(newest)
-    recorded = {"version": name, "commit": commit}
-    result = replay_files([out], build, make_request, upstream=recorded)
-    terminal.say(console, f"on the parts of {newest}:")
-    terminal.say(console, str(result))
-    if result.differences:
-        file, one = terminal.relative(out, root), result.differences[0].seed
-        terminal.say(
-            console, f"python -m conformance.replay {file} --release {newest} --seed {one}"
-        )
-    return 1 if result.differences else 0
+def add(console: Console, root: Path, version: str, workloads: int) -> int:
+    """Fetch a release and say which rules explain it, kind by kind, and what is left; 1 if any is.
 
-
-def default_python(root: Path) -> Path:
-    """The interpreter that records: CI's environment, else this one."""
-    ours = root / "build" / "ci-env" / "bin" / "python"
-    return ours if ours.is_file() else Path(sys.executable)
+    Raises:
+        CourseError: it cannot be fetched, or its core does not load.
+    """
+    fetch(console, root, version)
+    try:
+        core = core_of(version, root)
+        differs = False
+        for line in survey.report(core, workloads):
+            differs = differs or "no set of rules" in line
+            terminal.raw(console, line)
+    except (ArchiveError, LoadError, StubError, ValueError) as error:
+        raise CourseError(f"vLLM {version} could not be compared: {error}") from None
+    return 1 if differs else 0

@@ -316,8 +316,6 @@ OPTIONS: dict[str, Answer] = {
     "speculative.use_dspark": Answer(lambda: False, "none of the recorded methods"),
     "speculative.use_multi_module_mtp": Answer(lambda: False, "none of the recorded methods"),
     "speculative.num_speculative_tokens_per_batch_size": Answer(None, _OFF),
-    "sampling.min_tokens": Answer(0, "the default"),
-    "sampling.stop_token_ids": Answer([], "the default"),
     "sampling.extra_args": Answer(None, _OFF),
     "sampling.skip_reading_prefix_cache": Answer(False, "the default for a text without logprobs"),
     "sampling.repetition_detection": Answer(None, _OFF),
@@ -335,3 +333,7 @@ def values() -> dict[str, dict[str, Any]]:
 
 SECOND_RUNNER = (0, 33, 0)
 """From here on a release resolves to the second model runner on a processor, too."""
+
+DRAFT_SLOTS_IN_BUDGET = (0, 28, 0)
+"""From here on a draft model's slots are taken off request by request while scheduling. Before,
+the configuration takes one per sequence off the budget of every step."""

@@ -120,6 +120,8 @@ class RealCore:
         grammar = _Constraint() if add.get("grammar") else None
         told = {
             **_options("sampling"),
+            "min_tokens": add.get("min_tokens", 0),
+            "stop_token_ids": add.get("stop_token_ids", []),
             "max_tokens": add["max_tokens"],
             "ignore_eos": add["ignore_eos"],
             "eos_token_id": None if add["ignore_eos"] else eos_token_id,
@@ -141,6 +143,11 @@ class RealCore:
                 num_hash_lookahead_tokens=num_hash_lookahead_tokens,
             ),
         )  # fmt: skip
+
+    @property
+    def check_stop(self) -> Callable[..., bool]:
+        """`check_stop(request, max_model_len)`: whether a request ends, and its status with it."""
+        return self.namespace.load("vllm.v1.core.sched.utils").check_stop
 
     def runner_output(self, plan: Any, sampled: Mapping[str, int] | Mapping[str, list[int]]) -> Any:
         """What a model runner would hand back: one token or several of each row that samples."""
@@ -174,13 +181,15 @@ class RealCore:
     def _settings(self, config: Mapping[str, Any], async_scheduling: bool) -> Given:
         """`VllmConfig`, as far as the core reads it."""
         drafts = _drafter(config)
-        # A draft model takes one slot per sequence of the batch; the budget is what is left.
+        # A draft model takes one slot per sequence of the batch. The recorded budget is what is
+        # left of what was asked for. Each release gets what was asked for.
         extra = config["max_num_seqs"] if drafts and drafts.uses_draft_model() else 0
         budget = config["max_num_batched_tokens"]
+        slots_in_budget = self.number >= answers.DRAFT_SLOTS_IN_BUDGET
         scheduler = {
             **{name: config[name] for name in _SCHEDULER_KEYS},
             "chunked_prefill_enabled": config["enable_chunked_prefill"],
-            "max_num_scheduled_tokens": budget,
+            "max_num_scheduled_tokens": budget + (extra if slots_in_budget else 0),
             "max_num_batched_tokens": budget + extra,
             "async_scheduling": async_scheduling,
             "disable_chunked_mm_input": config.get("disable_chunked_mm_input", False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Case = dict[str, Any]
@@ -17,12 +17,13 @@ ABOUT = (
 )
 
 
-def cases() -> Iterator[Case]:
-    """The cases; the same every time."""
-    from vllm.v1.core.sched.utils import check_stop as real_check_stop
+def cases(real: Any = None) -> Iterator[Case]:
+    """The cases; the same every time.
 
-    from conformance import real
-
+    Args:
+        real: a `RealCore`; None: the installed package.
+    """
+    make, real_check_stop = (_of_core, real.check_stop) if real else _installed()
     streams = [
         stream
         for length in (1, 2, 3)
@@ -32,14 +33,11 @@ def cases() -> Iterator[Case]:
         streams, (1, 2, 3, 4), (False, True), ((), (STOP,)), (3, 4, 5, 6, 64)
     ):
         for min_tokens in range(max_tokens + 1):
-            params = real.SamplingParams(
-                max_tokens=max_tokens,
-                min_tokens=min_tokens,
-                ignore_eos=ignore,
-                stop_token_ids=list(stops),
-            )
-            params.update_from_generation_config({}, EOS)
-            request = real.Request("r", [OTHER, OTHER], params, None)
+            asked = {
+                "max_tokens": max_tokens, "min_tokens": min_tokens, "ignore_eos": ignore,
+                "stop_token_ids": list(stops),
+            }  # fmt: skip
+            request = make(real, asked)
             request.append_output_token_ids(list(stream))
             stopped = real_check_stop(request, length)
             yield {
@@ -52,3 +50,26 @@ def cases() -> Iterator[Case]:
                 "max_model_len": length,
                 "reason": str(request.get_finished_reason()) if stopped else None,
             }
+
+
+def _of_core(core: Any, asked: dict[str, Any]) -> Any:
+    """A request of a release's core."""
+    add = {
+        "request_id": "r", "prompt_token_ids": [OTHER, OTHER], "arrival_time": 0.0, "priority": 0,
+        **asked,
+    }  # fmt: skip
+    return core.make_request(add, 16, EOS)
+
+
+def _installed() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """How the installed package makes a request, and its check."""
+    from vllm.v1.core.sched.utils import check_stop
+
+    from conformance import real
+
+    def make(_: Any, asked: dict[str, Any]) -> Any:
+        params = real.SamplingParams(**asked)
+        params.update_from_generation_config({}, EOS)
+        return real.Request("r", [OTHER, OTHER], params, None)
+
+    return make, check_stop

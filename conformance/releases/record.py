@@ -2,100 +2,61 @@
 
     course upstream fetch --version 0.33.0
     python -m conformance.record release-0.33.0             # one that is kept
-    python -m conformance.releases.record 0.34.0 --commit COMMIT --tree TREE --out FILE
+    python -m conformance.releases.record 0.34.0 --out FILE
 
-Needs the packages of `requirements-upstream.txt` and the archive's tree, which it puts in front of
-`sys.path` itself. Same workloads, same fields, same file format as the pin's; only `upstream` names
-the release.
+Loads the release's own core (`conformance.real_core`): no torch, no installation. Same workloads,
+same fields, same file format as the pin's; only `upstream` names the release.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from conformance import recording, workloads
-from conformance.releases import SEEDS, Release, release_of
-
-ROOT = Path(__file__).parents[2]
-
-
-def tree_of(version: str, root: Path = ROOT) -> Path:
-    """Where `course upstream fetch --version` puts a release's tree."""
-    return root / "build" / "releases" / f"vllm-{version}"
+from conformance.real_core import ArchiveError, LoadError, RealCore, core_of
+from conformance.real_core.places import ROOT
+from conformance.recorders import check_stop, scheduler
+from conformance.releases import RELEASES, SEEDS, release_of
 
 
-def identity(tree: Path) -> tuple[str, str]:
-    """(version, commit) of an unpacked archive.
+def core_for(version: str, root: Path = ROOT) -> RealCore:
+    """The core of a release; of one that is kept, the very archive that was kept.
 
     Raises:
-        FileNotFoundError: nothing is unpacked there.
+        ArchiveError: it is not here, or another commit than the one that was recorded.
+        LoadError: it does not load.
     """
-    text = (tree / "vllm" / "_version.py").read_text(encoding="utf-8")
-    version = re.search(r"\bversion = '([^']+)'", text)
-    commit = re.search(r"\bcommit_id = 'g([0-9a-f]+)'", text)
-    return (version[1] if version else ""), (commit[1] if commit else "")
+    core = core_of(version, root)
+    if version in RELEASES and core.upstream != RELEASES[version].upstream:
+        raise ArchiveError(f"vLLM {version} here is {core.commit}, not {RELEASES[version].commit}")
+    return core
 
 
-def import_release(release: Release, tree: Path) -> None:
-    """Make `import vllm` mean this tree; once per process.
-
-    Raises:
-        RuntimeError: another vLLM is imported already, or the tree is another release.
-        FileNotFoundError: the tree is absent.
-    """
-    if not tree.is_dir():
-        how = f"course upstream fetch --version {release.version}"
-        raise FileNotFoundError(f"{tree} is not there: {how}")
-    if identity(tree) != (release.version, release.commit):
-        raise RuntimeError(f"{tree} holds vLLM {identity(tree)}, not {release.version}")
-    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
-    if release.second_runner is not None:
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(release.second_runner))
-    sys.path.insert(0, str(tree))
-    inherited = os.environ.get("PYTHONPATH", "")  # a model is inspected in a child process
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tree.resolve()), inherited]))
-    import vllm
-
-    if Path(vllm.__file__).parents[1].resolve() != tree.resolve():
-        raise RuntimeError(f"vllm was imported from {vllm.__file__}: start a process of its own")
-
-
-def record_release(release: Release, seeds: Iterable[int]) -> Iterator[recording.Recording]:
-    """One recording per seed; the release must be the `vllm` that is imported."""
-    from conformance.recorders.scheduler import record
-
+def record_release(core: RealCore, seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recording]:
+    """One recording per seed."""
     for seed in seeds:
-        yield {**record(workloads.generate(seed)), "upstream": release.upstream}
+        yield scheduler.record(workloads.generate(seed), core)
 
 
 def kept(version: str, seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recording]:
     """The recordings of a release that is kept, for `conformance.record`."""
-    import_release(release_of(version), tree_of(version))
-    yield from record_release(release_of(version), seeds)
+    yield from record_release(core_for(release_of(version).version), seeds)
 
 
 def hazard(version: str) -> Iterator[recording.Recording]:
     """The priority hazard, somebody else waiting, as a release that is kept decides it."""
-    import_release(release_of(version), tree_of(version))
     from conformance.hazard import WITH_A_THIRD
-    from conformance.recorders.scheduler import record
 
-    yield {**record(WITH_A_THIRD), "upstream": release_of(version).upstream}
+    yield scheduler.record(WITH_A_THIRD, core_for(version))
 
 
 def stops(version: str) -> Iterator[recording.Recording]:
     """When a request ends, as a release that is kept decides it, behind a line that says so."""
-    import_release(release_of(version), tree_of(version))
-    from conformance.recorders import check_stop
-
-    upstream = release_of(version).upstream
-    yield {"upstream": upstream, "part": "check_stop", "about": check_stop.ABOUT}
-    yield from check_stop.cases()
+    core = core_for(version)
+    yield {"upstream": core.upstream, "part": "check_stop", "about": check_stop.ABOUT}
+    yield from check_stop.cases(core)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,19 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m conformance.releases.record", description="Record any release."
     )
     parser.add_argument("version")
-    parser.add_argument("--commit", required=True, help="as its vllm/_version.py says")
-    parser.add_argument("--tree", type=Path, required=True, help="where its archive is unpacked")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     arguments = parser.parse_args(argv)
-    release = Release(arguments.version, arguments.commit, "", second_runner=None)
     try:
-        import_release(release, arguments.tree)
-    except (OSError, RuntimeError) as error:
+        core = core_for(arguments.version)
+    except (ArchiveError, LoadError) as error:
         parser.error(str(error))
-    entries = list(record_release(release, arguments.seeds))
+    entries = list(record_release(core, arguments.seeds))
     recording.write(arguments.out, entries)
-    print(f"{arguments.out}: {len(entries)} workloads of vLLM {release.version}")
+    print(f"{arguments.out}: {len(entries)} workloads of vLLM {core.version}")
     return 0
 
 

@@ -7,14 +7,16 @@ import dataclasses
 import pytest
 
 from conformance import hazard, parts, recording, releases, shadow
+from conformance.real_core import core_of, why_not
 from conformance.releases import __main__ as counts
+from conformance.releases import record, rules, survey
 from conformance.replay import first_difference, replay, replay_files
-from labkit.tables import markdown_table
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.parts import EngineParts
 from mini_vllm.releases import PARTS, parts_of, v0_27_1, v0_33_0
 from mini_vllm.request import Request, RequestStatus
+from mini_vllm.scheduler import Scheduler
 
 EVERY = list(releases.RELEASES)
 
@@ -45,13 +47,82 @@ def test_all_kept_workloads_of_a_release(version):
     assert (result.num_workloads, len(result.differences)) == (len(releases.SEEDS), 0), result
 
 
+def table_on(page):
+    """The rows of the table on a page, by release."""
+    text = (counts.ROOT / page).read_text(encoding="utf-8")
+    lines = text.partition("<!-- releases -->")[2].partition("<!-- /releases -->")[0].split("\n")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
+    assert rows[0] == counts.HEADER
+    return {row[0]: row for row in rows[2:]}
+
+
+@pytest.mark.parametrize("page", counts.PAGES)
+def test_the_table_on_a_page_has_every_release_and_says_its_rules(page):
+    rows = table_on(page)
+    assert tuple(rows) == counts.PAGES[page]
+    assert all(row[2] == rules.named(rules.DECIDED_BY[version]) for version, row in rows.items())
+
+
 @pytest.mark.slow
-def test_the_table_on_the_pages_is_what_a_replay_counts():
-    table = markdown_table(counts.HEADER, counts.rows())
-    for name in counts.PAGES:
-        assert table in (counts.ROOT / name).read_text(encoding="utf-8"), (
-            f"{name} is stale: python -m conformance.releases --write"
-        )
+@pytest.mark.parametrize("version", EVERY)
+def test_the_rows_of_kept_releases_are_what_a_replay_counts(version):
+    row = counts.row(version)
+    for page in counts.PAGES:
+        assert table_on(page)[version] == row, f"{page}: python -m conformance.releases --write"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [v for v in rules.DECIDED_BY if v not in EVERY])
+def test_a_share_of_the_other_releases_is_decided_by_their_rules(version):
+    if problem := why_not(version):
+        pytest.skip(problem)
+    pin, own = counts.counts(version, range(180))
+    assert own == 0
+    assert (pin > 0) == (table_on("SINCE_THE_PIN.md")[version][1] != "0")
+
+
+@pytest.mark.parametrize("version", EVERY)
+def test_the_rules_of_a_kept_release_are_its_parts(version):
+    with_rules, own = rules.parts_with(rules.DECIDED_BY[version]), parts_of(version)
+    assert with_rules.block_pool is own.block_pool
+    new = set(with_rules.scheduler.__mro__[1:-1]) - set(Scheduler.__mro__)
+    assert new == set(own.scheduler.__mro__[1:-1]) - set(Scheduler.__mro__) - {own.scheduler}
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"), [(("9",), "need some of"), (("1", "1 with caching"), "at most one")]
+)
+def test_rules_that_cannot_be_had_together_are_refused(names, problem):
+    with pytest.raises(ValueError, match=problem):
+        rules.parts_with(names)
+
+
+@pytest.mark.slow
+def test_a_release_is_explained_kind_by_kind():
+    if problem := why_not("0.32.0"):
+        pytest.skip(problem)
+    text = list(survey.report(core_of("0.32.0"), 30))
+    plain = next(line for line in text if line.startswith("plain"))
+    assert plain.split()[1:] == ["30", "26", "0", "0", "1,", "2"]
+    assert any(line.startswith("drafts: no set of rules is enough") for line in text)
+
+
+@pytest.mark.parametrize("version", EVERY)
+def test_a_kept_release_is_recorded_again_from_its_archive(version):
+    if problem := why_not(version):
+        pytest.skip(problem)
+    release = releases.release_of(version)
+    first = next(recording.read(release.path, release.upstream))
+    assert list(record.kept(version, [first["seed"]])) == [first]
+
+
+@pytest.mark.slow
+def test_what_else_is_kept_of_0_33_0_is_recorded_again_from_its_archive():
+    if problem := why_not("0.33.0"):
+        pytest.skip(problem)
+    for name, made in (("hazard", record.hazard), ("check_stop", record.stops)):
+        kept = recording.lines(releases.FOLDER / f"{name}-0.33.0.jsonl.gz")
+        assert list(made("0.33.0")) == kept, name
 
 
 def less(**rules):
