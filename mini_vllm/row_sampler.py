@@ -20,10 +20,13 @@ from mini_vllm.sample.logprobs import RequestLogprobs, gather
 from mini_vllm.sample.processors import LogitsProcessor
 from mini_vllm.sampler import Sampler
 
-Sampled = dict[str, list[int]]
-Row = Callable[[int], np.ndarray]
-Draw = Callable[[np.ndarray], int]
-Choose = Callable[[Request, Sequence[int], Row, Draw, np.random.Generator | None], Iterable[int]]
+TokenLists = dict[str, list[int]]
+"""Per request that caught up, its tokens of a step."""
+RowFn = Callable[[int], np.ndarray]
+DrawFn = Callable[[np.ndarray], int]
+ChooseTokens = Callable[
+    [Request, Sequence[int], RowFn, DrawFn, np.random.Generator | None], Iterable[int]
+]
 """Gives a request's tokens of a step one by one, of its drafts, of what gives row i of its logits,
 processed, and of what draws from a row. A row is asked for once the tokens before it are given."""
 
@@ -45,11 +48,13 @@ class RowMask(Protocol):
     `vllm/v1/worker/gpu_model_runner.py:4359` `GPUModelRunner.sample_tokens`.
     """
 
-    def vet(self, request: Request, beyond: Sequence[int], drafts: Sequence[int]) -> list[int]:
-        """The drafts that are possible after the request's tokens and those `beyond`."""
+    def validate_drafts(
+        self, request: Request, in_flight: Sequence[int], drafts: Sequence[int]
+    ) -> list[int]:
+        """The drafts that are possible after the request's tokens and those in flight."""
         ...
 
-    def failed(self) -> Mapping[str, str]:
+    def failures(self) -> Mapping[str, str]:
         """Why requests that wait for their mask will never have one."""
         ...
 
@@ -70,13 +75,13 @@ class RowSampler:
         sampler: Sampler,
         logits_processors: Sequence[LogitsProcessor],
         seed: int,
-        choose: Choose | None = None,
+        choose_tokens: ChooseTokens | None = None,
         masks: list[RowMask] | None = None,
     ) -> None:
         self.sampler = sampler
         self.logits_processors = list(logits_processors)
         self.seed = seed
-        self.choose = choose
+        self.choose_tokens = choose_tokens
         """What takes a request's tokens from several rows; None: one token from one row."""
         self.masks = [] if masks is None else masks
         self.generators: dict[str, np.random.Generator] = {}
@@ -84,7 +89,7 @@ class RowSampler:
         self._states: dict[str, dict[int, Any]] = {}  # before the draw of token number ...
         self._with_prompt_logprobs: set[str] = set()
 
-    def begin(self, request: Request, number: int) -> None:
+    def add_request(self, request: Request, number: int) -> None:
         """Give a request with a temperature its generator, and room for the logprobs it wants.
 
         Without a seed of its own it gets a stream of its own, by its `number` in order of adding.
@@ -106,17 +111,17 @@ class RowSampler:
         if generator is not None and state is not None:
             generator.bit_generator.state = state
 
-    def forget(self, request_id: str) -> None:
+    def remove_request(self, request_id: str) -> None:
         """The request is gone."""
         self.generators.pop(request_id, None)
         self._states.pop(request_id, None)
         self._with_prompt_logprobs.discard(request_id)
 
-    def failed(self) -> dict[str, Failure]:
+    def failures(self) -> dict[str, Failure]:
         """The requests that will never have a row, and why."""
-        return {r: Failure(why) for m in self.masks for r, why in m.failed().items()}
+        return {r: Failure(why) for m in self.masks for r, why in m.failures().items()}
 
-    def ask(self, plan: SchedulerOutput) -> None:
+    def plan_prompt_rows(self, plan: SchedulerOutput) -> None:
         """Note in a bound plan which rows of prompts are wanted."""
         for request in plan.scheduled_requests if self._with_prompt_logprobs else ():
             request_id, last = request.request_id, request.num_prompt_tokens - 1
@@ -128,13 +133,13 @@ class RowSampler:
 
     def sample(
         self, plan: SchedulerOutput, logits: np.ndarray, in_flight: dict[str, Sequence[int]]
-    ) -> tuple[Sampled, dict[str, Failure]]:
+    ) -> tuple[TokenLists, dict[str, Failure]]:
         """Tokens for every request that caught up, and what was wrong with the other rows (S4).
 
         Args:
             plan: the bound plan.
             logits: [plan.num_rows, vocab_size] what the model made of it.
-            in_flight: per request tokens that the scheduler has not been told of yet.
+            in_flight: per request tokens that the scheduler does not know yet.
 
         Raises:
             RuntimeError: the model or the sampler part returned what it must not.
@@ -146,8 +151,8 @@ class RowSampler:
                 "one per draft and prompt row"
             )
         finite = np.isfinite(logits.max(axis=1))  # a NaN or +inf anywhere, or -inf everywhere
-        sampled: Sampled = {}
-        failed: dict[str, Failure] = {}
+        sampled: TokenLists = {}
+        failures: dict[str, Failure] = {}
         first = 0
         for request in plan.scheduled_requests:
             request_id = request.request_id
@@ -156,7 +161,7 @@ class RowSampler:
             first += count
             is_wanted = request_id in plan.sampling_req_ids or request_id in plan.prompt_rows
             if is_wanted and not are_finite.all():
-                failed[request_id] = Failure("the model's logits hold NaN or infinity", "suspect")
+                failures[request_id] = Failure("the model's logits hold NaN or infinity", "suspect")
                 continue
             if request_id in plan.prompt_rows:
                 self._note_prompt(request, plan.num_computed_tokens[request_id], rows)
@@ -165,13 +170,13 @@ class RowSampler:
                 continue
             drafts = plan.spec_token_ids.get(request_id, ())
             end = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
-            beyond = in_flight.get(request_id, ())[: end - len(drafts) - request.num_tokens]
-            with _holding(request, beyond):
+            unknown = in_flight.get(request_id, ())[: end - len(drafts) - request.num_tokens]
+            with _holding(request, unknown):
                 try:
                     sampled[request_id] = self._tokens(request, rows, drafts)
                 except _NoTokenAllowedError as error:
-                    failed[request_id] = Failure(f"the request's wishes leave {error}")
-        return sampled, failed
+                    failures[request_id] = Failure(f"the request's wishes leave {error}")
+        return sampled, failures
 
     def _tokens(self, request: Request, rows: np.ndarray, drafts: Sequence[int]) -> list[int]:
         """One token, and before it those drafts that the target agrees with.
@@ -183,7 +188,7 @@ class RowSampler:
         num_known = request.num_tokens
         generator = self._at(request.request_id, num_known)
         masked: list[np.ndarray] = []
-        if self.choose is None:
+        if self.choose_tokens is None:
             tokens = [self._draw(request, self._processed(request, rows[0], masked), generator)]
         else:
 
@@ -195,7 +200,7 @@ class RowSampler:
 
             tokens = []
             try:
-                for token in self.choose(request, drafts, row, draw, generator):
+                for token in self.choose_tokens(request, drafts, row, draw, generator):
                     tokens.append(token)
                     request.append_output_token(token)
             except _NoTokenAllowedError:

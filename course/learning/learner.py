@@ -316,7 +316,7 @@ def generate(
     Without `drafts` none are made, or 4 per step where a drafter or a verifier is the learner's. A
     scheduler of theirs, which plans no drafts, then rests, as it does with a `regex`.
     """
-    from mini_vllm import LLM, EngineParts, SamplingParams
+    from mini_vllm import LLM, SamplingParams
     from mini_vllm.structured_output import StructuredOutputsParams
 
     owners: dict[str, Lab] = {}
@@ -331,7 +331,7 @@ def generate(
         without = "with --drafts 0" if drafts else "without --regex"
         told = f"Your scheduler from lab {lab.id} {lacks} and rests; {without} it runs."
         terminal.say(console, told)
-    parts = EngineParts(**supplied)
+    parts = mine.engine_parts(supplied)
     config = {"method": "ngram", "num_speculative_tokens": drafts}
     config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     began = time.perf_counter()
@@ -373,7 +373,7 @@ def serve(
     port: int,
 ) -> None:
     """Serve a model on this machine until Ctrl-C; say whose parts run and how to ask."""
-    from mini_vllm import LLM, EngineParts
+    from mini_vllm import LLM
 
     try:
         from mini_vllm.entrypoints.openai import launch
@@ -388,7 +388,7 @@ def serve(
         supplied, owners = _own_parts(console, root, labs, progress)
         _say_whose(console, owners)
     try:
-        engine = LLM(model, parts=EngineParts(**supplied)).llm_engine
+        engine = LLM(model, parts=mine.engine_parts(supplied)).llm_engine
         served = launch.serve_engine(engine, model=model, tool_call_parser="hermes")
     except ValueError as error:
         raise CourseError(str(error)) from None
