@@ -18,7 +18,7 @@ _BIRTH = "        queue = self.skipped if request.waits_for else self.waiting\n"
 _KEPT = "        self.skipped.extendleft(reversed(passed))\n"
 _NEXT = "        return self.skipped or self.waiting\n"
 _MORE_URGENT = 'if self.config.policy == "priority" and self.skipped and self.waiting:'
-_PASSED = "                passed.append(queue.popleft())\n                continue\n"
+_PASSED = "                passed.append(request)\n"
 _FOUND = "return self.skipped if request in self.skipped else self.waiting"
 _READY = "if constraint is None or not constraint.is_ready():"
 _PROMOTE = "        request.waits_for = None\n"
@@ -35,6 +35,10 @@ def _gate(name: str, old: str, new: str, situation: str) -> Mutant:
 
 def _scheduler(name: str, old: str, new: str, situation: str) -> Mutant:
     return Mutant(name, (("scheduler", old, new),), "grammar", situation)
+
+
+def _queues(name: str, old: str, new: str, situation: str) -> Mutant:
+    return Mutant(name, (("queues", old, new),), "grammar", situation)
 
 
 def _request(name: str, old: str, new: str, situation: str) -> Mutant:
@@ -85,38 +89,38 @@ MUTANTS = (
         "            for request in plan.scheduled_requests[::-1]\n",
         "several rows",
     ),
-    _scheduler(
+    _queues(
         "lets them be born in waiting",
         _BIRTH,
         "        queue = self.waiting\n",
         "has a grammar",
     ),
-    _scheduler(
+    _queues(
         "puts preempted ones among the skipped",
         _BIRTH,
         _BIRTH.replace("request.waits_for", 'hasattr(request, "constraint")'),
         "preempted",
     ),
-    _scheduler(
+    _queues(
         "lets the youngest in front of the skipped",
         "            queue.append(request)\n",
         "            (queue.appendleft if request.waits_for else queue.append)(request)\n",
         "has a grammar",
     ),
-    _scheduler(
+    _queues(
         "forgets the priority of the skipped",
         "            insort(queue, request)\n",
         "            (queue.append if request.waits_for else "
         "lambda r: insort(queue, r))(request)\n",
         "has a grammar",
     ),
-    _scheduler(
+    _queues(
         "serves waiting before skipped",
         _NEXT,
         "        return self.waiting or self.skipped\n",
         "has a grammar",
     ),
-    _scheduler(
+    _queues(
         "serves skipped first under every policy",
         _MORE_URGENT,
         "if False:",
@@ -125,28 +129,28 @@ MUTANTS = (
     _scheduler(
         "ends the scan at a wait",
         _PASSED,
-        _PASSED.replace("continue", "break"),
+        _PASSED + "                break\n",
         "waits for its grammar",
     ),
-    _scheduler(
+    _queues(
         "puts who waits back into waiting",
         _KEPT,
         "        self.waiting.extendleft(reversed(passed))\n",
         "waits for its grammar",
     ),
-    _scheduler(
+    _queues(
         "turns the order of those who wait round",
         _KEPT,
         "        self.skipped.extendleft(passed)\n",
         "several wait",
     ),
-    _scheduler(
+    _queues(
         "puts who waits behind those not reached",
         _KEPT,
         "        self.skipped.extend(passed)\n",
         "waits for its grammar",
     ),
-    _scheduler(
+    _queues(
         "looks for an aborted request in waiting alone",
         _FOUND,
         "return self.waiting",

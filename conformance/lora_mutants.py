@@ -13,12 +13,12 @@ from labkit.tables import markdown_table
 
 _FULL = 'return "admit" if len(self.active) < self.max_loras else "skip"'
 _HELD = "if adapter is None or adapter.lora_int_id in self.active:"
-_BEGIN = "        if plan is not self._plan:\n            self._plan, self.active = plan, set()\n"
+_BEGIN = 'by the past."""\n        self.active = set()\n'
 _TAKES = "            self.active.add(adapter.lora_int_id)\n"
 _KEPT = "        self.skipped.extendleft(reversed(passed))\n"
 _NEXT = "        return self.skipped or self.waiting\n"
 _MORE_URGENT = 'if self.config.policy == "priority" and self.skipped and self.waiting:'
-_PASSED = "                passed.append(queue.popleft())\n                continue\n"
+_PASSED = "                passed.append(request)\n"
 _BREAK = "            if num_new == 0:\n                break\n"
 _PREEMPTED = (
     "        elif request.status == RequestStatus.PREEMPTED:\n"
@@ -34,6 +34,10 @@ def _gate(name: str, old: str, new: str, situation: str) -> Mutant:
 
 def _scheduler(name: str, old: str, new: str, situation: str) -> Mutant:
     return Mutant(name, (("scheduler", old, new),), "lora", situation)
+
+
+def _queues(name: str, old: str, new: str, situation: str) -> Mutant:
+    return Mutant(name, (("queues", old, new),), "lora", situation)
 
 
 def _hash(name: str, new: str, situation: str) -> Mutant:
@@ -68,7 +72,7 @@ MUTANTS = (
     ),
     _gate(
         "gives base requests a slot",
-        "        if adapter := adapter_of(request):\n" + _TAKES,
+        "        if num_new and (adapter := adapter_of(request)):\n" + _TAKES,
         "        adapter = adapter_of(request)\n"
         "        self.active.add(adapter.lora_int_id if adapter else 0)\n",
         "an adapter in the plan",
@@ -93,7 +97,7 @@ MUTANTS = (
         "                self.active.add(adapter.lora_int_id)\n",
         "more adapters than slots",
     ),
-    _gate("never frees a slot", _BEGIN, "        pass\n", "more adapters than slots"),
+    _gate("never frees a slot", _BEGIN, 'by the past."""\n', "more adapters than slots"),
     _gate(
         "counts requests, not adapters",
         "            self.active.add(adapter.lora_int_id)\n",
@@ -103,28 +107,28 @@ MUTANTS = (
     _scheduler(
         "ends the scan after a skip",
         _PASSED,
-        _PASSED.replace("continue", "break"),
+        _PASSED + "                break\n",
         "a request skipped",
     ),
-    _scheduler(
+    _queues(
         "puts the skipped back at the head of waiting",
         _KEPT,
         "        self.waiting.extendleft(reversed(passed))\n",
         "a request skipped",
     ),
-    _scheduler(
+    _queues(
         "puts the skipped at the back of waiting",
         _KEPT,
         "        self.waiting.extend(passed)\n",
         "a request skipped",
     ),
-    _scheduler(
+    _queues(
         "turns the order of the skipped round",
         _KEPT,
         "        self.skipped.extendleft(passed)\n",
         "several skipped",
     ),
-    _scheduler(
+    _queues(
         "puts the skipped behind those not reached",
         _KEPT,
         "        self.skipped.extend(passed)\n",
@@ -136,25 +140,25 @@ MUTANTS = (
         _BREAK.replace(" break\n", " passed.clear()\n                break\n"),
         "a request skipped",
     ),
-    _scheduler(
+    _queues(
         "serves waiting before skipped",
         _NEXT,
         "        return self.waiting or self.skipped\n",
         "a request skipped",
     ),
-    _scheduler(
+    _queues(
         "serves skipped first under every policy",
         _MORE_URGENT,
         "if False:",
         "skipped under priority",
     ),
-    _scheduler(
+    _queues(
         "puts a preempted request among the skipped",
         _PREEMPTED,
         _PREEMPTED.replace("queue.", "self.skipped."),
         "a preemption",
     ),
-    _scheduler(
+    _queues(
         "looks for an aborted request in waiting alone",
         _FOUND,
         "return self.waiting",
@@ -177,7 +181,7 @@ MUTANTS = (
             ("kv_cache", _ROOT, "root_hash(())"),
             (
                 "kv_cache",
-                "parent = hash_block_tokens(parent, token_ids[start : start + size])",
+                "parent = hash_block_tokens(parent, token_ids[start : start + size], own)",
                 "extra = request.extra_keys if start else ()\n"
                 "            tokens = token_ids[start : start + size]\n"
                 "            parent = hash_block_tokens(parent, tokens, extra)",

@@ -195,13 +195,13 @@ MUTANTS = (
     ),
     Mutant(
         "preempts from the front of running",
-        (("scheduler", "return self.running.pop()", "return self.running.pop(0)"),),
+        (("queues", "return self.running.pop()", "return self.running.pop(0)"),),
         "pressure",
         "preemption",
     ),
     Mutant(
         "queues a preempted request at the back",
-        (("scheduler", "queue.appendleft(request)", "queue.append(request)"),),
+        (("queues", "queue.appendleft(request)", "queue.append(request)"),),
         "pressure",
         "preemption",
     ),
@@ -307,7 +307,7 @@ MUTANTS = (
     ),
     Mutant(
         "preempts the last of several least urgent requests",
-        (("scheduler", "max(self.running, key", "max(reversed(self.running), key"),),
+        (("queues", "max(self.running, key", "max(reversed(self.running), key"),),
         "priority",
         "equal keys among victims",
     ),
@@ -348,17 +348,22 @@ def _source(module: str) -> str:
     return (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
 
 
+_BASES = ("queues", "scheduler", "async_scheduler")
+
+
 def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
     """The mutated engine, for `replay.replay`. Raises ValueError as `sources` does."""
     changed = sources(mutant)
-    if "scheduler" in changed or "async_scheduler" in changed:  # one is the other's base
-        for name in ("scheduler", "async_scheduler"):
+    if changed.keys() & set(_BASES):  # each is the base of the next
+        for name in _BASES:
             changed.setdefault(name, _source(name))
-    base = "from mini_vllm.scheduler import"
-    modules = {
-        name: _load(name, text.replace(base, f"from {_name('scheduler')} import"))
-        for name, text in sorted(changed.items(), key=lambda entry: entry[0] == "async_scheduler")
-    }
+    order = {name: index for index, name in enumerate(_BASES, 1)}
+    modules: dict[str, ModuleType] = {}
+    for name in sorted(changed, key=lambda name: order.get(name, 0)):
+        text = changed[name]
+        for base in _BASES if name in _BASES else ():
+            text = text.replace(f"from mini_vllm.{base} import", f"from {_name(base)} import")
+        modules[name] = _load(name, text)
 
     def part(module: str, name: str) -> Any:
         owner: Any = modules.get(module) or sys.modules[f"mini_vllm.{module}"]

@@ -40,7 +40,7 @@ MISREADINGS = {
         "                continue\n",
     ),
     "leaves what ends while it waits in the queue": (
-        "                        self._waiting_queue_of(request).remove(request)\n",
+        "                        self._queue_of(request).remove(request)\n",
         "                        pass\n",
     ),
     "admits nobody whose token is to come": (

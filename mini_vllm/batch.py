@@ -42,6 +42,9 @@ class ForwardBatch:
     kv_cache: np.ndarray | None = field(default=None, repr=False)
     attn_metadata: Any = field(default=None, repr=False)
     """What the attention has worked out for this batch, once for all layers; its own type."""
+    groups: tuple[ForwardBatch, ...] = field(default=(), repr=False)
+    """The same tokens through the tables and caches of the further groups of layers, where there
+    are several; see `of_group`."""
     tile: slice = field(default_factory=lambda: slice(0, None), repr=False)
     """Tokens that a layer's projections are at; a model that walks in tiles moves it."""
 
@@ -49,6 +52,10 @@ class ForwardBatch:
     def num_reqs(self) -> int:
         """Requests in the batch."""
         return len(self.seq_lens)
+
+    def of_group(self, group: int) -> ForwardBatch:
+        """The batch as the layers of a cache group see it; group 0 is the batch itself."""
+        return self.groups[group - 1] if group else self
 
 
 class Model(Protocol):

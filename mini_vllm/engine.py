@@ -92,7 +92,7 @@ class LLMEngine:
             loaded.model,
             self.config.cache.num_blocks,
             self.config.cache.block_size,
-            loaded.kv_shape,
+            loaded.kv_specs,
             loaded.dtype,
         )
         self.executor = setup.build_executor(self.runner, self.row_sampler, self.features)
@@ -101,7 +101,7 @@ class LLMEngine:
         self._known: set[str] = set()  # ids of requests whose end has not been noted yet
         self._parents = Parents()
         self._num_added = 0
-        setup.add_feature = self.join
+        setup.join = self.join
 
     @property
     def model(self) -> Model:
@@ -143,6 +143,8 @@ class LLMEngine:
                     f"scheduler part {part}: takes no gates, needed for {feature.name}"
                 )
             self.gates = self.scheduler.gates = (*self.gates, feature.gate)
+        if feature.mask is not None:
+            self.row_sampler.masks.append(feature.mask)
         self.features.append(feature)
 
     def close(self) -> None:
@@ -156,6 +158,15 @@ class LLMEngine:
         return self.scheduler.requests
 
     # ------------------------------------------------------------------ requests
+
+    def prepare(self, sampling_params: SamplingParams) -> None:
+        """Do what of `add_request` takes long; in any thread, while others step the engine.
+
+        Raises:
+            ValueError: what `add_request` would refuse for the same reason.
+        """
+        for feature in tuple(self.features):
+            feature.prepare(sampling_params)
 
     def add_request(
         self,
@@ -266,7 +277,7 @@ class LLMEngine:
 
     def _step(self) -> list[Request]:
         plan = self.scheduler.schedule()
-        plan.bind(self.scheduler.kv)
+        plan.bind(self.scheduler.kv, len(self.runner.kv_specs) or 1)
         for feature in self.features:
             feature.after_schedule(plan)
         self.row_sampler.plan_prompt_rows(plan)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
@@ -38,6 +40,28 @@ class RequestInput:
     """The options that a room serves; any other is refused."""
 
 
+class RowMask(Protocol):
+    """What makes tokens impossible before anything is noted of a row, logprobs included.
+
+    As upstream, where the runner masks the logits before it calls the sampler:
+    `vllm/v1/worker/gpu_model_runner.py:4359` `GPUModelRunner.sample_tokens`.
+    """
+
+    def validate_drafts(
+        self, request: Request, in_flight: Sequence[int], drafts: Sequence[int]
+    ) -> list[int]:
+        """The drafts that are possible after the request's tokens and those in flight."""
+        ...
+
+    def failures(self) -> Mapping[str, str]:
+        """Why requests that wait for their mask will never have one."""
+        ...
+
+    def __call__(self, request: Request, row: np.ndarray) -> np.ndarray:
+        """The row [vocab_size] as given, or a new one with some entries -inf."""
+        ...
+
+
 class Feature:
     """A room as the engine sees it. Every moment does nothing; a room says those it needs."""
 
@@ -45,8 +69,13 @@ class Feature:
     """What `LLMEngine.feature` finds it by."""
     gate: Gate | None = None
     """What it asks of the scheduler."""
+    mask: RowMask | None = None
+    """What it does to rows of logits."""
 
     # ------------------------------------------------------------------ a request
+
+    def prepare(self, params: SamplingParams) -> None:
+        """In any thread, before the door: what of the door takes long. Raises as the door would."""
 
     def process_input(self, inputs: RequestInput) -> None:
         """At the door, before anything of the engine is touched. Raises ValueError to refuse."""

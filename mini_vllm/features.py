@@ -7,8 +7,9 @@ together are refused by name before anything is loaded. Stands where `vllm/confi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,11 +18,12 @@ from typing import Any
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig
 from mini_vllm.executor import Executor
-from mini_vllm.feature import Feature, RequestInput
+from mini_vllm.feature import Feature, RequestInput, RowMask
 from mini_vllm.models.registry import LoadedModel, load_model
 from mini_vllm.part_signatures import build_linear
 from mini_vllm.parts import EngineParts
-from mini_vllm.row_sampler import ChooseTokens, RowMask
+from mini_vllm.row_sampler import ChooseTokens
+from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.tokenizer import Tokenizer
 
 
@@ -30,8 +32,7 @@ class Room:
     """What a caller writes to have a room: names of arguments, wishes and parts."""
 
     module: str
-    """Its `open_room(arguments, setup)` opens the room, or does nothing where they ask for nothing.
-    """
+    """Its `open_room(arguments, setup)` gives the room, or None where they ask for nothing."""
     arguments: tuple[str, ...] = ()
     """Of the engine. The first that is given imports the room."""
     options: tuple[str, ...] = ()
@@ -79,19 +80,24 @@ class EngineSetup:
     choose_tokens: ChooseTokens | None = None
     executor: Callable[..., Executor] | None = None
     loaded: LoadedModel | None = None
-    add_feature: Callable[[Feature], None] = field(init=False)
+    join: Callable[[Feature], None] = field(init=False)
     """Takes in a room that has opened; once the engine is built, `LLMEngine.join`."""
-    open_rooms: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.add_feature = self.features.append
+        self.join = self._add
 
-    def open(self, name: str) -> None:
-        """Import a room and have it opened with its own arguments."""
+    def _add(self, feature: Feature) -> None:
+        self.features.append(feature)
+        if feature.mask is not None:
+            self.masks.append(feature.mask)
+
+    def open(self, name: str) -> Feature | None:
+        """Import a room and have it opened with its own arguments; it has not joined yet."""
         room = ROOMS[name]
         given = {n: self.arguments[n] for n in room.arguments if n in self.arguments}
-        import_module(f"mini_vllm.{name}.{room.module}").open_room(given, self)
-        self.open_rooms.add(name)
+        module = import_module(f"mini_vllm.{name}.{room.module}")
+        feature: Feature | None = module.open_room(given, self)
+        return feature
 
     def load(self) -> LoadedModel:
         """The model, loaded by the first that asks; the config has its length from then on."""
@@ -102,6 +108,9 @@ class EngineSetup:
                 **self.parts.rooms.get("models", {}),
             )  # fmt: skip
             self.config = self.config.with_max_model_len(self.loaded.max_model_len)
+            if self.loaded.kv_cache_manager is not None:
+                kv_cache_manager = self.loaded.kv_cache_manager
+                self.parts = replace(self.parts, kv_cache_manager=kv_cache_manager)
         return self.loaded
 
     def build_executor(self, *arguments: Any) -> Executor:
@@ -111,17 +120,41 @@ class EngineSetup:
 
 
 class OnDemand(Feature):
-    """Opens a room with the first request that needs it."""
+    """Opens a room with the first request that needs it; it joins at the door."""
 
-    def __init__(self, setup: EngineSetup) -> None:
+    def __init__(self, setup: EngineSetup, names: Iterable[str]) -> None:
+        """`names` are those of the rooms that are not open."""
         self.setup = setup
+        self._closed = set(names)
+        self._opened: dict[str, Feature] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Open the rooms that are needed, and let them prepare."""
+        for name in self._needed(params):
+            self._open(name).prepare(params)
 
     def process_input(self, inputs: RequestInput) -> None:
-        """Open the rooms of its sampling parameters, if they are not."""
-        for name, room in ROOMS.items():
-            wishes = (getattr(inputs.params, param) for param in room.sampling_params)
-            if any(wish is not None for wish in wishes) and name not in self.setup.open_rooms:
-                self.setup.open(name)
+        """Let the rooms that are needed join."""
+        for name in self._needed(inputs.params):
+            self.setup.join(self._open(name))
+            self._closed.remove(name)
+
+    def _needed(self, params: SamplingParams) -> list[str]:
+        """The rooms not joined yet that these parameters need."""
+        return [
+            name for name in (*self._closed,)
+            if any(getattr(params, wish) is not None for wish in ROOMS[name].sampling_params)
+        ]  # fmt: skip
+
+    def _open(self, name: str) -> Feature:
+        """A room, opened once, whichever thread comes first."""
+        with self._lock:
+            if name not in self._opened:
+                feature = self.setup.open(name)
+                assert feature is not None
+                self._opened[name] = feature
+            return self._opened[name]
 
 
 def needed_for(option: str) -> str:
@@ -156,11 +189,13 @@ def open_features(
             raise ValueError(f"{name}={value!r}: need speculative_config, which says who drafts")
     _check_parts_of_rooms(parts)
     setup = EngineSetup(model, config, tokenizer, parts, arguments)
-    for name, room in ROOMS.items():
-        if arguments.keys() & set(room.arguments):
-            setup.open(name)
+    asked_for = [name for name, room in ROOMS.items() if arguments.keys() & set(room.arguments)]
+    for name in asked_for:
+        if (feature := setup.open(name)) is not None:
+            setup.join(feature)
     setup.load()
-    setup.features.append(OnDemand(setup))
+    on_demand = (n for n, room in ROOMS.items() if room.sampling_params and n not in asked_for)
+    setup.join(OnDemand(setup, on_demand))
     return setup
 
 

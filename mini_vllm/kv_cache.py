@@ -89,8 +89,8 @@ class KVCacheManager:
         """The request's block table, empty when it has none."""
         return self.req_to_blocks.get(request_id, [])
 
-    def get_block_ids(self, request_id: str) -> list[int]:
-        """Physical block ids of the request's table, in sequence order."""
+    def get_block_ids(self, request_id: str, group: int = 0) -> list[int]:
+        """Physical block ids of the request's table in sequence order; here there is one group."""
         return [block.block_id for block in self.req_to_blocks.get(request_id, ())]
 
     def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
@@ -146,27 +146,33 @@ class KVCacheManager:
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] | None = None,
         num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
     ) -> list[KVCacheBlock] | None:
         """Grow the table to hold `num_new_tokens` beyond `request.num_computed_tokens`.
 
-        The caller has already put the prefix hits into `num_computed_tokens`. Capacity is checked
+        The caller has already put the prefix hits, and the tokens that come from outside, into
+        `num_computed_tokens`. Capacity is checked
         before anything is touched (B14); adopted blocks that were free count as consumed. Blocks
         that become full with this step's tokens enter the index now, since the step will fill them
         before anybody can read them; drafts, which may be rejected, do not count.
 
         Args:
             request: must not hold blocks yet when `new_computed_blocks` is given.
-            num_new_tokens: tokens to be computed in this step, at least 1.
+            num_new_tokens: tokens to be computed in this step, at least 1; 0 while what comes from
+                outside is being loaded.
             new_computed_blocks: the hits of `get_computed_blocks`, to adopt.
             num_lookahead_tokens: further slots, for drafts made in this step.
+            num_external_computed_tokens: how many computed tokens come from outside.
+            delay_cache_blocks: index nothing yet, since what comes from outside is not there.
 
         Returns:
             The newly allocated blocks (often empty), or None when they do not fit.
 
         Raises:
-            ValueError: `num_new_tokens` below 1.
+            ValueError: `num_new_tokens` below 1, and nothing comes from outside.
         """
-        if num_new_tokens < 1:
+        if num_new_tokens < (0 if num_external_computed_tokens else 1):
             raise ValueError(f"num_new_tokens={num_new_tokens}: need at least 1")
         request_id, hits = request.request_id, new_computed_blocks or ()
         num_tokens = request.num_computed_tokens + num_new_tokens
@@ -180,7 +186,7 @@ class KVCacheManager:
             if needed > self.block_pool.get_num_free_blocks():
                 return None
             new_blocks = self._extend_table(request_id, num_slots, hits)
-        if self.enable_caching:
+        if self.enable_caching and not delay_cache_blocks:
             num_known = min(num_tokens, request.num_tokens)
             if num_known // size > self._num_cached.get(request_id, 0):
                 self.cache_blocks(request, num_known)
@@ -249,7 +255,8 @@ class KVCacheManager:
     def _extend_hashes(self, request: Request) -> None:
         """Bring `request.block_hashes` up to the number of full blocks of its tokens (B9)."""
         hashes, token_ids, size = request.block_hashes, request.all_token_ids, self.block_size
-        parent = hashes[-1] if hashes else root_hash(request.extra_keys)
+        parent, keys = hashes[-1] if hashes else root_hash(request.extra_keys), request.block_keys
         for start in range(len(hashes) * size, request.num_tokens - size + 1, size):
-            parent = hash_block_tokens(parent, token_ids[start : start + size])
+            own = keys(start, start + size) if keys is not None else ()
+            parent = hash_block_tokens(parent, token_ids[start : start + size], own)
             hashes.append(parent)

@@ -8,11 +8,14 @@ it needs not. Sees plans, no scheduler and no KV manager. Mirrors
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from mini_vllm.batch import ForwardBatch, Model
+from mini_vllm.kv_cache_interface import KVCacheSpec, allocate_caches
 from mini_vllm.plan import SchedulerOutput
 
 
@@ -24,7 +27,7 @@ class ModelRunner:
         model: Model,
         num_blocks: int,
         block_size: int,
-        kv_shape: tuple[int, int, int] | None = None,
+        kv_specs: Sequence[KVCacheSpec] = (),
         dtype: np.dtype | type | str = np.float32,
     ) -> None:
         """Allocate the cache.
@@ -33,27 +36,32 @@ class ModelRunner:
             model: what computes the logits; may be replaced between steps.
             num_blocks: physical blocks, the null block included.
             block_size: tokens per block.
-            kv_shape: (num_layers, num_kv_heads, head_dim), or None for a model without K and V.
+            kv_specs: what each group of layers keeps; empty for a model without K and V.
             dtype: of the cache.
 
         Raises:
-            ValueError: the cache does not fit the machine's memory; the bytes are named.
+            ValueError: groups whose blocks differ in size, or a cache that does not fit the
+                machine's memory; the bytes are named.
         """
         self.model = model
         self.block_size = block_size
-        self.kv_cache: np.ndarray | None = None
+        self.kv_specs = tuple(kv_specs)
         self.in_flight: dict[str, Sequence[int]] = {}
         """Tokens sampled by a step that the scheduler has not been told of yet, per request."""
-        if kv_shape is not None:
-            num_layers, num_kv_heads, head_dim = kv_shape
-            shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
-            try:
-                self.kv_cache = np.zeros(shape, dtype=dtype)
-            except MemoryError:
-                size = np.prod(shape, dtype=float) * np.dtype(dtype).itemsize
-                raise ValueError(
-                    f"num_blocks={num_blocks}: a KV cache of {size / 2**30:,.1f} GiB does not fit"
-                ) from None
+        try:
+            self.kv_caches = allocate_caches(kv_specs, num_blocks, block_size, dtype)
+        except MemoryError:
+            layers = max(len(spec.layers) for spec in kv_specs)
+            shape = layers, *kv_specs[0].shape(num_blocks, block_size)[1:]
+            size = np.prod(shape, dtype=float) * np.dtype(dtype).itemsize
+            raise ValueError(
+                f"num_blocks={num_blocks}: a KV cache of {size / 2**30:,.1f} GiB does not fit"
+            ) from None
+
+    @property
+    def kv_cache(self) -> np.ndarray | None:
+        """K and V of the first group of layers, of all layers where there is one group."""
+        return self.kv_caches[0] if self.kv_caches else None
 
     def execute(self, plan: SchedulerOutput) -> np.ndarray:
         """Run one bound plan; logits [plan.num_rows, vocab_size]."""
@@ -74,19 +82,34 @@ class ModelRunner:
         # Token t of request i sits at position computed[i] + (t - query_start_loc[i]).
         owner = np.repeat(np.arange(num_reqs), counts.astype(np.intp))  # [num_tokens]
         positions = np.arange(len(owner)) + (computed - query_start_loc[:-1])[owner]
-        block_tables = self._block_tables([plan.block_ids[r] for r in plan.num_scheduled_tokens])
-        block, offset = np.divmod(positions, self.block_size)
-        return ForwardBatch(
+        batch = ForwardBatch(
             token_ids=self._token_ids(plan),
             positions=positions,
-            slot_mapping=block_tables[owner, block] * self.block_size + offset,
             query_start_loc=query_start_loc,
             seq_lens=computed + counts,
-            block_tables=block_tables,
             logits_indices=self._logits_indices(plan, query_start_loc[1:] - 1),
-            block_size=self.block_size,
-            kv_cache=self.kv_cache,
+            **self._tables_of(0, plan.block_ids, plan, owner, positions),
         )
+        batch.groups = tuple(
+            replace(batch, **self._tables_of(group, table, plan, owner, positions))
+            for group, table in enumerate(plan.group_block_ids, 1)
+        )
+        return batch
+
+    def _tables_of(
+        self, group: int, block_ids: Mapping[str, Sequence[int]], plan: SchedulerOutput,
+        owner: np.ndarray, positions: np.ndarray,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The fields of a batch that differ from group to group: where its K and V live."""
+        size = (self.kv_specs[group].block_size if self.kv_specs else None) or self.block_size
+        block_tables = self._block_tables([block_ids[r] for r in plan.num_scheduled_tokens])
+        block, offset = np.divmod(positions, size)
+        return {
+            "block_tables": block_tables,
+            "slot_mapping": block_tables[owner, block] * size + offset,
+            "block_size": size,
+            "kv_cache": self.kv_caches[group] if self.kv_caches else None,
+        }
 
     @staticmethod
     def _logits_indices(plan: SchedulerOutput, last: np.ndarray) -> np.ndarray:

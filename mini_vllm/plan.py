@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mini_vllm.request import Request
 
@@ -41,6 +41,11 @@ class SchedulerOutput:
     """Requests whose last known token is computed in this step, so that one is sampled (S4)."""
     block_ids: dict[str, Sequence[int]] = field(default_factory=dict)
     """Block table of each scheduled request; see `bind`."""
+    group_block_ids: list[dict[str, Sequence[int]]] = field(default_factory=list)
+    """The tables of each further cache group, as `block_ids`; empty where there is one group."""
+    features: dict[str, Any] = field(default_factory=dict)
+    """What a feature has worked out for this step, under its name: with several plans under way
+    each carries its own."""
     prompt_rows: dict[str, int] = field(default_factory=dict)
     """Rows of logits wanted of a request's prompt, before that of its last scheduled token."""
 
@@ -82,10 +87,11 @@ class SchedulerOutput:
             if tokens and request_id in self.num_computed_tokens and request_id not in admitted:
                 self.num_computed_tokens[request_id] -= previous.num_rejected(request_id, tokens)
 
-    def bind(self, kv: KVCacheManager) -> None:
+    def bind(self, kv: KVCacheManager, num_groups: int = 1) -> None:
         """Note what the runner needs, before a later call moves counters or tables.
 
         A scheduler whose counters move ahead (`AsyncScheduler`) has filled the positions itself.
+        With several cache groups each has a table of its own.
         """
         counts = self.num_scheduled_tokens
         if not self.num_computed_tokens:
@@ -95,25 +101,59 @@ class SchedulerOutput:
                 if start + counts[request_id] >= request.num_tokens:
                     self.sampling_req_ids.add(request_id)
         self.block_ids = {request_id: kv.get_block_ids(request_id) for request_id in counts}
+        self.group_block_ids = [
+            {request_id: kv.get_block_ids(request_id, group) for request_id in counts}
+            for group in range(1, num_groups)
+        ]
 
 
-class Gate(Protocol):
-    """What a feature may ask of the scheduler; the feature's own folder holds the class."""
+class ExternalTokens(NamedTuple):
+    """Tokens whose K and V a gate brings from outside, behind the hits of the prefix cache."""
+
+    num_tokens: int
+    load_async: bool = False
+    """They come while other requests run: this one gets its blocks now and waits for them."""
+
+
+NO_EXTERNAL_TOKENS = ExternalTokens(0)
+
+
+class Gate:
+    """What a feature may ask of the scheduler; a feature overrides what it needs.
+
+    The moments of one `schedule()`, in this order; `leaves` comes whenever blocks would be freed.
+    """
+
+    def begins(self, plan: SchedulerOutput) -> None:
+        """A step is being planned: budgets of a step start here."""
 
     def admission(
         self, request: Request, plan: SchedulerOutput
     ) -> Literal["admit", "skip", "stop"]:
         """May this waiting request run? "skip" looks at the next one, "stop" ends the scan."""
-        ...
+        return "admit"
+
+    def found(self, request: Request, num_cached: int) -> ExternalTokens | None:
+        """What it can bring behind the `num_cached` tokens hit; None: it cannot say yet, and the
+        request is passed over.
+
+        As `vllm/distributed/kv_transfer/kv_connector/v1/base.py:454`
+        `KVConnectorBase_V1.get_num_new_matched_tokens`. A request whose load is under way waits
+        among the skipped until `admission` says that the load is there.
+        """
+        return NO_EXTERNAL_TOKENS
 
     def limit(self, request: Request, start: int, num_new: int) -> int:
         """At most this many of the `num_new` tokens wanted from position `start` on."""
-        ...
+        return num_new
+
+    def refused(self, request: Request) -> None:
+        """There are no blocks for a waiting request after all: give up what `limit` took for it."""
 
     def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
-        """The request has entered the plan with `num_new` tokens."""
-        ...
+        """The request has entered the plan with `num_new` tokens; with 0 it has not, but its blocks
+        are there and its load begins."""
 
     def leaves(self, request: Request) -> bool:
         """The request is preempted or ends. True: keep its blocks, the gate frees them later."""
-        ...
+        return False

@@ -7,7 +7,7 @@ PREEMPTED; the stop check runs in upstream's order. Mirrors `vllm/v1/request.py:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -43,7 +43,7 @@ class Request:
     """
 
     __slots__ = (
-        "all_token_ids", "arrival_time", "block_hashes", "eos_token_id",
+        "all_token_ids", "arrival_time", "block_hashes", "block_keys", "eos_token_id",
         "extra_keys", "logprobs", "num_cached_tokens", "num_computed_tokens",
         "num_output_placeholders", "num_preemptions", "num_prompt_tokens", "num_tokens",
         "num_tokens_to_discard", "priority",
@@ -93,6 +93,9 @@ class Request:
         self.num_preemptions = 0
         self.block_hashes: list[int] = []
         self.extra_keys = extra_keys if cache_salt is None else (*extra_keys, cache_salt)
+        self.block_keys: Callable[[int, int], tuple[Hashable, ...]] | None = None
+        """What else the K and V of positions start to stop depend on, such as a picture there; part
+        of that block's hash and so of all behind it."""
         self.stop_reason: int | str | None = None
         """The stop token id or text that ended it, or the text of an error; None for EOS and
         length."""

@@ -7,13 +7,14 @@ mates; a generator can go back to where it stood before a step that did not happ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
+from mini_vllm.feature import RowMask
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 from mini_vllm.sample.logprobs import RequestLogprobs, gather
@@ -39,28 +40,6 @@ class Failure:
     kv: Literal["valid", "unwritten", "suspect"] = "valid"
     """What it leaves in the KV cache: what was planned, or without what this step should have
     written, or K and V that may be as wrong as its logits."""
-
-
-class RowMask(Protocol):
-    """What makes tokens impossible before anything is noted of a row, logprobs included.
-
-    As upstream, where the runner masks the logits before it calls the sampler:
-    `vllm/v1/worker/gpu_model_runner.py:4359` `GPUModelRunner.sample_tokens`.
-    """
-
-    def validate_drafts(
-        self, request: Request, in_flight: Sequence[int], drafts: Sequence[int]
-    ) -> list[int]:
-        """The drafts that are possible after the request's tokens and those in flight."""
-        ...
-
-    def failures(self) -> Mapping[str, str]:
-        """Why requests that wait for their mask will never have one."""
-        ...
-
-    def __call__(self, request: Request, row: np.ndarray) -> np.ndarray:
-        """The row [vocab_size] as given, or a new one with some entries -inf."""
-        ...
 
 
 class _NoTokenAllowedError(Exception):

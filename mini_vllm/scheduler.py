@@ -8,38 +8,31 @@ equal those of `vllm/v1/core/sched/scheduler.py:329` `Scheduler.schedule`, step 
 from __future__ import annotations
 
 import sys
-from bisect import insort
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from mini_vllm.block_pool import KVCacheBlock
 from mini_vllm.config import SchedulerConfig
 from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.plan import Gate, SchedulerOutput
+from mini_vllm.plan import NO_EXTERNAL_TOKENS, ExternalTokens, Gate, SchedulerOutput
+from mini_vllm.queues import RequestQueues
 from mini_vllm.request import Request, RequestStatus
 
 
-class Scheduler:
-    """Queues, one budget. Owns the requests' status and counters.
-
-    `skipped` holds waiting requests that a gate passed over; it is served before `waiting`.
-    """
+class Scheduler(RequestQueues):
+    """Queues and one budget. Owns the requests' status and counters."""
 
     def __init__(
         self, kv: KVCacheManager, config: SchedulerConfig | None = None, gates: Sequence[Gate] = ()
     ) -> None:
         """An idle scheduler over the block tables of `kv`; `gates` are asked in their order."""
+        super().__init__(config or SchedulerConfig())
         self.kv = kv
-        self.config = config or SchedulerConfig()
         self.gates = tuple(gates)
         self.max_num_seqs = self.config.max_num_seqs or 0
         self.max_model_len = kv.max_model_len = self.config.max_model_len
         kv.use_eagle = self.config.use_eagle
         self._limit = self.max_model_len or sys.maxsize
-        self.waiting: deque[Request] = deque()
-        self.skipped: deque[Request] = deque()
-        self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self._finished_req_ids: set[str] = set()
         self._sampled: Mapping[str, Sequence[int]] = {}
@@ -60,10 +53,6 @@ class Scheduler:
             self._release(request)
         return request
 
-    def has_unfinished_requests(self) -> bool:
-        """Whether any request is waiting or running."""
-        return bool(self.waiting or self.skipped or self.running)
-
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget every cached prefix; False, and nothing changed, while blocks are in use.
 
@@ -79,6 +68,8 @@ class Scheduler:
         """Plan one step: running requests first, then admissions, under one budget (S2, S7)."""
         plan = SchedulerOutput(finished_req_ids=self._finished_req_ids)
         self._finished_req_ids = set()
+        for gate in self.gates:
+            gate.begins(plan)
         budget = self._schedule_running(plan, self.config.max_num_batched_tokens)
         if not plan.preempted_req_ids:  # S6
             self._schedule_waiting(plan, budget)
@@ -140,36 +131,41 @@ class Scheduler:
             budget > 0 and len(self.running) < self.max_num_seqs and (queue := self._next_queue())
         ):
             request = queue[0]
-            verdicts = [gate.admission(request, plan) for gate in self.gates]
-            verdict = next((v for v in verdicts if v != "admit"), "admit")
-            if verdict == "skip":
-                passed.append(queue.popleft())
-                continue
-            num_new = self._admit(request, plan, budget) if verdict == "admit" else 0
+            num_new = self._admit(request, plan, budget)
             if num_new == 0:
                 break
             queue.popleft()
-            budget -= num_new
-        self.skipped.extendleft(reversed(passed))
+            if num_new is None:
+                passed.append(request)
+            else:
+                budget -= num_new
+        self._set_aside(passed)
 
-    def _admit(self, request: Request, plan: SchedulerOutput, budget: int) -> int:
-        """Move a waiting request to `running`; how many tokens it got, 0 if it must wait."""
-        hits: Sequence[KVCacheBlock] = ()
-        before = num_cached = request.num_computed_tokens  # above 0 only if a gate brought its KV
-        if before == 0:
-            hits, num_cached = self.kv.get_computed_blocks(request)
-        wanted = request.num_tokens - num_cached
-        num_new, whole = (self._clamp_new_tokens(wanted, most) for most in (budget, wanted))
-        if num_new < whole and not self.config.enable_chunked_prefill:
-            return 0
-        for gate in self.gates:
-            num_new = gate.limit(request, num_cached, num_new)
-        if num_new <= 0 or not self.kv.full_sequence_fits(request, hits):
+    def _admit(self, request: Request, plan: SchedulerOutput, budget: int) -> int | None:
+        """Move a waiting request to `running`; how many tokens it got.
+
+        0 if it must wait, and everybody behind it; None if it alone is passed over.
+        """
+        verdicts = [gate.admission(request, plan) for gate in self.gates]
+        if verdict := next((v for v in verdicts if v != "admit"), None):
+            return 0 if verdict == "stop" else None
+        before = request.num_computed_tokens  # above 0: a gate had its K and V loaded
+        hits, num_cached, external = self._find_computed(request)
+        if external is None:
+            return None
+        num_new = 0 if external.load_async else self._num_admitted(request, num_cached, budget)
+        if num_new <= 0 and not external.load_async:
             return 0
         request.num_computed_tokens = num_cached
-        if self.kv.allocate_slots(request, num_new, hits) is None:
+        if not self._allocate(request, num_new, hits, external, before > 0):
             request.num_computed_tokens = before
+            for gate in self.gates:
+                gate.refused(request)
             return 0
+        if external.load_async:
+            for gate in self.gates:
+                gate.scheduled(request, 0, plan)
+            return None
         self.running.append(request)
         resumed, request.status = request.status == RequestStatus.PREEMPTED, RequestStatus.RUNNING
         admitted = plan.scheduled_resumed_req_ids if resumed else plan.scheduled_new_req_ids
@@ -181,6 +177,50 @@ class Scheduler:
         plan.scheduled_requests.append(request)
         self._note(request, num_new, plan)
         return num_new
+
+    def _find_computed(
+        self, request: Request
+    ) -> tuple[Sequence[KVCacheBlock], int, ExternalTokens | None]:
+        """Hits, how many tokens need not be computed, and which of them a gate brings.
+
+        None instead of the last: a gate cannot say yet. What was loaded is indexed now, and one
+        token is left to give logits.
+        """
+        if loaded := request.num_computed_tokens:
+            self.kv.cache_blocks(request, loaded)
+            return (), min(loaded, request.num_tokens - 1), NO_EXTERNAL_TOKENS
+        hits, num_cached = self.kv.get_computed_blocks(request)
+        for gate in self.gates:
+            external = gate.found(request, num_cached)
+            if external is None or external.num_tokens:
+                return hits, num_cached + (external.num_tokens if external else 0), external
+        return hits, num_cached, NO_EXTERNAL_TOKENS
+
+    def _num_admitted(self, request: Request, num_cached: int, budget: int) -> int:
+        """Tokens of its first chunk; 0 if it is to be whole and is not, or a gate allows none."""
+        wanted = request.num_tokens - num_cached
+        num_new, whole = (self._clamp_new_tokens(wanted, most) for most in (budget, wanted))
+        if num_new < whole and not self.config.enable_chunked_prefill:
+            return 0
+        for gate in self.gates:
+            num_new = gate.limit(request, num_cached, num_new)
+        return num_new
+
+    def _allocate(
+        self, request: Request, num_new: int, hits: Sequence[KVCacheBlock],
+        external: ExternalTokens, was_loaded: bool,
+    ) -> bool:  # fmt: skip
+        """Slots for an admission, if its whole sequence fits; drafts get theirs a step later, but
+        for a request that was loaded."""
+        if not self.kv.full_sequence_fits(request, hits):
+            return False
+        if not external.num_tokens and not was_loaded:
+            return self.kv.allocate_slots(request, num_new, hits) is not None
+        lookahead = self.config.num_lookahead_tokens if was_loaded else 0
+        blocks = self.kv.allocate_slots(
+            request, num_new, hits, lookahead, external.num_tokens, external.load_async
+        )
+        return blocks is not None
 
     def _note(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
         """Enter those of a planned request's drafts that fit, and tell the gates."""
@@ -240,36 +280,6 @@ class Scheduler:
         if 0 < threshold < num_new_tokens:
             num_new_tokens = threshold
         return num_new_tokens if num_new_tokens < token_budget else token_budget
-
-    def _next_queue(self) -> deque[Request]:
-        """Whose head is looked at next: `skipped` first, or the more urgent head."""
-        if self.config.policy == "priority" and self.skipped and self.waiting:
-            return self.waiting if self.waiting[0] < self.skipped[0] else self.skipped
-        return self.skipped or self.waiting
-
-    def _queue_of(self, request: Request) -> deque[Request] | list[Request]:
-        """The queue a live request stands in."""
-        if request.status == RequestStatus.RUNNING:
-            return self.running
-        return self.skipped if request in self.skipped else self.waiting
-
-    def _enqueue(self, request: Request) -> None:
-        """Put a request where its policy wants it: among the `skipped` if it waits for more."""
-        queue = self.skipped if request.waits_for else self.waiting
-        if self.config.policy == "priority":
-            insort(queue, request)
-        elif request.status == RequestStatus.PREEMPTED:
-            queue.appendleft(request)
-        else:
-            queue.append(request)
-
-    def _pop_victim(self) -> Request:
-        """Take the request to preempt out of `running`: the last, or the least urgent."""
-        if self.config.policy == "fcfs":
-            return self.running.pop()
-        victim = max(self.running, key=lambda r: (r.priority, r.arrival_time))
-        self.running.remove(victim)
-        return victim
 
     def _withdraw(self, victim: Request, plan: SchedulerOutput) -> int:
         """Unschedule a victim that this step had already planned; returns the refunded budget."""

@@ -247,7 +247,7 @@ OURS: dict[Rule, tuple[Callable[..., Any], str]] = {
     is_admitted: (KVCacheManager.full_sequence_fits, "needed <="),
     overwrites: (BlockPool.get_new_blocks, "self.evict(block)"),
     waits_for_blocks: (KVCacheManager.full_sequence_fits, "needed <="),
-    waits_for_a_whole_chunk: (Scheduler._admit, "enable_chunked_prefill"),
+    waits_for_a_whole_chunk: (Scheduler._num_admitted, "enable_chunked_prefill"),
     waits_for_budget: (Scheduler._schedule_waiting, "budget > 0"),
     waits_for_a_slot: (Scheduler._schedule_waiting, "self.max_num_seqs"),
     waits_after_preemption: (Scheduler.schedule, "not plan.preempted_req_ids"),

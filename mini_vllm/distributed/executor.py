@@ -120,7 +120,7 @@ class Ranks(Feature):
             self.pool.close()
 
 
-def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> None:
+def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Ranks | None:
     """Start ranks and have them load the model, unless one process is asked for.
 
     Args:
@@ -139,7 +139,7 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> None:
     if parallel.world_size == 1 and pool is None:
         if parallel.enable_expert_parallel:
             raise ValueError("enable_expert_parallel=True: need tensor_parallel_size of 2 or more")
-        return
+        return None
     _check_others(parallel, setup, pool)
     source, loaded = _describe(setup.model, setup.tokenizer, setup.config)
     parallel.check_model(source.config)
@@ -158,10 +158,10 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> None:
         raise
     setup.config = replace(config, cache=replace(cache, block_size=cache.block_size * dcp))
     setup.loaded = loaded(ranks)
-    setup.add_feature(ranks)
     if ranks.depth > 1:
         setup.parts = replace(setup.parts, scheduler=PipelineScheduler)
         setup.executor = functools.partial(StagedExecutor, ranks=ranks, depth=ranks.depth)
+    return ranks
 
 
 def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool | None) -> None:
@@ -218,6 +218,6 @@ def _describe(
     vocab, longest = source.config.vocab_size, source.config.max_position_embeddings
 
     def loaded(ranks: Model) -> LoadedModel:
-        return LoadedModel(ranks, tokens, eos, vocab, None, config.dtype, longest, template)
+        return LoadedModel(ranks, tokens, eos, vocab, (), config.dtype, longest, template)
 
     return source, loaded

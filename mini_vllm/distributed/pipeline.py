@@ -8,9 +8,9 @@ the oldest batch is asked for when the queue is full or nothing more can be plan
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from mini_vllm.row_sampler import RowSampler, TokenLists
 from mini_vllm.scheduler import Scheduler
 
 
-class OnceGate:
+class OnceGate(Gate):
     """Keeps a position from being sampled while a token for it is on its way.
 
     A request preempted with a token in flight starts over at 0 and may be admitted again before
@@ -37,19 +37,10 @@ class OnceGate:
     def __init__(self) -> None:
         self.tokens_to_come: Counter[str] = Counter()
 
-    def admission(
-        self, request: Request, plan: SchedulerOutput
-    ) -> Literal["admit", "skip", "stop"]:
-        """Anybody may come in."""
-        return "admit"
-
     def limit(self, request: Request, start: int, num_new: int) -> int:
         """Nothing, where the tokens would reach the last known one too early."""
         is_last = start + num_new >= request.num_tokens
         return 0 if is_last and self.tokens_to_come[request.request_id] else num_new
-
-    def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
-        """Nothing to note: only the counters, which move later, say whether it samples."""
 
     def leaves(self, request: Request) -> bool:
         """A request that ends is waited for no more."""
@@ -101,15 +92,12 @@ class PipelineScheduler(Scheduler):
                 if request.maybe_finish(self.max_model_len):
                     finished.append(request)
                     if request not in self.running:
-                        self._waiting_queue_of(request).remove(request)
+                        self._queue_of(request).remove(request)
                     self._release(request)
                     break
         if finished:
             self.running = [request for request in self.running if not request.is_finished]
         return finished
-
-    def _waiting_queue_of(self, request: Request) -> deque[Request]:
-        return self.skipped if request in self.skipped else self.waiting
 
 
 class _Ranks(Protocol):

@@ -188,7 +188,7 @@ class Adapters(Feature):
         )
 
 
-def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> None:
+def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Adapters | None:
     """Adapters, where `enable_lora` is True; the other arguments are those of `LoRAConfig`.
 
     Raises:
@@ -201,10 +201,10 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> None:
     if not flag("enable_lora", settings.pop("enable_lora", False)):
         for name, value in settings.items():
             raise ValueError(f"{name}={value!r}: need enable_lora=True")
-        return
+        return None
     loaded, scheduler = setup.load(), setup.config.scheduler
     if scheduler.async_scheduling and scheduler.num_speculative_tokens:
         raise ValueError("enable_lora=True: need async_scheduling=False with speculative_config")
     adapters = Adapters(LoRAConfig(**settings), loaded, setup.parts)
     setup.loaded = replace(loaded, model=adapters.model)
-    setup.add_feature(adapters)
+    return adapters

@@ -7,12 +7,15 @@ one record with the bounds it must hold its requests to. Mirrors
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mini_vllm.batch import Model
+from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.kv_cache_interface import KVCacheSpec
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.moe import ExpertsFn, moe_forward_grouped
 from mini_vllm.models.toy import ToyModel
@@ -29,10 +32,13 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     """Token ids the model has an embedding for; the tokenizer may know fewer."""
-    kv_shape: tuple[int, int, int] | None = None
+    kv_specs: tuple[KVCacheSpec, ...] = ()
+    """What each group of its layers keeps; empty for a model without K and V."""
     dtype: np.dtype | type | str = np.float32
     max_model_len: int | None = None
     chat_template: str | None = None
+    kv_cache_manager: Callable[..., KVCacheManager] | None = None
+    """What keeps the tables of its groups; None: `KVCacheManager`, which keeps one."""
 
 
 def load_model(
@@ -61,7 +67,7 @@ def load_model(
             tokenizer or checkpoint.tokenizer,
             checkpoint.eos_token_ids or eos_of(checkpoint.tokenizer),
             config.vocab_size,
-            transformer.kv_shape,
+            transformer.kv_specs,
             transformer.dtype,
             config.max_position_embeddings,
             checkpoint.chat_template,
@@ -72,7 +78,7 @@ def load_model(
         return LoadedModel(ToyModel(vocab_size, seed), tokens, eos, vocab_size)
     if isinstance(model, Transformer):
         longest, vocab_size = model.config.max_position_embeddings, model.config.vocab_size
-        return LoadedModel(model, tokens, eos, vocab_size, model.kv_shape, model.dtype, longest)
+        return LoadedModel(model, tokens, eos, vocab_size, model.kv_specs, model.dtype, longest)
     if not callable(getattr(model, "forward", None)):
         raise ValueError(
             f"model={model!r}: need byte-llama, byte-moe, toy, a folder, a hub id, or an object "

@@ -15,6 +15,7 @@ import numpy as np
 
 from mini_vllm.attention import paged_attention, write_kv
 from mini_vllm.batch import ForwardBatch
+from mini_vllm.kv_cache_interface import KVCacheSpec
 from mini_vllm.models.mlp import Mlp, silu_and_mul
 from mini_vllm.models.moe import ExpertsFn, MoeConfig, SparseMlp, moe_forward_grouped
 
@@ -132,6 +133,12 @@ class Transformer:
         """(num_layers, num_kv_heads, head_dim): what the runner's cache must hold per token."""
         c = self.config
         return c.num_hidden_layers, c.num_key_value_heads, c.head_dim
+
+    @property
+    def kv_specs(self) -> tuple[KVCacheSpec, ...]:
+        """One group: every layer attends to every token before."""
+        num_layers, num_kv_heads, head_dim = self.kv_shape
+        return (KVCacheSpec(tuple(range(num_layers)), num_kv_heads, head_dim),)
 
     def _cast(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(array, dtype=self.dtype)

@@ -18,13 +18,12 @@ import numpy as np
 
 from mini_vllm.attention import paged_attention
 from mini_vllm.config import EngineConfig, SchedulerConfig
-from mini_vllm.feature import Feature, SampledTokenIds
+from mini_vllm.feature import Feature, RowMask, SampledTokenIds
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.models.registry import LoadedModel, load_model
 from mini_vllm.models.transformer import Linear
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
-from mini_vllm.row_sampler import RowMask
 from mini_vllm.sampler import probabilities
 from mini_vllm.spec_decode.config import ASYNC_METHODS, SpeculativeConfig
 from mini_vllm.spec_decode.draft_model import DraftModelProposer
@@ -254,7 +253,7 @@ class Speculator(Feature):
         return int(token), bool(kept)
 
 
-def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> None:
+def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Speculator:
     """Speculation, as `speculative_config` says. Raises ValueError as `open_speculator`."""
     loaded, of_room = setup.load(), setup.parts.of_room
     speculator, setup.config = open_speculator(
@@ -262,7 +261,7 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> None:
         of_room("spec_decode", "drafter"), of_room("spec_decode", "verifier"), setup.masks,
     )  # fmt: skip
     setup.choose_tokens = speculator.verify
-    setup.add_feature(speculator)
+    return speculator
 
 
 def open_speculator(
@@ -345,7 +344,7 @@ def _draft_model(
         )
     cache = config.cache
     runner = ModelRunner(
-        loaded.model, cache.num_blocks, cache.block_size, loaded.kv_shape, loaded.dtype
+        loaded.model, cache.num_blocks, cache.block_size, loaded.kv_specs, loaded.dtype
     )
     draws = spec.draft_sample_method == "probabilistic"
     rng = np.random.default_rng((config.seed, 1)) if draws else None

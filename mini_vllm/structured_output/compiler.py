@@ -1,8 +1,8 @@
 """From a constraint to a machine: parsed at the door, compiled in the background, kept by key.
 
-Promises: a constraint that cannot be served is refused by name before a request exists; a
-compilation is bounded in time and size, and ends early when nobody waits for it; equal constraints
-are compiled once. Mirrors `vllm/v1/structured_output/__init__.py:115`
+Promises: a constraint that cannot be served is refused by name before a request exists; parsing and
+compiling are bounded in time and size, and a compilation ends early when no request waits for it;
+equal constraints are compiled once. Mirrors `vllm/v1/structured_output/__init__.py:115`
 `StructuredOutputManager.grammar_init` and its pool, and the cache that xgrammar's compiler keeps.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +36,9 @@ MAX_SPEC = 1 << 20
 
 MAX_GRAMMARS = 128
 """Compiled grammars that are kept, the least recently used go first."""
+
+MAX_KEPT_STATES = 250_000
+"""States of all grammars that are kept, at some 400 bytes each."""
 
 
 def num_workers() -> int:
@@ -64,13 +68,13 @@ def _parsed(key: Key, refuse_as_xgrammar: bool, effort: Effort) -> Grammar:
     if len(spec) > MAX_SPEC:
         raise GrammarError(f"{kind}: {len(spec)} characters, need at most {MAX_SPEC}")
     if kind == "regex":
-        return Grammar({"root": parse_regex(spec)})
+        return Grammar({"root": parse_regex(spec, effort)})
     if kind == "choice":
         return Grammar({"root": choice(text(each) for each in json.loads(spec))})
     if kind == "grammar":
         from mini_vllm.structured_output.ebnf import parse_ebnf
 
-        return parse_ebnf(spec)
+        return parse_ebnf(spec, effort)
     if kind == "json":
         from mini_vllm.structured_output.json_schema import parse_json_schema
 
@@ -99,6 +103,37 @@ class Compilation:
     future: Future[CompiledGrammar]
     effort: Effort = field(default_factory=Effort)
     waiters: int = 0
+
+    @property
+    def num_states(self) -> int:
+        """How many states it holds; 0 until it is done."""
+        if not self.future.done() or self.future.cancelled() or self.future.exception():
+            return 0
+        machine = self.future.result().machine
+        return len(machine.network.moves) + machine.num_states
+
+
+class GrammarParser:
+    """Parses, in any thread, and keeps what it parsed last, so that a thread which must not be held
+    up finds it."""
+
+    def __init__(self, refuse_as_xgrammar: bool) -> None:
+        self.refuse_as_xgrammar = refuse_as_xgrammar
+        self._kept: OrderedDict[Key, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def parse(self, key: Key) -> Grammar:
+        """The grammar of a constraint. Raises GrammarError, see `grammar_of`."""
+        with self._lock:
+            if (found := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return found
+        grammar = grammar_of(key, self.refuse_as_xgrammar)
+        with self._lock:
+            self._kept[key] = grammar
+            while len(self._kept) > 1 and sum(len(k[1]) for k in self._kept) > 2 * MAX_SPEC:
+                self._kept.popitem(last=False)
+        return grammar
 
 
 class GrammarCompiler:
@@ -140,10 +175,13 @@ class GrammarCompiler:
                 del self._kept[compilation.key]
 
     def _shrink(self) -> None:
-        for key in list(self._kept):
-            if len(self._kept) <= MAX_GRAMMARS:
+        """Forget what was not used for longest, down to both bounds; nothing that is in use."""
+        num_states = sum(each.num_states for each in self._kept.values())
+        for key, each in list(self._kept.items()):
+            if len(self._kept) <= MAX_GRAMMARS and num_states <= MAX_KEPT_STATES:
                 break
-            if self._kept[key].waiters == 0:
+            if each.waiters == 0:
+                num_states -= each.num_states
                 del self._kept[key]
 
     def _compile(self, grammar: Grammar, effort: Effort) -> CompiledGrammar:

@@ -16,6 +16,7 @@ from mini_vllm.structured_output.expressions import (
     Chars,
     Choice,
     Concat,
+    Effort,
     Expression,
     Grammar,
     GrammarError,
@@ -41,19 +42,20 @@ _ESCAPES = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "b": 8, "a": 7, "e": 27,
 _WIDTHS = {"x": 2, "u": 4, "U": 8}
 
 
-def parse_ebnf(source: str) -> Grammar:
+def parse_ebnf(source: str, effort: Effort | None = None) -> Grammar:
     """The rules of a grammar; texts must match `root`.
 
     Raises:
         GrammarError: not a grammar (the place is named), no `root`, an undefined or doubled rule,
-            lookahead or a macro.
+            lookahead or a macro; or one that takes more than the `effort`.
     """
-    return _Parser(source).whole()
+    return _Parser(source, effort or Effort()).whole()
 
 
 class _Parser:
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, effort: Effort) -> None:
         self.source, self.at, self.depth = source, 0, 0
+        self.effort, self._checked_at = effort, 0
 
     def whole(self) -> Grammar:
         rules: dict[str, Expression] = {}
@@ -68,9 +70,11 @@ class _Parser:
                 self.refuse(f"rule {name!r} is defined twice")
             self.space()
             rules[name] = self.alternatives()
+            self.check_effort()
         if "root" not in rules:
             raise GrammarError("grammar: has no rule named 'root'")
         for name, body in rules.items():
+            self.effort.check()
             for called in sorted(_called(body)):
                 if called not in rules:
                     raise GrammarError(
@@ -88,6 +92,7 @@ class _Parser:
         parts: list[Expression] = []
         while (element := self.element()) is not None:
             parts.append(self.repeated(element))
+            self.check_effort()
         if not parts:
             self.refuse("need an element")
         return concat(*parts)
@@ -156,6 +161,7 @@ class _Parser:
         while (char := self.source[self.at : self.at + 1]) != '"':
             if char in ("", "\n"):
                 self.refuse("a text without its closing quote")
+            self.check_effort()
             found.append(chr(self.escape()) if char == "\\" else char)
             self.at += char != "\\"
         self.at += 1
@@ -167,6 +173,7 @@ class _Parser:
         self.at += negated
         ranges: list[tuple[int, int]] = []
         while (char := self.source[self.at : self.at + 1]) != "]":
+            self.check_effort()
             low = self.member(char)
             high = low
             ahead = self.source[self.at : self.at + 2]
@@ -205,6 +212,12 @@ class _Parser:
         if not kind or kind.isalnum():
             self.refuse(f"the escape \\{kind} is not known")
         return ord(kind)
+
+    def check_effort(self) -> None:
+        """Once per some hundred characters."""
+        if self.at >= self._checked_at:
+            self.effort.check()
+            self._checked_at = self.at + 256
 
     def name(self) -> str | None:
         found = _NAME.match(self.source, self.at)

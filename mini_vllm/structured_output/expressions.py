@@ -8,6 +8,7 @@ builds at the front door.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ SURROGATES = (0xD800, 0xDFFF)
 """Code points that no UTF-8 text holds."""
 
 COMPILE_SECONDS = 0.8
-"""What one compilation may take; upstream has no such bound."""
+"""What parsing a constraint may take, and compiling it again; upstream has no such bound."""
 
 
 class GrammarError(ValueError):
@@ -85,7 +86,7 @@ class Grammar:
 
 @dataclass(slots=True)
 class Effort:
-    """What a compilation may still spend. It is asked often and raises when it is over.
+    """What parsing or compiling may still spend. It is asked often and raises when it is over.
 
     Counted is the compiling thread's processor time: on a busy machine a grammar takes longer and
     is no harder.
@@ -106,7 +107,7 @@ class Effort:
             self.seconds -= now - self._seen
         self._thread, self._seen = thread, now
         if self.seconds < 0.0:
-            raise GrammarError(f"the grammar takes more than {COMPILE_SECONDS} s to compile")
+            raise GrammarError(f"the grammar takes more than {COMPILE_SECONDS} s to prepare")
 
 
 def text(value: str) -> Literal:
@@ -115,14 +116,14 @@ def text(value: str) -> Literal:
 
 
 def concat(*parts: Expression) -> Expression:
-    """One after the other, flat."""
+    """One after the other, flat; neighbouring literals are one."""
+    each = (e for part in parts for e in (part.parts if isinstance(part, Concat) else (part,)))
     flat: list[Expression] = []
-    for part in parts:
-        for each in part.parts if isinstance(part, Concat) else (part,):
-            if isinstance(each, Literal) and flat and isinstance(flat[-1], Literal):
-                flat[-1] = Literal(flat[-1].data + each.data)
-            else:
-                flat.append(each)
+    for are_literals, run in itertools.groupby(each, lambda e: isinstance(e, Literal)):
+        if are_literals:
+            flat.append(Literal(b"".join(e.data for e in run if isinstance(e, Literal))))
+        else:
+            flat += run
     return flat[0] if len(flat) == 1 else Concat(tuple(flat))
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mini_vllm.plan import SchedulerOutput
+from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
 from mini_vllm.structured_output.request import constraint_of
 
 
-class GrammarGate:
+class GrammarGate(Gate):
     """Holds requests back until their grammar is compiled."""
 
     def admission(
@@ -28,17 +28,6 @@ class GrammarGate:
             return "skip"
         request.waits_for = None
         return "admit"
-
-    def limit(self, request: Request, start: int, num_new: int) -> int:
-        """All of them: a grammar costs no tokens."""
-        return num_new
-
-    def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
-        """Nothing to note: the rows are read off the finished plan, see `rows`."""
-
-    def leaves(self, request: Request) -> bool:
-        """Its blocks are freed like any other's; its place in the grammar is kept."""
-        return False
 
     def rows(self, plan: SchedulerOutput) -> list[str]:
         """Whose rows of logits get a mask, in scheduling order: chunks of a prompt sample nothing.

@@ -9,7 +9,7 @@ validation section 6.5.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mini_vllm.structured_output.dfa import Dfa, combined, dfa_of, one_of
@@ -25,7 +25,7 @@ from mini_vllm.structured_output.expressions import (
     concat,
     text,
 )
-from mini_vllm.structured_output.json_conditions import Shape
+from mini_vllm.structured_output.json_conditions import Properties, Shape
 from mini_vllm.structured_output.json_negation import negated
 from mini_vllm.structured_output.json_references import Node, node
 from mini_vllm.structured_output.json_text import OBJECT, QUOTE, STRING
@@ -55,18 +55,20 @@ class Objects:
         named: list[tuple[str, Expression, bool]] = []
         gone = list(shape.forbidden)
         names = self._names(shape)
-        keys = [key for group in shape.objects for key, _ in group.named]
-        for key in dict.fromkeys([*keys, *shape.required]):
-            value = self.schema.call(self._named(shape, key))
-            fine = key not in gone and all(any(d.accepts(key) for d in each) for each in names)
+        groups = [_by_key(group) for group in shape.objects]
+        required, forbidden = set(shape.required), set(shape.forbidden)
+        for key in dict.fromkeys([*(key for group in groups for key in group), *shape.required]):
+            self.schema.effort.check()
+            value = self.schema.call(self._named(shape, groups, key))
+            fine = key not in forbidden and all(any(d.accepts(key) for d in n) for n in names)
             if fine and value != NOTHING:
-                named.append((key, value, key in shape.required))
-            elif key in shape.required:
+                named.append((key, value, key in required))
+            elif key in required:
                 return NOTHING
             else:
                 gone.append(key)
         extras = self._extras(shape, [*(key for key, _, _ in named), *gone], names, name)
-        needed = sum(required for _, _, required in named)
+        needed = sum(is_required for _, _, is_required in named)
         least = 0 if least <= needed else least
         if extras and least > 1:
             raise GrammarError(
@@ -97,6 +99,7 @@ class Objects:
             return Call(f"{name} property {index} {min(count, cap)}")
 
         for index in range(last, -1, -1):
+            self.schema.effort.check()
             for count in range(min(cap, index if index < last else cap) + 1):
                 options: list[Expression] = []
                 comma = spelling.comma if count else EMPTY
@@ -142,11 +145,13 @@ class Objects:
         self.schema.rules[f"{name} first"] = choice(options)
         return choice([spelling.bracketed("{", Call(f"{name} first"), "}"), empty])
 
-    def _named(self, shape: Shape, key: str) -> tuple[Node, ...]:
-        """What the value under a given key must satisfy."""
+    def _named(
+        self, shape: Shape, groups: Sequence[Mapping[str, list[Node]]], key: str
+    ) -> tuple[Node, ...]:
+        """What the value under a given key must satisfy; `groups`: the shape's, by key."""
         found: list[Node] = []
-        for group in shape.objects:
-            mine = [each for name, each in group.named if name == key]
+        for group, named in zip(shape.objects, groups, strict=True):
+            mine = list(named.get(key, ()))
             mine += [p for text, p in group.patterns if self.schema.strings.finds(text, key)]
             found += mine or ([] if group.rest is None else [group.rest])
         return tuple(found)
@@ -196,6 +201,14 @@ class Objects:
         """Per `propertyNames` its alternatives."""
         strings = self.schema.strings
         return [strings.language(self.schema.shapes.of([each])) for each in shape.names]
+
+
+def _by_key(group: Properties) -> dict[str, list[Node]]:
+    """What a schema says of each key that it names."""
+    found: dict[str, list[Node]] = {}
+    for key, each in group.named:
+        found.setdefault(key, []).append(each)
+    return found
 
 
 def _products(names: Sequence[Sequence[Dfa]]) -> list[list[Dfa]]:

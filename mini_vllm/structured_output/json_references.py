@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from mini_vllm.structured_output.expressions import GrammarError
+from mini_vllm.structured_output.expressions import Effort, GrammarError
 
 _IN_PLACE = ("additionalProperties", "unevaluatedProperties", "items", "unevaluatedItems", "not",
              "contains", "propertyNames", "if", "then", "else", "contentSchema")  # fmt: skip
@@ -49,7 +49,8 @@ def node(schema: Any, base: str) -> Node:
 class References:
     """The resources and anchors of a document, by absolute URI."""
 
-    def __init__(self, document: Any) -> None:
+    def __init__(self, document: Any, effort: Effort) -> None:
+        self.effort = effort
         self.root = node(document, "")
         self._known: dict[str, Node] = {}
         self._num_dynamic: dict[str, int] = {}
@@ -102,6 +103,7 @@ class References:
         todo = [(schema, base, True)]
         while todo:
             schema, base, is_root = todo.pop()
+            self.effort.check()
             if not isinstance(schema, Mapping):
                 if is_root:
                     self._known[""] = node(schema, "")

@@ -108,7 +108,7 @@ class SchemaCompiler:
     def __init__(self, schema: Any, compact: bool, closed: bool, effort: Effort) -> None:
         self.spelling = Spelling(compact)
         self.closed, self.effort = closed, effort
-        references = References(schema)
+        references = References(schema, effort)
         self.root = (references.root,)
         self.shapes = Shapes(references, effort)
         self.strings = Strings(self, effort)

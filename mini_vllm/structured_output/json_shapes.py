@@ -8,6 +8,7 @@ that nothing can satisfy is dropped; a keyword that cannot be kept is refused by
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -71,6 +72,7 @@ class Shapes:
         return found
 
     def _of(self, schema: Node) -> list[Shape]:
+        self.effort.check()
         if schema not in self._known:
             if schema in self._open:
                 raise GrammarError("json: a schema that is defined by itself alone")
@@ -82,10 +84,13 @@ class Shapes:
         return self._known[schema]
 
     def _both(self, one: list[Shape], other: list[Shape]) -> list[Shape]:
-        self.effort.check()
-        found = dict.fromkeys(m for a in one for b in other if (m := merged(a, b)) is not None)
-        if len(found) > MAX_SHAPES:
-            raise GrammarError(f"json: more than {MAX_SHAPES} alternatives")
+        found: dict[Shape, None] = {}
+        for a, b in itertools.product(one, other):
+            self.effort.check()
+            if (both := merged(a, b)) is not None:
+                found[both] = None
+            if len(found) > MAX_SHAPES:
+                raise GrammarError(f"json: more than {MAX_SHAPES} alternatives")
         return list(found)
 
     def _expand(self, at: Node) -> list[Shape]:

@@ -44,7 +44,7 @@ class Strings:
         """The strings that a `pattern` finds something in."""
         if pattern not in self._patterns:
             try:
-                self._patterns[pattern] = dfa_of(search(pattern), self.effort)
+                self._patterns[pattern] = dfa_of(search(pattern, self.effort), self.effort)
             except GrammarError as error:
                 raise GrammarError(f"json: pattern {error}") from None
         return self._patterns[pattern]

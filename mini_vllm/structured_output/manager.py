@@ -19,7 +19,8 @@ from mini_vllm.models.registry import LoadedModel
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
-from mini_vllm.structured_output.compiler import Compilation, GrammarCompiler, grammar_of
+from mini_vllm.sampling_params import SamplingParams
+from mini_vllm.structured_output.compiler import Compilation, GrammarCompiler, GrammarParser
 from mini_vllm.structured_output.gate import GrammarGate
 from mini_vllm.structured_output.masks import allocate_bitmask
 from mini_vllm.structured_output.params import StructuredOutputsConfig, StructuredOutputsParams
@@ -54,14 +55,21 @@ class StructuredOutputManager(Feature):
         self.num_drafts = engine.scheduler.num_speculative_tokens
         self.vocab_size = loaded.vocab_size
         self._make_request = parts.request
+        self.parser = GrammarParser(refuse_as_xgrammar=self.config.backend == "xgrammar")
         self.compiler = GrammarCompiler(
             lambda: Vocabulary.of(
                 loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size, token_masks
             )
         )
+        self.mask = self
         self._live: dict[str, tuple[Request, Compilation]] = {}
 
     # ------------------------------------------------------------------ at the door
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Parse its constraint, so that the door finds it parsed."""
+        if isinstance(params.structured_outputs, StructuredOutputsParams):
+            self.parser.parse(params.structured_outputs.key(self.config))
 
     def process_input(self, inputs: RequestInput) -> None:
         """Its request waits for its grammar."""
@@ -78,7 +86,7 @@ class StructuredOutputManager(Feature):
         if not isinstance(params, StructuredOutputsParams):
             raise ValueError(f"structured_outputs={params!r}: need StructuredOutputsParams")
         key = params.key(self.config)
-        grammar = grammar_of(key, refuse_as_xgrammar=self.config.backend == "xgrammar")
+        grammar = self.parser.parse(key)
         kind = constrained(self._make_request)
 
         def make(*arguments: Any, **named: Any) -> Request:
@@ -178,10 +186,7 @@ class StructuredOutputManager(Feature):
         return request_ids, bitmask
 
 
-def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> None:
+def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> StructuredOutputManager:
     """Constraints; the first request with one opens them too. Raises ValueError as the manager."""
     config = arguments.get("structured_outputs_config", {})
-    loaded = setup.load()
-    manager = StructuredOutputManager(config, setup.config, loaded, setup.parts)
-    setup.add_feature(manager)
-    setup.masks.append(manager)
+    return StructuredOutputManager(config, setup.config, setup.load(), setup.parts)

@@ -15,6 +15,7 @@ from mini_vllm.structured_output.expressions import (
     EMPTY,
     Chars,
     Choice,
+    Effort,
     Expression,
     GrammarError,
     Repeat,
@@ -66,32 +67,35 @@ class Branch:
     """It ends with `$`."""
 
 
-def parse_regex(pattern: str) -> Expression:
+def parse_regex(pattern: str, effort: Effort | None = None) -> Expression:
     """What `pattern` matches from end to end.
 
     Raises:
-        GrammarError: not a pattern, or one that is refused: lookaround, backreferences, word
-            boundaries, flags, named groups, Unicode properties, anchors inside.
+        GrammarError: not a pattern, one that takes more than the `effort`, or one that is refused:
+            lookaround, backreferences, word boundaries, flags, named groups, Unicode properties,
+            anchors inside.
     """
-    return choice(branch.body for branch in branches(pattern))
+    return choice(branch.body for branch in branches(pattern, effort or Effort()))
 
 
-def branches(pattern: str, ecma: bool = False) -> list[Branch]:
+def branches(pattern: str, effort: Effort, ecma: bool = False) -> list[Branch]:
     """The alternatives of a pattern, with their anchors.
 
     Args:
         pattern: the text of the pattern.
+        effort: what may be spent.
         ecma: `.` stops at line ends and `\\s` is JavaScript's, as a JSON Schema `pattern` asks.
 
     Raises:
         GrammarError: see `parse_regex`.
     """
-    return _Parser(pattern, ecma).whole()
+    return _Parser(pattern, effort, ecma).whole()
 
 
 class _Parser:
-    def __init__(self, pattern: str, ecma: bool) -> None:
+    def __init__(self, pattern: str, effort: Effort, ecma: bool) -> None:
         self.pattern, self.at, self.depth = pattern, 0, 0
+        self.effort, self._checked_at = effort, 0
         self.spaces = _ECMA_SPACES if ecma else _SPACES
         self.dot = Chars(complement(_LINE_ENDS)) if ecma else ANY_CHAR
 
@@ -119,9 +123,11 @@ class _Parser:
 
     def sequence(self) -> Expression:
         parts: list[Expression] = []
+        self.check_effort()
         while (char := self.peek()) and char not in "|)$":
             atom = self.atom()
             parts.append(self.repeated(atom))
+            self.check_effort()
         return concat(*parts) if parts else EMPTY
 
     def repeated(self, atom: Expression) -> Expression:
@@ -185,7 +191,7 @@ class _Parser:
         if self.depth > MAX_DEPTH:
             self.refuse(f"more than {MAX_DEPTH} groups in one another")
         if self.take("?") and not self.take(":"):
-            rest = self.pattern[self.at :]
+            rest = self.pattern[self.at : self.at + 2]
             names = sorted(_REFUSED_GROUPS, key=len, reverse=True)
             kind = next((n for n in names if rest.startswith(n)), None)
             self.refuse("flags in a group" if kind is None else _REFUSED_GROUPS[kind])
@@ -209,6 +215,7 @@ class _Parser:
                     break
                 self.refuse("an empty class")
             first = False
+            self.check_effort()
             low = self.member()
             ahead = self.pattern[self.at : self.at + 2]
             if isinstance(low, int) and ahead[:1] == "-" and ahead[1:] not in ("", "]"):
@@ -274,6 +281,12 @@ class _Parser:
             self.refuse(f"code point {found:#x}, which is no character")
         return found
 
+    def check_effort(self) -> None:
+        """Once per some hundred characters."""
+        if self.at >= self._checked_at:
+            self.effort.check()
+            self._checked_at = self.at + 256
+
     def peek(self) -> str:
         return self.pattern[self.at : self.at + 1]
 
@@ -291,7 +304,7 @@ class _Parser:
         raise GrammarError(f"regex={shown!r}: {what} at position {self.at} is not supported")
 
 
-def search(pattern: str) -> Expression:
+def search(pattern: str, effort: Effort | None = None) -> Expression:
     """Texts that a JSON Schema `pattern` finds something in: anything around what is not anchored.
 
     Raises:
@@ -299,7 +312,7 @@ def search(pattern: str) -> Expression:
     """
     anything = Repeat(ANY_CHAR, 0, None)
     found: list[Expression] = []
-    for branch in branches(pattern, ecma=True):
+    for branch in branches(pattern, effort or Effort(), ecma=True):
         before = EMPTY if branch.at_start else anything
         found.append(concat(before, branch.body, EMPTY if branch.at_end else anything))
     return found[0] if len(found) == 1 else Choice(tuple(found))

@@ -6,13 +6,13 @@ import pytest
 
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.feature import Feature, RequestInput
-from mini_vllm.plan import SchedulerOutput
+from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
 
 PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
 
 
-class PictureGate:
+class PictureGate(Gate):
     """No chunk ends inside a picture, and a step encodes one."""
 
     def __init__(self, starts: dict[str, int]) -> None:
@@ -30,9 +30,6 @@ class PictureGate:
         at = self.starts.get(request.request_id)
         if at is not None and at == request.num_computed_tokens:
             self.encodes[request.request_id] = plan
-
-    def leaves(self, request):
-        return False
 
 
 class Pictures(Feature):

@@ -7,17 +7,27 @@ import json
 import math
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mini_vllm.structured_output import GrammarError, StructuredOutputsParams
+from mini_vllm.structured_output import GrammarError, StructuredOutputsParams, compiler
 from mini_vllm.structured_output.compiler import grammar_of
 from mini_vllm.structured_output.ebnf import parse_ebnf
 from mini_vllm.structured_output.explain import allowed_bytes, machine_of
-from mini_vllm.structured_output.expressions import Effort
-from mini_vllm.structured_output.json_schema import refused_by_xgrammar
+from mini_vllm.structured_output.expressions import (
+    Chars,
+    Concat,
+    Effort,
+    Grammar,
+    Literal,
+    concat,
+)
+from mini_vllm.structured_output.json_conditions import Properties, Shape
+from mini_vllm.structured_output.json_references import node
+from mini_vllm.structured_output.json_schema import SchemaCompiler, refused_by_xgrammar
 from mini_vllm.structured_output.machine import MAX_ITEMS, Machine
 from mini_vllm.structured_output.masks import allocate_bitmask, apply_row, pack, row_of, unpack
 from mini_vllm.structured_output.matcher import Matcher
@@ -27,6 +37,7 @@ from mini_vllm.structured_output.vocabulary import Vocabulary
 from mini_vllm.tokenizer import ByteTokenizer
 
 BYTES = Vocabulary.of(ByteTokenizer(), [256])
+CHARS = Chars(((97, 98),))
 
 
 def machine(kind: str, spec: Any, compact: bool = True, closed: bool = True) -> Machine:
@@ -398,3 +409,84 @@ def test_places_say_what_may_come_what_must_and_where_the_text_may_end():
     assert [bytes(place.allowed) for place in places] == [b"a", b"b", b"c", b"de"]
     assert places[0].forced == b"abc" and places[3].may_end and not places[2].may_end
     assert len(allowed_bytes(params, "aX")) == 2
+
+
+def test_neighbouring_literals_are_joined_once_and_not_copied_for_each():
+    class Once(bytes):
+        def __add__(self, other):
+            raise AssertionError("a copy of everything before, for each neighbour")
+
+    parts = [Literal(Once(b"ab"))] * 1000
+    assert concat(*parts) == Literal(b"ab" * 1000)
+    inner = [Concat((Literal(b"a"), CHARS)), Literal(b"b"), Literal(b"c"), CHARS]
+    assert concat(*inner) == Concat((Literal(b"a"), CHARS, Literal(b"bc"), CHARS))
+
+
+def test_the_names_of_an_object_are_walked_once_and_not_for_each_name():
+    walks = 0
+
+    class Walked(tuple):
+        def __iter__(self):
+            nonlocal walks
+            walks += 1
+            return super().__iter__()
+
+    compiler = SchemaCompiler({}, True, True, Effort(seconds=math.inf))
+    named = Walked((f"p{i}", node({"type": "integer"}, "")) for i in range(500))
+    compiler.objects.of(Shape(objects=(Properties(named, (), None),)), "root")
+    assert walks < 5
+
+
+SPENT = {
+    "a long pattern": ("regex", "[ab]" * 250_000),
+    "alternatives": ("regex", "a|" * 500_000 + "b"),
+    "a class": ("regex", "[" + "a-b" * 300_000 + "]"),
+    "rules": ("grammar", "root ::= " + '"a" | ' * 150_000 + '"b"'),
+    "a text": ("grammar", 'root ::= "' + "a" * 1_000_000 + '"'),
+    "required": ("json", json.dumps({"type": "object", "required": [f"{i}" for i in range(9000)]})),
+    "enum": ("json", json.dumps({"enum": [f"a{i}" for i in range(90_000)]})),
+    "anyOf": ("json", json.dumps({"anyOf": [{"const": i} for i in range(200)]})),
+    "pattern": ("json", json.dumps({"type": "string", "pattern": "a" * 10_000})),
+}
+
+
+@pytest.mark.parametrize("name", SPENT)
+def test_parsing_asks_what_it_may_still_spend(name):
+    with pytest.raises(GrammarError, match="takes more than"):
+        grammar_of((*SPENT[name], False, False), effort=Effort(seconds=-1.0))
+
+
+def test_what_one_thread_has_parsed_another_finds(monkeypatch):
+    parsed = []
+    monkeypatch.setattr(
+        compiler, "grammar_of", lambda key, *_: parsed.append(key) or Grammar({"root": CHARS})
+    )
+    parser = compiler.GrammarParser(refuse_as_xgrammar=False)
+    key = ("regex", "a+", False, False)
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(parser.parse, key).result()
+    assert parser.parse(key) is parser.parse(key) and parsed == [key]
+    for index in range(3):  # the longest that are allowed: two of them are kept
+        parser.parse(("regex", "a" * compiler.MAX_SPEC + str(index), False, False))
+    parser.parse(key)
+    assert len(parsed) == 5
+
+
+def test_compiled_grammars_are_kept_by_their_size_too(monkeypatch):
+    monkeypatch.setattr(compiler, "MAX_KEPT_STATES", 1_000)
+    made = compiler.GrammarCompiler(lambda: BYTES)
+
+    def use(pattern: str) -> None:
+        key = ("regex", pattern, False, False)
+        compilation = made.submit(key, grammar_of(key))
+        compilation.future.result()
+        made.release(compilation)
+
+    for index in range(4):
+        use(".{400}" + str(index))
+    use("a")
+    assert made.num_compiled == 5
+    use(".{400}3")  # used last: still there
+    assert made.num_compiled == 5
+    use(".{400}0")
+    assert made.num_compiled == 6

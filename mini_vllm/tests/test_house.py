@@ -20,9 +20,8 @@ from mini_vllm.lora.config import LoRAConfig
 ROOT = Path(mini_vllm.__file__).parent
 CORE = (
     "async_scheduler", "batch", "block_pool", "checks", "config", "detokenizer", "feature",
-    "interrupts",
-    "kv_cache", "model_runner", "plan", "request", "sampler", "sampling_params", "scheduler",
-    "tokenizer",
+    "interrupts", "kv_cache", "kv_cache_interface", "model_runner", "plan", "queues", "request",
+    "sampler", "sampling_params", "scheduler", "tokenizer",
 )  # fmt: skip
 """What decides. It reads alone."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -396,3 +397,26 @@ def test_parts_that_cannot_wait_aside_are_refused_by_name():
     made = engine(parts=EngineParts(request=Bare))
     with pytest.raises(ValueError, match="request part Bare: has no waits_for"):
         made.add_request("a", asking(regex="a"))
+
+
+def test_what_was_prepared_beside_the_loop_is_not_parsed_at_the_door(monkeypatch):
+    parsed = []
+    original = compiler.grammar_of
+    monkeypatch.setattr(
+        compiler, "grammar_of", lambda key, *rest: parsed.append(key) or original(key, *rest)
+    )
+    engine = LLMEngine("byte-llama", num_blocks=64)
+    params = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(regex="ab"))
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(engine.prepare, params).result()
+    assert len(parsed) == 1
+    [output] = engine.generate(["x"], params)
+    assert output.outputs[0].text == "ab" and len(parsed) == 1
+
+
+def test_preparing_refuses_what_the_door_would_refuse():
+    engine = LLMEngine("byte-llama", num_blocks=64)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(?=a)"))
+    with pytest.raises(ValueError, match="lookahead"):
+        engine.prepare(params)
+    engine.prepare(SamplingParams())

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mini_vllm.lora.request import adapter_of
-from mini_vllm.plan import SchedulerOutput
+from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
 
 
@@ -123,7 +123,7 @@ def max_schedulable(
     return admitted, deferred
 
 
-class AdapterGate:
+class AdapterGate(Gate):
     """The same question, as the engine's scheduler asks it: request by request.
 
     The scheduler keeps one gate for its whole life. In each step it makes a new plan, tells the
@@ -162,11 +162,3 @@ class AdapterGate:
         """Forget the adapters of the plan before."""
         if plan is not self._plan:
             self._plan, self._active = plan, set()
-
-    def limit(self, request: Request, start: int, num_new: int) -> int:
-        """An adapter costs no tokens (given)."""
-        return num_new
-
-    def leaves(self, request: Request) -> bool:
-        """Blocks of an adapter's request are freed like any other's (given)."""
-        return False

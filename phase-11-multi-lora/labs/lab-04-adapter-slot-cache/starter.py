@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mini_vllm.lora.request import adapter_of
-from mini_vllm.plan import SchedulerOutput
+from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
 
 
@@ -86,7 +86,7 @@ def max_schedulable(
     raise NotImplementedError
 
 
-class AdapterGate:
+class AdapterGate(Gate):
     """The same question, as the engine's scheduler asks it: request by request.
 
     The scheduler keeps one gate for its whole life. In each step it makes a new plan, tells the
@@ -112,11 +112,3 @@ class AdapterGate:
     def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
         """`request` has entered `plan` with `num_new` tokens."""
         raise NotImplementedError
-
-    def limit(self, request: Request, start: int, num_new: int) -> int:
-        """An adapter costs no tokens (given)."""
-        return num_new
-
-    def leaves(self, request: Request) -> bool:
-        """Blocks of an adapter's request are freed like any other's (given)."""
-        return False

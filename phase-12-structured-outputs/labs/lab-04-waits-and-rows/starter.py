@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mini_vllm.plan import SchedulerOutput
+from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
 from mini_vllm.structured_output.request import constraint_of
 
@@ -33,7 +33,7 @@ FULL = -1
 """A word whose 32 tokens are all allowed (given)."""
 
 
-class GrammarGate:
+class GrammarGate(Gate):
     """What the scheduler asks about grammars. It keeps one for its whole life.
 
     A request with a grammar is born with `waits_for = "grammar"` and stands in the second queue.
@@ -60,17 +60,6 @@ class GrammarGate:
             plan: bound, so that `plan.sampling_req_ids` is known.
         """
         raise NotImplementedError
-
-    def limit(self, request: Request, start: int, num_new: int) -> int:
-        """A grammar costs no tokens (given)."""
-        return num_new
-
-    def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
-        """Nothing to note (given)."""
-
-    def leaves(self, request: Request) -> bool:
-        """Its blocks are freed like any other's (given)."""
-        return False
 
 
 class Constrained:

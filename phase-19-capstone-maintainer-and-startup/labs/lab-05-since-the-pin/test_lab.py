@@ -21,6 +21,7 @@ from mini_vllm import (
     Scheduler,
     SchedulerConfig,
 )
+from mini_vllm.plan import Gate
 
 HERE = Path(__file__).resolve().parent
 RELEASE = release_of("0.33.0")
@@ -163,17 +164,9 @@ def test_chunks_are_cut_as_recorded(lab):
 def test_held_back_by_a_gate_is_there_all_the_same(lab):
     """A request that a gate passes over, left out of the count."""
 
-    class Closed:
+    class Closed(Gate):
         def admission(self, request, plan):
             return "skip" if request.request_id == "held" else "admit"
-
-        def limit(self, request, start, num_new):
-            return num_new
-
-        def scheduled(self, request, num_new, plan): ...
-
-        def leaves(self, request):
-            return False
 
     config = SchedulerConfig(long_prefill_token_threshold=4)
     scheduler = lab.Chunks(KVCacheManager(64, 4), config, [Closed()])

@@ -1,0 +1,90 @@
+"""What a model's layers keep per token, and what a manager of several block tables asks of each.
+
+Promises: layers that keep the same, and forget at the same time, share a group and its block table;
+all groups take their blocks from one pool, so a block of any group has the same number of bytes.
+Mirrors `vllm/v1/kv_cache_interface.py:95` `KVCacheSpec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from mini_vllm.block_pool import KVCacheBlock
+from mini_vllm.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """One group of layers: K and V of `num_kv_heads` heads of `head_dim` for every token."""
+
+    layers: tuple[int, ...]
+    """Which layers of the model, in order."""
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None = None
+    """A token attends to this many tokens, itself included; None: to all before it."""
+    block_size: int | None = None
+    """Tokens per block; None: that of the cache."""
+
+    def shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """[num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim] of the group's cache."""
+        size = self.block_size or block_size
+        return len(self.layers), 2, num_blocks, size, self.num_kv_heads, self.head_dim
+
+
+def allocate_caches(
+    specs: Sequence[KVCacheSpec], num_blocks: int, block_size: int, dtype: np.dtype | type | str
+) -> list[np.ndarray]:
+    """The cache of each group, each with the shape of its spec, over the same bytes.
+
+    A block belongs to one group at a time, so layer i of every group lies at the same place, as
+    `vllm/v1/core/kv_cache_utils.py:1236` `get_kv_cache_config_from_groups` lays them out.
+
+    Raises:
+        ValueError: a block of one group has another number of bytes than that of another.
+    """
+    shapes = [spec.shape(num_blocks, block_size) for spec in specs]
+    pages = {int(np.prod(shape[3:])) for shape in shapes}
+    if len(pages) > 1:
+        raise ValueError(f"kv_specs: blocks of {sorted(pages)} elements per layer, need one size")
+    buffer = np.zeros(max(shapes, key=lambda shape: shape[0], default=(0,)), dtype=dtype)
+    return [buffer[: shape[0]].reshape(shape) for shape in shapes]
+
+
+class CacheGroup(Protocol):
+    """The blocks of one group of layers, for all requests; several share a pool.
+
+    Mirrors `vllm/v1/core/single_type_kv_cache_manager.py:31` `SingleTypeKVCacheManager`.
+    """
+
+    def get_num_blocks_to_allocate(
+        self, request_id: str, num_tokens: int, hits: Sequence[KVCacheBlock], num_computed: int
+    ) -> int:
+        """Free blocks it takes to hold `num_tokens`, of which `num_computed` are there."""
+        ...
+
+    def find_longest_cache_hit(self, request: Request, max_length: int) -> list[KVCacheBlock]:
+        """The table that the longest cached prefix of at most `max_length` tokens would have."""
+        ...
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, hits: Sequence[KVCacheBlock]
+    ) -> list[KVCacheBlock]:
+        """Adopt the hits, then take new blocks up to `num_tokens`; the new ones."""
+        ...
+
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Index the full blocks among the first `num_tokens` tokens."""
+        ...
+
+    def remove_skipped_blocks(self, request_id: str, num_computed: int) -> None:
+        """Free the blocks that no token after the first `num_computed` attends to."""
+        ...
+
+    def free(self, request_id: str) -> None:
+        """Free all of a request's blocks."""
+        ...
