@@ -305,8 +305,9 @@ class LLMEngine:
     def _finish_failed(self) -> list[Request]:
         """End the requests that got no token. If what they left in the cache may be as wrong as
         their logits, all others start over."""
-        failures = self.executor.take_failures()
-        finished = []
+        finished: list[Request] = []
+        if not (failures := self.executor.take_failures()):
+            return finished
         for request_id, failure in failures.items():
             request = self.requests.get(request_id)
             if request is None:

@@ -84,7 +84,9 @@ class Executor:
 
     def take_failures(self) -> dict[str, Failure]:
         """The requests that get no token, and why, since the last call."""
-        failures, self._failures = self.row_sampler.failures() | self._failures, {}
+        failures = self.row_sampler.failures()
+        if self._failures:
+            failures, self._failures = failures | self._failures, {}
         return failures
 
     def restart(self) -> None:
@@ -97,7 +99,8 @@ class Executor:
         while plan.scheduled_requests:
             lacking: dict[str, str] = {}
             for feature in self.features:
-                lacking |= feature.before_execute(plan)
+                if refused := feature.before_execute(plan):
+                    lacking |= refused
             if not lacking:
                 return
             for request_id, reason in lacking.items():

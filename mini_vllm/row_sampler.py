@@ -130,16 +130,17 @@ class RowSampler:
                 "one per draft and prompt row"
             )
         finite = np.isfinite(logits.max(axis=1))  # a NaN or +inf anywhere, or -inf everywhere
+        all_finite = finite.all()
         sampled: TokenLists = {}
         failures: dict[str, Failure] = {}
         first = 0
         for request in plan.scheduled_requests:
             request_id = request.request_id
             count = plan.rows_of(request_id)
-            rows, are_finite = logits[first : first + count], finite[first : first + count]
+            rows = logits[first : first + count]
             first += count
             is_wanted = request_id in plan.sampling_req_ids or request_id in plan.prompt_rows
-            if is_wanted and not are_finite.all():
+            if not all_finite and is_wanted and not finite[first - count : first].all():
                 failures[request_id] = Failure("the model's logits hold NaN or infinity", "suspect")
                 continue
             if request_id in plan.prompt_rows:
