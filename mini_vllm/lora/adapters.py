@@ -191,6 +191,9 @@ class Adapters(Feature):
 def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Adapters | None:
     """Adapters, where `enable_lora` is True; the other arguments are those of `LoRAConfig`.
 
+    Its parts: `adapter_slots(count)`, something with `ensure`, `resident`, `slot_of` and `stats`;
+    `adapter_delta(x, A, B, scaling)`, what an adapter adds to a projection's output.
+
     Raises:
         ValueError: an argument out of range or given without `enable_lora`; see
             `Adapters.__init__`; or adapters, drafts and `async_scheduling` together, where the real

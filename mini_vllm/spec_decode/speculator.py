@@ -254,7 +254,11 @@ class Speculator(Feature):
 
 
 def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Speculator:
-    """Speculation, as `speculative_config` says. Raises ValueError as `open_speculator`."""
+    """Speculation, as `speculative_config` says. Raises ValueError as `open_speculator`.
+
+    Its parts: `drafter(context, n, k)`, at most k tokens that followed the context's last n tokens
+    before; `verifier`, see `Verifier`.
+    """
     loaded, of_room = setup.load(), setup.parts.of_room
     speculator, setup.config = open_speculator(
         arguments["speculative_config"], setup.config, loaded,

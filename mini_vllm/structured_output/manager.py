@@ -187,6 +187,11 @@ class StructuredOutputManager(Feature):
 
 
 def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> StructuredOutputManager:
-    """Constraints; the first request with one opens them too. Raises ValueError as the manager."""
+    """Constraints; the first request with one opens them too. Raises ValueError as the manager.
+
+    Its parts: `token_masks(table, state, texts)`, the ids of the tokens whose text lives in a state
+    of a grammar; `wait_gate()`, a gate with `rows`, which holds requests back until their grammar
+    is compiled.
+    """
     config = arguments.get("structured_outputs_config", {})
     return StructuredOutputManager(config, setup.config, setup.load(), setup.parts)
