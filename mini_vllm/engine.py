@@ -350,8 +350,8 @@ class LLMEngine:
     def owning(self, requests: Sequence[Request]) -> Iterator[None]:
         """Abort the requests that are still live at the end of the block.
 
-        An interrupt may hit the cleanup itself: whoever must leave nothing behind enters it twice,
-        and the outer one finishes what the inner one could not.
+        An interrupt may hit the cleanup itself. A caller that must leave nothing behind enters it
+        twice, and the outer one finishes what the inner one could not.
         """
         try:
             yield
@@ -363,8 +363,8 @@ class LLMEngine:
     def _restart(self, live: list[tuple[Request, int]]) -> None:
         """Start over with these requests, as they were, in an empty cache.
 
-        After an exception nobody knows which of pool, tables, queues and index are half changed, so
-        nothing of them is kept: new parts, and the requests queued again with the tokens they had.
+        After an exception any of pool, tables, queues and index may be half changed, so nothing of
+        them is kept: the parts are new, and the requests are queued again with the tokens they had.
         """
         with held_back():
             self.scheduler = self.parts.build_scheduler(self.config, self.gates)

@@ -108,7 +108,7 @@ class StructuredOutputManager(Feature):
             self._live[request.request_id] = request, compilation
 
     def remove_request(self, request_id: str) -> None:
-        """The request is gone; so is its grammar, if it was wanted by nobody else and not ready."""
+        """The request is gone, and its grammar if it is not ready and no other request wants it."""
         if request_id in self._live:
             self.compiler.release(self._live.pop(request_id)[1])
 
