@@ -2,9 +2,10 @@
 
 `LAB_IMPL=solution` (the default) or `LAB_IMPL=starter` chooses which file beside a lab's
 `test_lab.py` is graded. The whole suite runs on all processors where pytest-xdist is installed, and
-without what is `slow` (studies, experiments, long searches): `-m slow` runs that. A test marked
-`gpu`, `torch`, `upstream` or `engine` skips itself, with the reason, where the thing it needs is
-missing; `--require=NAME` turns that skip into an error.
+without what is `slow` (studies, experiments, long searches): `-m slow` runs that, and so does
+naming a file, a test or a lab's folder; another folder has the tests that the suite has of it. A
+test marked `gpu`, `torch`, `upstream` or `engine` skips itself, with the reason, where the thing it
+needs is missing; `--require=NAME` turns that skip into an error.
 """
 
 from __future__ import annotations
@@ -96,11 +97,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if {"experiments", "studies"} & set(item.path.parts):
             item.add_marker(pytest.mark.slow)
-    if "slow" not in config.getoption("markexpr") and _is_whole_suite(config):
-        slow = [item for item in items if item.get_closest_marker("slow")]
+    if "slow" not in config.getoption("markexpr"):
+        wanted = _named_alone(config)
+        slow = {
+            item
+            for item in items
+            if item.get_closest_marker("slow") and not wanted & {item.path, item.path.parent}
+        }
         if slow:
-            config.hook.pytest_deselected(items=slow)
-            items[:] = [item for item in items if not item.get_closest_marker("slow")]
+            config.hook.pytest_deselected(items=list(slow))
+            items[:] = [item for item in items if item not in slow]
+
+
+def _named_alone(config: pytest.Config) -> set[Path]:
+    """The files and the labs' folders named on the command line: all of their tests are wanted."""
+    here = config.invocation_params.dir
+    words = [str(word).partition("::")[0] for word in config.invocation_params.args]
+    paths = [here, *(here / word for word in words if not word.startswith("-"))]
+    return {p.resolve() for p in paths if p.is_file() or (p / "lab.yaml").is_file()}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

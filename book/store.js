@@ -172,6 +172,7 @@ const CourseStore = (() => {
         checked(data);
         const taken = Object.fromEntries(Object.keys(NAMES).map((part) => [part, 0]));
         write(null, null, (document) => {
+            for (const [lab, texts] of Object.entries(soundShelves(data.older))) takeOlder(document, lab, texts);
             for (const part of Object.keys(taken)) {
                 for (const [id, entry] of Object.entries(data[part] ?? {})) {
                     taken[part] += merge(document, part, id, entry);
@@ -179,6 +180,14 @@ const CourseStore = (() => {
             }
         });
         return taken;
+    }
+
+    /** Put a file's older texts among those that are here, the newest first, each text once. */
+    function takeOlder(document, lab, texts) {
+        const all = [...(own(document.older, lab) ?? []), ...texts.map(({ text, at }) => ({ text, at }))];
+        all.sort((a, b) => Date.parse(b.at) - Date.parse(a.at));
+        const first = new Map(all.toReversed().map((each) => [each.text, each]));
+        document.older[lab] = all.filter((each) => first.get(each.text) === each).slice(0, OLDER);
     }
 
     function merge(document, part, id, entry) {
@@ -233,7 +242,11 @@ const CourseStore = (() => {
         /** Texts that gave way to others, newest first: [{text, at}]. */
         older: (lab) => own(read().older, lab) ?? [],
         /** Keep a text as an older one. */
-        keepOlder: (lab, text) => write("older", known(lab, LAB), (data) => shelve(data, lab, { text, at: now() })),
+        keepOlder: (lab, text) => {
+            known(lab, LAB);
+            if (!isText(text)) throw new Error(`the text has more than ${LONGEST} characters`);
+            return write("older", lab, (data) => shelve(data, lab, { text, at: now() }));
+        },
         result: (lab) => own(read().results, lab),
         results: () => ({ ...read().results }),
         saveResult: (lab, { passed, total, ok, at = now() }) => write("results", known(lab, LAB), (data) => {
@@ -269,9 +282,9 @@ const CourseStore = (() => {
         }),
         /** Everything as the text of a file, for another browser or for `course import`. */
         exported: () => {
-            const { edits, results, answers, predictions, read: pages } = read();
+            const { edits, older, results, answers, predictions, read: pages } = read();
             const data = {
-                format: FORMAT, version: 1, exported_at: now(), edits, results, answers, predictions, read: pages,
+                format: FORMAT, version: 1, exported_at: now(), edits, older, results, answers, predictions, read: pages,
             };
             return JSON.stringify(data, null, 1) + "\n";
         },

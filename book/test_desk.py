@@ -29,7 +29,7 @@ TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
 
 FAKE = """
 window.play = {events: [], result: {status: 0, seconds: 1}, calls: [], hold: false};
-addEventListener("DOMContentLoaded", () => {
+document.addEventListener("DOMContentLoaded", () => {
     let reject = null;
     const session = {
         state: "ready",
@@ -261,6 +261,35 @@ def test_an_exported_file_can_be_imported(played, tmp_path):
     path.write_text("{}", encoding="utf-8")
     desk.locator("input[type=file]").set_input_files(path)
     desk.get_by_text("Nothing was taken").wait_for()
+
+
+def test_a_text_too_long_to_be_kept_is_said_and_stays_and_runs(played):
+    page = played()
+    desk = enter(page)
+    page.evaluate("CourseStore.saveEdit('02-01', '# short')")
+    page.reload()
+    desk = enter(page)
+    area = desk.locator(".cm-content, textarea").first
+    area.fill("x = 1  # " + "y" * 400_001)
+    page.evaluate(events("passed"))
+    assert run(page)
+    assert "Not kept in this browser" in desk.locator(".desk-notices").inner_text()
+    assert page.evaluate("play.calls[0][1].files['starter.py'].length") > 400_000
+    assert page.evaluate("CourseStore.edit('02-01').text") == "# short"
+    area.fill("# shorter")
+    desk.get_by_text("Not kept in this browser").wait_for(state="detached")
+    assert page.complaints == []
+
+
+def test_earlier_texts_are_offered(played):
+    page = played()
+    desk = enter(page)
+    area = desk.locator(".cm-content, textarea").first
+    area.fill("# mine")
+    desk.get_by_role("button", name="Reset").click()
+    desk.get_by_text("Keep or move your work").click()
+    desk.get_by_role("button", name="Show this one").click()
+    assert "# mine" in area.evaluate("(node) => node.value ?? node.innerText")
 
 
 def test_the_keyboard_is_enough(played):

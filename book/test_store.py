@@ -331,3 +331,28 @@ def test_the_local_course_is_asked_with_the_token_of_the_page(tab):
 
 def test_elsewhere_there_is_no_local_course(tab):
     assert tab(path="plain").evaluate("CourseStore.local('progress')") is None
+
+
+def test_a_text_that_is_too_long_is_refused_and_changes_nothing(tab):
+    page = tab()
+    page.evaluate("CourseStore.saveEdit('02-01', 'short')")
+    for call in ("saveEdit", "keepOlder"):
+        said = page.evaluate(f"""() => {{
+            try {{ CourseStore.{call}("02-01", "x".repeat(400_001)); return "taken"; }}
+            catch (error) {{ return error.message; }}
+        }}""")
+        assert said == "the text has more than 400000 characters"
+    assert page.evaluate("CourseStore.edit('02-01').text") == "short"
+    assert page.evaluate("CourseStore.older('02-01')") == []
+
+
+def test_older_texts_travel_with_a_file_and_join_those_that_are_there(tab):
+    page = tab()
+    page.evaluate("['a', 'b'].forEach((text) => CourseStore.keepOlder('02-01', text))")
+    file = page.evaluate("CourseStore.exported()")
+    assert [each["text"] for each in json.loads(file)["older"]["02-01"]] == ["b", "a"]
+    page.evaluate("localStorage.clear()")
+    page.evaluate("['c', 'a'].forEach((text) => CourseStore.keepOlder('02-01', text))")
+    page.evaluate("(file) => CourseStore.imported(file)", file)
+    texts = page.evaluate("CourseStore.older('02-01').map((each) => each.text)")
+    assert sorted(texts) == ["a", "b", "c"] and texts[0] == "a"

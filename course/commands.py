@@ -155,7 +155,9 @@ def predict(lab: MaybeLab = None) -> None:
 
 @app.command()
 def quiz(
-    phase: Annotated[str | None, typer.Argument(metavar="[PHASE]", help="03; default: all")] = None,
+    phase: Annotated[
+        str | None, typer.Argument(metavar="[PHASE]", help="03; default: those you began")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="every question, due or not")] = False,
     count: Annotated[int, typer.Option(help="the most questions to ask")] = 10,
 ) -> None:
@@ -204,19 +206,22 @@ def generate(
         int | None, typer.Option(help="n-gram drafts per step; by default 4 with a part for them")
     ] = None,
     regex: Annotated[str | None, typer.Option(help="a pattern that the output matches")] = None,
+    adapter: Annotated[str | None, typer.Option(help="shout, quote, code, or a folder")] = None,
 ) -> None:
     """Continue a prompt, or serve clients, with the engine's parts or with your own."""
     from course.learning import learner
     from course.learning.labs import CourseError
 
     if serve:
+        if regex is not None or adapter is not None:
+            raise CourseError("run --serve: --regex and --adapter belong to each client's request")
         learner.serve(terminal.make_console(), opened, mine, model, port)
         return
     if prompt is None:
         raise CourseError("run: need a prompt, or --serve")
     learner.generate(
         terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, model, drafts,
-        regex,
+        regex, adapter,
     )  # fmt: skip
 
 
@@ -279,6 +284,30 @@ def doctor() -> None:
     from course import doctor as module
 
     raise typer.Exit(module.run(terminal.make_console(), course_root()))
+
+
+@app.command("ask")
+def ask_command(
+    workload: Annotated[str, typer.Argument(help="a seed, FILE or FILE:SEED")],
+    release: Annotated[str, typer.Option(help="which vLLM is asked")] = "0.22.1",
+    scheduler: Annotated[str, typer.Option(help="yours: FILE.py:CLASS")] = "",
+    kv_cache_manager: Annotated[str, typer.Option(help="yours: FILE.py:CLASS")] = "",
+    block_pool: Annotated[str, typer.Option(help="yours: FILE.py:CLASS")] = "",
+) -> None:
+    """vLLM's own scheduler beside this one, step by step, on one workload."""
+    from argparse import ArgumentTypeError
+
+    from conformance.replay import load_part
+    from course.decisions import beside
+
+    named = {
+        "scheduler": scheduler, "kv_cache_manager": kv_cache_manager, "block_pool": block_pool,
+    }  # fmt: skip
+    try:
+        parts = {name: load_part(where) for name, where in named.items() if where}
+    except ArgumentTypeError as error:
+        raise CourseError(str(error)) from None
+    raise typer.Exit(beside(terminal.make_console(), workload, release, parts))
 
 
 @gpu_app.command("run")

@@ -37,7 +37,16 @@ def raw(console: Console, text: str, style: str | None = None) -> None:
 
 def as_typed(text: str) -> str:
     """`text` with our commands as this learner must type them: after `uv run`, or bare."""
-    return _COMMAND.sub(r"uv run \1", text) if "UV_RUN_RECURSION_DEPTH" in os.environ else text
+    if "UV_RUN_RECURSION_DEPTH" not in os.environ:
+        return text
+    # Without git at hand, or GitHub within reach, the tree comes from the package index.
+    text = text.replace("course upstream fetch", "uv run --extra upstream course upstream fetch")
+    return _COMMAND.sub(lambda m: m[0] if _typed(text, m) else f"uv run {m[0]}", text)
+
+
+def _typed(text: str, command: re.Match[str]) -> bool:
+    """Whether the command has its `uv run` already."""
+    return text[: command.start()].endswith("uv run --extra upstream ")
 
 
 def printable(text: str) -> str:

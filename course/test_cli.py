@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 
 import pytest
 
 from course.conftest import REPOSITORY
+from course.learning import mine
 from course.learning.labs import find_labs
 
 RIGHT = """\
@@ -378,6 +380,54 @@ def test_passing_a_part_says_how_to_run_it(course, own_sampler):
         'Sampler now runs in the engine: course run --mine "Once upon a time"'
         in course("check").out
     )
+
+
+COUNTED = """from pathlib import Path
+
+from {module} import {name} as theirs
+
+
+def {name}(*given, **named):
+    Path(__file__).with_name("called").touch()
+    return theirs(*given, **named)
+
+
+"""
+
+
+@pytest.fixture
+def own_part(starter):
+    """Have the little lab supply a part that leaves a file behind when the engine calls it."""
+
+    def put(part, module):
+        manifest = starter.parent / "lab.yaml"
+        manifest.write_text(manifest.read_text() + f"part: {part}\n")
+        starter.write_text(COUNTED.format(module=module, name=mine.attribute_of(part)) + RIGHT)
+        return starter.with_name("called")
+
+    return put
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "module"),
+    [("experts", "mini_vllm.models.moe"), ("adapter_delta", "mini_vllm.lora.layers")],
+)
+def test_the_command_that_a_passed_part_names_calls_it(course, own_part, part, module):
+    called = own_part(part, module)
+    assert mine.command(part) in course("check").out
+    plain = course("run", "--mine", "--max-tokens", "3", "hi")
+    assert f"{part:<18} yours, not called here: course run --mine" in plain.out
+    assert not called.exists()
+    ran = course("run", "--mine", "--max-tokens", "3", *shlex.split(mine.ASKED_BY[part]), "hi")
+    assert ran.code == 0 and called.exists()
+    assert f"{part:<18} yours, from lab 90-00" in ran.out
+
+
+def test_an_unknown_adapter_is_refused_with_those_there_are(course):
+    ran = course("run", "--adapter", "whisper", "hi")
+    assert ran.code == 2
+    assert ran.err.startswith("--adapter 'whisper': need code, quote, shout, or a folder")
 
 
 def test_the_demo_shows_the_batch_and_the_prefix_hits_in_a_pipe(course):

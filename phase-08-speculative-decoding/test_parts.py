@@ -98,7 +98,9 @@ def test_course_run_mine_drafts_and_verifies_with_the_learners_labs(tmp_path, mo
     prompt, count = "one two three, one two", ["--max-tokens", "24"]
     plain, own = said("run", *count, prompt), said("run", "--mine", *count, prompt)
     assert "drafter            yours, from lab 08-01" in own
-    assert "verifier           yours, from lab 08-03" in own
+    assert "verifier           yours, not called here" in own and "--temperature 1" in own
+    drawn = said("run", "--mine", "--temperature", "1", *count, prompt)
+    assert "verifier           yours, from lab 08-03" in drawn
     assert "draft tokens accepted in" in own
     text = plain.partition("\n\n")[0]
     assert text.startswith(prompt) and len(text) > len(prompt)

@@ -75,5 +75,5 @@ def test_the_engine_says_the_same_with_the_labs_slots_and_delta(supplied, max_lo
 
 def test_course_run_mine_takes_both(tmp_path, monkeypatch, capsys):
     course = PassedCourse(tmp_path, ["11-01", "11-04"], monkeypatch, capsys)
-    said = course.run("The scheduler", "--mine")
+    said = course.run("The scheduler", "--mine", "--adapter", "shout")
     assert "yours, from lab 11-01" in said and "yours, from lab 11-04" in said

@@ -70,16 +70,20 @@ CourseDesk.lab = (host) => {
         let stop = null; // ends the run, while there is one
         let timer = 0;
         let editor = null;
+        let unkept = null; // the notice of what could not be kept
 
         const run = button("Run the tests", () => grade(), { class: "desk-run" });
         const end = button("Stop", () => stop?.(), { hidden: true });
         const reset = button("Reset", () => putBack());
         const chosen = el("input", { type: "file", accept: ".json,application/json", hidden: true, onchange: take });
+        const shelf = el("ul", { class: "desk-older" });
         const more = el("details", { class: "desk-more" }, el("summary", {}, "Keep or move your work"),
             el("p", {}, served ? "Run saves the file on your machine. " : "Your text is kept in this browser. ",
                 "An exported file holds everything you did in these pages; another browser takes it by Import, a "
                 + "checkout by ", el("code", {}, "course import FILE"), "."),
-            el("p", { class: "desk-bar" }, button("Export", give), button("Import", () => chosen.click()), chosen));
+            el("p", { class: "desk-bar" }, button("Export", give), button("Import", () => chosen.click()), chosen),
+            el("p", {}, "Earlier texts of this lab: "), shelf);
+        more.addEventListener("toggle", () => more.open && listOlder());
         const session = CourseDesk.canRun() && !served ? CoursePlay.session() : null;
         const loading = session ? CourseDesk.loading(session) : null;
         const predict = Object.keys(data.predictions).length ? CourseDesk.predict({ data, file }) : null;
@@ -146,22 +150,36 @@ CourseDesk.lab = (host) => {
             clearTimeout(timer);
             timer = 0;
             if (editor.get() === data.starter && !CourseStore.edit(lab)) return;
+            keep(() => CourseStore.saveEdit(lab, editor.get(), from));
+        }
+        /** Have the store keep something. What it cannot keep stays in the editor, and the reader hears of it once. */
+        function keep(act) {
             const before = CourseStore.notice();
-            CourseStore.saveEdit(lab, editor.get(), from);
-            if (CourseStore.notice() !== before) notice(CourseStore.notice());
+            let told = "";
+            try {
+                act();
+                told = CourseStore.notice() === before ? "" : CourseStore.notice();
+            } catch (error) {
+                told = `Not kept in this browser: ${error.message}. The editor has all of it, and Run takes it; copy it `
+                    + "elsewhere before you leave, or make it shorter.";
+            }
+            if (told !== unkept?.firstChild.textContent) unkept?.remove();
+            if (told && !unkept?.isConnected) unkept = notice(told);
         }
         window.addEventListener("pagehide", () => timer && save());
         CourseStore.onchange(({ elsewhere }) => {
             const other = elsewhere ? CourseStore.edit(lab) : null;
             if (!other || other.text === editor.get()) return;
-            CourseStore.keepOlder(lab, other.text);
+            keep(() => CourseStore.keepOlder(lab, other.text));
             notices.replaceChildren();
             notice("Another tab has another text of this lab.", ["Show that one", () => show(other.text)]);
         });
 
         /** Put a text into the editor; the one that was there is kept. */
         function show(text) {
-            CourseStore.keepOlder(lab, editor.get());
+            const mine = editor.get();
+            keep(() => CourseStore.keepOlder(lab, mine));
+            if (unkept?.isConnected) notice("The text that was here can be had back.", ["Put it back", () => show(mine)]);
             editor.set(text);
             save();
         }
@@ -169,11 +187,19 @@ CourseDesk.lab = (host) => {
             const mine = editor.get();
             notices.replaceChildren();
             if (mine === data.starter) return notice("This is the starter as it was given.");
-            CourseStore.saveEdit(lab, mine, from);
+            keep(() => CourseStore.saveEdit(lab, mine, from));
             CourseStore.dropEdit(lab);
             clearTimeout(timer);
             editor.set(data.starter);
             notice("The starter as it was given.", ["Put my text back", () => show(mine)]);
+        }
+        /** The texts that gave way to others, newest first, each with a button that brings it back. */
+        function listOlder() {
+            const texts = CourseStore.older(lab).filter((each) => each.text !== editor.get());
+            shelf.replaceChildren(...texts.map((each) => el("li", {},
+                `${new Date(each.at).toLocaleString()}, ${each.text.split("\n").length} lines `,
+                button("Show this one", () => (show(each.text), listOlder())))));
+            if (!texts.length) shelf.append(el("li", {}, "none yet"));
         }
         function give() {
             save();
@@ -281,7 +307,7 @@ CourseDesk.lab = (host) => {
             const accept = () => void (base = digest);
             const line = notice("The file on your machine has changed since this page read it. Nothing was saved.",
                 ["Take the file's text", () => (accept(), show(text))],
-                ["Save mine over it", () => (accept(), CourseStore.keepOlder(lab, text), grade())]);
+                ["Save mine over it", () => (accept(), keep(() => CourseStore.keepOlder(lab, text)), grade())]);
             line.append(CourseDiff.draw(text, mine, ["the file", "yours, here"]));
             line.scrollIntoView({ block: "nearest" });
             return null;

@@ -37,8 +37,7 @@ CourseDesk.predict = ({ data, file }) => {
 
     function card(name, question) {
         const id = `predict-${name}`;
-        const ask = el("p", { id: `${id}-ask`, class: "answer-ask" }, el("code", {}, name), ": ",
-            CourseAsk.worded(question.ask));
+        const ask = el("p", { id: `${id}-ask`, class: "answer-ask" }, CourseAsk.worded(question.ask));
         const verdict = el("div", { id: `${id}-verdict`, class: "answer-verdict", "aria-live": "polite" });
         const commit = el("button", { type: "submit" }, "Commit");
         const leave = button("Leave it", () => (draw(true), change.focus()), { hidden: true });

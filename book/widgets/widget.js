@@ -114,7 +114,7 @@ const CourseWidgets = (() => {
         }
         function run() {
             if (place === length - 1) go(0);
-            play.textContent = "Pause";
+            named("Pause");
             start();
         }
         function start() {
@@ -124,7 +124,13 @@ const CourseWidgets = (() => {
         function stop() {
             clearInterval(timer);
             timer = null;
-            play.textContent = "Play";
+            named("Play");
+        }
+        /** What the button says, and the name that it is read by, which begins with that. */
+        function named(label) {
+            play.textContent = label;
+            play.title = `${label}${label === "Play" ? ` every ${noun}` : ""}`;
+            play.setAttribute("aria-label", play.title);
         }
         box.addEventListener("keydown", (event) => {
             // mdBook turns pages with the arrow keys; inside a widget they move the widget.

@@ -1,7 +1,7 @@
 """Questions at the terminal: predictions before a lab, the quiz of a phase.
 
-Promises: an empty line is no answer; the end of the input ends the questions; every answer is kept
-the moment it is given.
+Promises: an empty line is not an answer; the end of the input ends the questions; every answer is
+kept the moment it is given.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rich.console import Console
 
 from course import terminal
 from course.learning import predictions, quiz, show
-from course.learning.labs import CourseError, Lab
-from course.learning.progress import FOLDER, Progress
+from course.learning.labs import CourseError, Lab, find_labs
+from course.learning.progress import FOLDER, NEW, Progress
 
 
 def predict(console: Console, progress: Progress, lab: Lab) -> None:
@@ -67,10 +67,14 @@ def _answered(
 
 
 def run_quiz(console: Console, root: Path, phase: str | None, count: int, every: bool) -> int:
-    """Ask questions of a phase, or of all; 1 when an answer was wrong.
+    """Ask questions of a phase, or of what was read; 1 when an answer was wrong.
+
+    What was read is told by labs: without a phase, new questions come from the phases in which one
+    is passed or begun. A line that is not an answer, blank or without a number where one is asked
+    for, is asked again and costs nothing.
 
     Args:
-        phase: its number or its folder's name; None for all.
+        phase: its number or its folder's name; None for those with a lab begun.
         count: the most questions to ask.
         every: also those that are not due.
 
@@ -81,6 +85,16 @@ def run_quiz(console: Console, root: Path, phase: str | None, count: int, every:
         raise CourseError(f"--count is {count}: give 1 or more")
     questions = _questions(root, phase)
     boxes = quiz.Boxes(root / FOLDER)
+    if phase is None and not every:
+        begun = _begun(root)
+        questions = [q for q in questions if q.id in boxes.cards or q.id[:2] in begun]
+        if not questions:
+            terminal.say(
+                console,
+                "Questions come from the phases in which you have begun a lab, and there is none "
+                "yet. A phase by its number: course quiz 00",
+            )
+            return 0
     chosen = questions if every else boxes.due(questions)
     chosen = chosen if every else chosen[:count]
     if not chosen:
@@ -93,14 +107,9 @@ def run_quiz(console: Console, root: Path, phase: str | None, count: int, every:
         for place, question in enumerate(chosen, 1):
             terminal.say(console, f"\n{place} of {len(chosen)}, {question.id}", "dim")
             show.question(console, question.ask, question.choices)
-            unit = f" ({question.unit})" if question.unit else ""
-            console.print(f"  your answer{unit}: ", end="")
-            line = sys.stdin.readline()
-            if not line:
-                console.print()
+            line = _attempt(console, question)
+            if line is None:
                 break
-            if not console.is_terminal or not sys.stdin.isatty():
-                console.print()
             asked += 1
             correct = question.check(line)
             right += correct
@@ -114,6 +123,27 @@ def run_quiz(console: Console, root: Path, phase: str | None, count: int, every:
     left = len(boxes.due(questions))
     terminal.say(console, f"\n{right} of {asked} right. {left} left for today: course quiz", "bold")
     return 0 if right == asked else 1
+
+
+def _attempt(console: Console, question: quiz.Question) -> str | None:
+    """A line that can be an answer, asked for until it comes; None at the end of the input."""
+    unit = f" ({question.unit})" if question.unit else ""
+    while True:
+        console.print(f"  your answer{unit}: ", end="")
+        line = sys.stdin.readline()
+        if not line or not console.is_terminal or not sys.stdin.isatty():
+            console.print()
+        if not line:
+            return None
+        if not (problem := question.misread(line)):
+            return line
+        terminal.say(console, f"  {problem}", "yellow")
+
+
+def _begun(root: Path) -> set[str]:
+    """The numbers of the phases in which a lab is passed, or was graded or edited."""
+    progress = Progress(root)
+    return {lab.id[:2] for lab in find_labs(root) if progress.state(lab) != NEW}
 
 
 def _explain(console: Console, question: quiz.Question, correct: bool) -> None:

@@ -63,10 +63,9 @@ def grade(
             console, f"The result cannot be kept ({error}): your progress is as it was.", "red"
         )
     if report.ok:
-        part = mine.attribute_of(lab.manifest.part) if lab.manifest.part else ""
         built = list(dict.fromkeys(name.partition(".")[0] for name in lab.manifest.yours))
         following = progress.next_lab(labs, after=lab)
-        show.congratulate(console, root, lab, report, built, following, part)
+        show.congratulate(console, root, lab, report, built, following, lab.manifest.part or "")
     return report.ok
 
 
@@ -310,11 +309,16 @@ def generate(
     model: str,
     drafts: int | None,
     regex: str | None = None,
+    adapter: str | None = None,
 ) -> None:
     """Continue `prompt` on the terminal, as it is generated; then say whose parts ran.
 
     Without `drafts` none are made, or 4 per step where a drafter or a verifier is the learner's. A
-    scheduler of theirs, which plans no drafts, then rests, as it does with a `regex`.
+    scheduler of theirs, which plans no drafts, then rests, as it does with a `regex` or an
+    `adapter`: the name of a shipped one, or a folder in PEFT's layout.
+
+    Raises:
+        CourseError: the engine refuses what is asked for, or a part of theirs fails.
     """
     from mini_vllm import LLM, SamplingParams
     from mini_vllm.structured_output import StructuredOutputsParams
@@ -326,9 +330,10 @@ def generate(
         supplied, owners = _own_parts(console, root, labs, progress)
     if drafts is None:
         drafts = 4 if {"drafter", "verifier"} & owners.keys() else 0
-    if (drafts or regex is not None) and supplied.pop("scheduler", None):
+    gated = "--regex" if regex is not None else "--adapter" if adapter is not None else ""
+    if (drafts or gated) and supplied.pop("scheduler", None):
         lab, lacks = owners.pop("scheduler"), "plans no drafts" if drafts else "takes no gates"
-        without = "with --drafts 0" if drafts else "without --regex"
+        without = "with --drafts 0" if drafts else f"without {gated}"
         told = f"Your scheduler from lab {lab.id} {lacks} and rests; {without} it runs."
         terminal.say(console, told)
     parts = mine.engine_parts(supplied)
@@ -337,13 +342,19 @@ def generate(
     began = time.perf_counter()
     count = 0
     try:
-        llm = LLM(model, parts=parts, speculative_config=config if drafts else None)
+        lora = _adapter(adapter) if adapter is not None else None
+        llm = LLM(
+            model,
+            parts=parts,
+            speculative_config=config if drafts else None,
+            enable_lora=lora is not None,
+        )
         asked = StructuredOutputsParams(regex=regex) if regex is not None else None
         params = SamplingParams(
             temperature=temperature, max_tokens=max_tokens, seed=seed, structured_outputs=asked
         )
         console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
-        for piece in llm.stream(prompt, params):
+        for piece in llm.stream(prompt, params, lora):
             count += len(piece.encode("utf-8"))
             console.print(Text(terminal.printable(piece)), end="", soft_wrap=True)
         console.print()
@@ -357,12 +368,41 @@ def generate(
     seconds = time.perf_counter() - began
     console.print()
     if use_mine:
-        _say_whose(console, owners)
+        called = set(owners) - set(mine.ASKED_BY)
+        called |= {"experts"} if _has_experts(llm.llm_engine) else set()
+        called |= {"verifier"} if drafts and temperature > 0 else set()
+        called |= {"adapter_slots", "adapter_delta"} if lora else set()
+        called |= {"token_masks", "wait_gate"} if regex is not None else set()
+        called -= set() if drafts else {"drafter"}
+        _say_whose(console, owners, called)
     if llm.llm_engine.feature("spec_decode") is not None:
         stats = llm.llm_engine.feature("spec_decode").stats
         words = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens accepted"
         terminal.say(console, f"{words} in {stats.num_drafts} runs with drafts.")
     terminal.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")
+
+
+def _has_experts(engine: Any) -> bool:
+    return getattr(getattr(engine.runner.model, "config", None), "moe", None) is not None
+
+
+def _adapter(name: str) -> Any:
+    """The request for a shipped adapter, or for a folder.
+
+    Raises:
+        CourseError: there is neither.
+    """
+    from mini_vllm.lora.request import LoRARequest
+    from mini_vllm.models.loader import MODELS
+
+    shipped = MODELS / "adapters"
+    folder = shipped / name if (shipped / name / "adapter_config.json").is_file() else Path(name)
+    if not folder.is_dir() or not name:
+        known = ", ".join(
+            sorted(path.parent.name for path in shipped.glob("*/adapter_config.json"))
+        )
+        raise CourseError(f"--adapter {name!r}: need {known}, or a folder in PEFT's layout")
+    return LoRARequest(folder.name, 1, str(folder))
 
 
 def serve(
@@ -386,12 +426,15 @@ def serve(
     if use_mine:
         root, labs, progress = opened()
         supplied, owners = _own_parts(console, root, labs, progress)
-        _say_whose(console, owners)
     try:
         engine = LLM(model, parts=mine.engine_parts(supplied)).llm_engine
         served = launch.serve_engine(engine, model=model, tool_call_parser="hermes")
     except ValueError as error:
         raise CourseError(str(error)) from None
+    if use_mine:  # a client may ask for a pattern or a temperature; nobody drafts or adapts here
+        resting = {"drafter", "verifier", "adapter_slots", "adapter_delta"}
+        resting |= set() if _has_experts(engine) else {"experts"}
+        _say_whose(console, owners, set(owners) - resting)
     body = f'{{"model": "{served.name}", "prompt": "The scheduler", "max_tokens": 24}}'
     ask = f"curl http://127.0.0.1:{port or 'PORT'}/v1/completions"
     terminal.say(console, f"{ask} -H 'Content-Type: application/json' -d '{body}'")
@@ -420,9 +463,13 @@ def _own_parts(
         raise CourseError(f"A part could not be loaded: {type(error).__name__}: {error}") from None
 
 
-def _say_whose(console: Console, owners: dict[str, Lab]) -> None:
+def _say_whose(console: Console, owners: dict[str, Lab], called: set[str]) -> None:
+    """Each part of the engine, and whose it was; one of theirs that is not in `called` rested."""
     for part in mine.part_names():
-        if part in owners:
+        if part in owners and part not in called:
+            told = f"  {part:<18} yours, not called here: {mine.command(part)}"
+            terminal.say(console, told, "yellow")
+        elif part in owners:
             terminal.say(console, f"  {part:<18} yours, from lab {owners[part].id}", "green")
         else:
             terminal.say(console, f"  {part:<18} the course's", "dim")

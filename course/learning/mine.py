@@ -32,6 +32,21 @@ NAMES = {
 """What a lab defines for the part of a room, which `EngineParts` has no default for."""
 MODULES = ("verifier",)
 """Parts that are a lab's whole module."""
+ASKED_BY = {
+    "experts": "--model byte-moe",
+    "verifier": "--temperature 1",
+    "adapter_slots": "--adapter shout",
+    "adapter_delta": "--adapter shout",
+    "token_masks": '--regex "[a-z ]+"',
+    "wait_gate": '--regex "[a-z ]+"',
+}
+"""Parts that a plain run never calls, and what `course run --mine` needs so that it does."""
+
+
+def command(part: str) -> str:
+    """The `course run` that calls a learner's `part`."""
+    asked = f" {ASKED_BY[part]}" if part in ASKED_BY else ""
+    return f'course run --mine{asked} "Once upon a time"'
 
 
 def _core_parts() -> dict[str, Any]:

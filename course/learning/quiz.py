@@ -70,6 +70,18 @@ class Question:
             return (known.get(_plain(given)) or letters.get(_plain(given))) == self.choice
         return _plain(given) in map(_plain, self.accept)
 
+    def misread(self, given: str) -> str:
+        """Why `given` cannot be an answer at all, right or wrong; empty when it can be."""
+        if not given.strip():
+            return "Nothing was typed. Ctrl-D ends the questions."
+        if self.number is not None and not _NUMBER.fullmatch(given.strip()):
+            return f"{given.strip()!r} is not a number. A unit may follow: 1.5 GiB, 1/4, 25 %."
+        if self.choices:
+            letters = string.ascii_lowercase[: len(self.choices)]
+            if _plain(given) not in {*letters, *map(_plain, self.choices)}:
+                return f"{given.strip()!r} is none of the choices: a letter, {', '.join(letters)}."
+        return ""
+
     def _is_number(self, given: str) -> bool:
         match = _NUMBER.fullmatch(given.strip())
         if not match or self.number is None:

@@ -17,6 +17,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from course.learning import mine
 from course.learning.grading import Report, TestResult
 from course.learning.labs import Lab, phase_title
 from course.learning.predictions import Answer
@@ -255,14 +256,19 @@ def congratulate(
     following: Lab | None,
     part: str,
 ) -> None:
-    """A passed lab: what was built, the reference to compare with, the way on."""
+    """A passed lab: what was built, the reference to compare with, the way on.
+
+    Args:
+        part: which of the engine's parts the lab supplies; "" for none.
+    """
     say(
         console,
         f"Passed: all {len(report.passed)} tests. You built: {', '.join(built)}.",
         "green",
     )
     if part:
-        say(console, f'{part} now runs in the engine: course run --mine "Once upon a time"')
+        name = mine.attribute_of(part)
+        say(console, f"{name} now runs in the engine: {mine.command(part)}")
     say(console, f"Compare with the reference: course solution {lab.id} --diff")
     if following is None:
         say(console, "That was the last lab.", "green")

@@ -51,6 +51,20 @@ def test_what_a_machine_lacks_skips_with_the_reason(little_course):
     assert ran.returncode == 0 and ran.stdout.count("no CUDA GPU") == 2
 
 
+@pytest.mark.slow
+def test_a_folder_has_the_tests_that_the_suite_has_of_it(little_course):
+    lab = "phase-90-little/labs/lab-00-blocks-0"
+    with (little_course / lab / "test_lab.py").open("a", encoding="utf-8") as file:
+        file.write("\n\nimport pytest\n\n\n@pytest.mark.slow\ndef test_long():\n    pass\n")
+
+    def has_the_slow_one(*named):
+        return "::test_long" in plain_pytest("--collect-only", *named, cwd=little_course).stdout
+
+    assert not has_the_slow_one() and not has_the_slow_one("phase-90-little")
+    assert has_the_slow_one("-m", "slow", "phase-90-little")
+    assert has_the_slow_one(lab) and has_the_slow_one(f"{lab}/test_lab.py")
+
+
 def test_two_labs_with_the_same_file_names_do_not_meet(little_course):
     one, two = sorted(little_course.glob("phase-*/labs/lab-*"))
     (one / "solution.py").write_text("def num_blocks(a, b):\n    return 2\n")

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from course.learning import quiz
+from course.learning.labs import find_labs
 from course.learning.quiz import Boxes, Question
 
 EXERCISES = (
@@ -180,7 +181,7 @@ def test_the_quiz_asks_checks_and_explains(course, write, monkeypatch):
 def test_what_was_wrong_comes_back_first_and_what_was_right_later(course, write, monkeypatch):
     write(NUMBER, CHOICE, SHORT)
     answer(monkeypatch, "7", "b")
-    course("quiz", "--count", "2")
+    course("quiz", "90", "--count", "2")
     answer(monkeypatch, "0.25", "null block")
     ran = course("quiz", "phase-90-little")
     assert [line for line in ran.out.splitlines() if " of 2, " in line] == [
@@ -192,10 +193,32 @@ def test_what_was_wrong_comes_back_first_and_what_was_right_later(course, write,
     assert "3 of 3 right." in course("quiz", "--all").out
 
 
+def test_a_line_that_cannot_be_an_answer_is_asked_again(course, write, monkeypatch, little_course):
+    write(NUMBER, CHOICE, SHORT)
+    answer(monkeypatch, "", "a quarter", "0.25", "z", "b", " ", "null block")
+    ran = course("quiz", "90")
+    assert ran.code == 0 and "3 of 3 right." in ran.out
+    assert ran.out.count("Nothing was typed.") == 2
+    assert "'a quarter' is not a number." in ran.out
+    assert "'z' is none of the choices: a letter, a, b, c." in ran.out
+    assert {box for box, _ in Boxes(little_course / ".course").cards.values()} == {1}
+
+
+def test_without_a_phase_only_those_with_a_lab_begun_are_asked(
+    course, write, monkeypatch, little_course
+):
+    write(NUMBER)
+    ran = course("quiz")
+    assert ran.code == 0 and "A phase by its number: course quiz 00" in ran.out
+    find_labs(little_course)[0].starter.write_text("begun = True\n")
+    answer(monkeypatch, "0.25")
+    assert "1 of 1 right." in course("quiz").out
+
+
 def test_the_end_of_the_input_is_no_answer(course, write, monkeypatch, little_course):
     write(NUMBER, CHOICE)
     answer(monkeypatch, "0.25")
-    ran = course("quiz")
+    ran = course("quiz", "90")
     assert ran.code == 0 and "1 of 1 right. 1 left for today" in ran.out
     assert list(Boxes(little_course / ".course").cards) == ["90-ex-01"]
 
@@ -206,7 +229,7 @@ def test_an_answer_that_cannot_be_kept_is_explained_all_the_same(
     write(NUMBER)
     (little_course / ".course").write_text("in the way")
     answer(monkeypatch, "0.25")
-    ran = course("quiz")
+    ran = course("quiz", "90")
     assert ran.code == 0 and "The answer cannot be kept (" in ran.out and "1 of 1 right." in ran.out
 
 

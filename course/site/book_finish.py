@@ -49,7 +49,7 @@ def finish(root: Path, site: Path) -> None:
         main = _MAIN.search(made)
         if main is None:
             continue
-        inside = coloured(figures_open(tables_stack(breakable(main[2]))))
+        inside = coloured(figures_open(tables_stack(breakable(named_boxes(main[2])))))
         made = made[: main.start(2)] + inside + made[main.end(2) :]
         path = file.relative_to(site)
         if image.is_file() and path.name != "toc.html":
@@ -148,6 +148,17 @@ def breakable(text: str) -> str:
             piece = _TAG.sub(lambda m: f'<span class="tag">{m[0]}</span>', piece)
         out.append(piece)
     return "".join(out)
+
+
+# ------------------------------------------------------------------ lists of tasks
+
+
+_BOX = re.compile(r'<input (?=[^>]*\bdisabled\b)([^>]*type="checkbox"[^>]*?)( ?/?)>')
+
+
+def named_boxes(text: str) -> str:
+    """Give the box before each task of a list a name, for those who hear the page."""
+    return _BOX.sub(r'<input \1 aria-label="task"\2>', text)
 
 
 # ------------------------------------------------------------------ figures

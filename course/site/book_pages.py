@@ -30,6 +30,8 @@ _CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 _LINK = re.compile(
     r"(!?)\[((?:[^\[\]]|\\[\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)((?:\s+\"[^\"]*\")?)\)"
 )
+_FRONT_MATTER = re.compile(r"\A---\n(?:[^\n]*\n)*?---\n")
+"""What a model's card says to a hub, and to no reader; its lines stay counted."""
 _DEFINITION = re.compile(r"^(\[[^\]]+\]:\s*)(\S+)", re.MULTILINE)
 _MATH = re.compile(
     r"(?<![\\$])\$\$(?P<block>[^$]+?)\$\$(?!\$)"
@@ -46,6 +48,7 @@ def render(
         source: the text of a page that is made with the book, and is no file.
     """
     text = links.unlinked(page.read_text(encoding="utf-8") if source is None else source)
+    text = _FRONT_MATTER.sub(lambda match: "\n" * match[0].count("\n"), text)
     if page == root / "README.md":
         text = places.to_landings(text)
     cited, findings = citations.in_text(text, page, root)

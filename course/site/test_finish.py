@@ -121,3 +121,11 @@ def test_a_long_description_ends_with_a_word():
     about = book_finish.description(f"<p>{'twelve words ' * 40}</p>")
     assert len(about) <= book_finish.DESCRIPTION_LIMIT
     assert re.search(r"(twelve|words)\u2026$", about)
+
+
+def test_the_box_of_a_task_has_a_name_and_no_other_box_changes():
+    task = '<li><input disabled="" type="checkbox"/>\nread it</li>'
+    made = book_finish.named_boxes(task)
+    assert made == task.replace('"checkbox"/>', '"checkbox" aria-label="task"/>')
+    other = '<p><input type="checkbox"> mine</p>'
+    assert book_finish.named_boxes(other) == other

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course.truth import links
-from course.truth.citations import SYMBOL, Citation, Finding, in_file, in_text, pages
+from course.truth.citations import SYMBOL, Citation, Finding, in_file, pages
 from course.truth.symbols import classes, decorated, lines_of, lookup, symbols
 
 
@@ -22,11 +22,9 @@ def check(root: Path, tree: Path, paths: Iterable[Path] = ()) -> tuple[int, list
     count = 0
     findings: list[Finding] = []
     for page in pages(root, paths):
-        text = page.read_text(encoding="utf-8")
         if page.suffix == ".md":
-            findings += links.astray(page, text)
-            text = links.unlinked(text)
-        citations, problems = in_text(text, page, root)
+            findings += links.astray(page, page.read_text(encoding="utf-8"))
+        citations, problems = links.cited(page, root)
         count += len(citations)
         findings += problems
         for citation in citations:

@@ -36,10 +36,7 @@ def cited_on(root: Path, paths: Iterable[Path] = ()) -> dict[Path, list[Citation
     """The citations and includes of every page that has any."""
     found = {}
     for page in citations.pages(root, paths):
-        text = page.read_text(encoding="utf-8")
-        if page.suffix == ".md":
-            text = links.unlinked(text)
-        if cited := citations.in_text(text, page, root)[0]:
+        if cited := links.cited(page, root)[0]:
             found[page] = cited
     return found
 

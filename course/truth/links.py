@@ -90,6 +90,15 @@ def unlinked(text: str) -> str:
     return _LINKED.sub(lambda match: match["text"], text)
 
 
+def cited(page: Path, root: Path) -> tuple[list[Citation], list[Finding]]:
+    """The citations of one file, each once however it is linked, and what looks like one.
+
+    An include and the link that stands under it for readers on GitHub are one citation.
+    """
+    text = page.read_text(encoding="utf-8")
+    return citations.in_text(unlinked(text) if page.suffix == ".md" else text, page, root)
+
+
 def astray(page: Path, text: str) -> Iterator[Finding]:
     """The linked citations of a page that lead elsewhere than their text says."""
     for match in _LINKED.finditer(text):

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from course.learning import labs
-from course.truth import citations
+from course.truth import citations, links
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,8 +29,8 @@ def recorded(root: Path = ROOT) -> tuple[int, int]:
 
 
 def cited(root: Path = ROOT) -> int:
-    """Citations of the pinned tree, as `course cite check` counts them."""
-    return sum(len(citations.in_file(page, root)[0]) for page in citations.pages(root))
+    """Citations of the pinned tree, by the counter of `course cite check`."""
+    return sum(len(links.cited(page, root)[0]) for page in citations.pages(root))
 
 
 def graded(root: Path = ROOT) -> tuple[int, int]:
@@ -50,7 +50,7 @@ def table(root: Path = ROOT) -> str:
             "workloads recorded from the real one are replayed here, every field of every step "
             "compared: [conformance](conformance/README.md).",
             f"- **{_down(cited(root)):,} citations, each exact.** Every file, line and name of "
-            "vLLM's source on these pages is compared with the pinned release: "
+            "vLLM's source in pages and code is compared with the pinned release: "
             "[the pin](UPSTREAM_PIN.md).",
             f"- **{num_labs} labs, {_down(wrong):,} wrong answers caught.** Each is a mistake "
             "somebody makes, and the test named for it fails on it: "

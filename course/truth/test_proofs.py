@@ -8,7 +8,7 @@ import json
 import pytest
 
 from course.conftest import REPOSITORY
-from course.truth import proofs
+from course.truth import checking, proofs
 
 
 @pytest.mark.slow
@@ -31,6 +31,15 @@ def test_citations_are_counted_on_every_page(tmp_path):
     (tmp_path / "A.md").write_text("`vllm/a.py:1` `f` and `vllm/b.py:2` `g`\n", encoding="utf-8")
     (tmp_path / "b.py").write_text('"""`vllm/a.py:1` `f`"""\n', encoding="utf-8")
     assert proofs.cited(tmp_path) == 3
+
+
+def test_an_include_and_the_link_under_it_are_one_citation(tmp_path):
+    page = """<!--{{#upstream vllm/a.py f}}-->
+[`vllm/a.py:1-3` `f`](https://github.com/vllm-project/vllm/blob/0decac0/vllm/a.py#L1-L3)
+"""
+    (tmp_path / "A.md").write_text(page, encoding="utf-8")
+    assert proofs.cited(tmp_path) == 1
+    assert proofs.cited(tmp_path) == checking.check(tmp_path, tmp_path)[0]
 
 
 def test_a_page_without_the_markers_is_refused():

@@ -114,9 +114,8 @@ def test_a_part_the_engine_does_not_have_is_refused(little_course):
     path = lab.folder / "lab.yaml"
     path.write_text(path.read_text() + "part: warp_drive\n", encoding="utf-8")
     verdict = selfcheck.check_lab(little_course, lab)
-    assert verdict.problems[0].startswith(
-        "part 'warp_drive' is not a part of the engine: use one of"
-    )
+    told = "part 'warp_drive' is not a part of the engine: use one of"
+    assert verdict.problems[0].startswith(told)
 
 
 def test_a_wrong_solution_that_never_ends_is_named(little_course):

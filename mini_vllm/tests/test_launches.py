@@ -5,13 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mini_vllm.cudagraph.launches import LAYER, MODES, simulate
+from mini_vllm.tests.support import for_all
 
-KERNELS = st.lists(st.sampled_from(LAYER), min_size=1, max_size=40)
-MICROSECONDS = st.floats(0.1, 50)
+
+def kernels_of(st):
+    return st.lists(st.sampled_from(LAYER), min_size=1, max_size=40)
+
+
+def microseconds(st):
+    return st.floats(0.1, 50)
 
 
 def test_short_kernels_wait_for_the_host_and_a_graph_frees_them():
@@ -32,7 +36,9 @@ def test_launches_by_mode_for_32_layers():
     assert counts == {"eager": 288, "piecewise": 33 + 32, "full": 1}
 
 
-@given(KERNELS, st.sampled_from(MODES), MICROSECONDS, MICROSECONDS)
+@for_all(
+    kernels_of, lambda st: st.sampled_from(MODES), microseconds, microseconds, max_examples=100
+)
 def test_a_step_is_never_shorter_than_either_lane_and_never_longer_than_both(
     kernels, mode, launch_us, kernel_us
 ):
@@ -46,7 +52,7 @@ def test_a_step_is_never_shorter_than_either_lane_and_never_longer_than_both(
     assert 0 < line.gpu_busy <= 1 + 1e-12
 
 
-@given(KERNELS, MICROSECONDS, MICROSECONDS)
+@for_all(kernels_of, microseconds, microseconds, max_examples=100)
 def test_fewer_launches_are_never_slower(kernels, launch_us, kernel_us):
     eager, piecewise, full = (simulate(kernels, m, launch_us, kernel_us).step_us for m in MODES)
     # A piecewise graph is issued before its first kernel, no later than that kernel alone would be.

@@ -55,6 +55,8 @@ def tokens(requests: dict[str, Request], scenario: Scenario) -> dict[str, list[i
 
 @pytest.mark.parametrize("depth", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_texts_do_not_depend_on_the_batches_in_flight(depth):
+    pytest.importorskip("hypothesis")
+
     @for_all(scenarios, max_examples=20)
     def check(scenario):
         got = drive(scenario, engine=piped(scenario, depth))

@@ -1,4 +1,4 @@
-"""Lab 07-01, solved: route tokens to experts, and compute the experts one after the other.
+"""Lab 07-01: route tokens to experts, and compute the experts one after the other.
 
 `route`, `moe_forward_reference`, `moe_forward_grouped` and `align_block_size` are the lab. The
 third has the signature the engine calls, so a model with experts can run on it.
@@ -62,8 +62,8 @@ def moe_forward_grouped(
 ) -> np.ndarray:
     """The same values, with one call for each expert that was chosen and none for the others.
 
-    An expert's call gets the rows of all its tokens, in the order of the tokens. The engine calls
-    this in each layer with experts.
+    An expert's call gets a row for each of its pairs, in the order of the tokens: one that names it
+    twice has two rows in it. The engine calls this in each layer with experts.
 
     Args and returns:
         As `moe_forward_reference`.

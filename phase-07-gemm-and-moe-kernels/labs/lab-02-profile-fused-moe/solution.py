@@ -1,4 +1,4 @@
-"""Lab 07-02, solved: say where a decode step of a mixture of experts goes, before profiling it.
+"""Lab 07-02: say where a decode step of a mixture of experts goes, before profiling it.
 
 `experts_touched`, `step_bytes`, `fit_step_time`, `categorise`, `expected_launches` and
 `time_shares` are the lab. `run.py` profiles a real engine and holds them against it.

@@ -1,4 +1,4 @@
-"""Lab 07-03, solved: a GEMM in tiles whose traffic is counted, and a grouped one as a kernel.
+"""Lab 07-03: a GEMM in tiles whose traffic is counted, and a grouped one as a kernel.
 
 `tiled_gemm`, `naive_traffic`, `tiled_traffic`, `reuse_factor` and `fast_memory_bytes` need numpy;
 `grouped_kernel` is a Triton kernel: all experts of a layer in one launch. `SlowMatrix` and

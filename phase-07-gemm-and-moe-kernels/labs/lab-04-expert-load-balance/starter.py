@@ -1,4 +1,4 @@
-"""Lab 07-04, solved: measure how uneven experts are loaded, and place copies of them on ranks.
+"""Lab 07-04: measure how uneven experts are loaded, and place copies of them on ranks.
 
 `expert_loads`, `imbalance`, `ep_step_time`, `dropped_tokens`, `ep_step_time_roofline`,
 `expert_map`, `replicate_experts`, `balanced_packing` and `rebalance` are the lab. The last four

@@ -155,12 +155,13 @@ class Pipeline:
     def __call__(self, logits: np.ndarray, ctx: Context) -> np.ndarray:
         """The row after all of them; without any, a float64 copy.
 
-        A processor gets what the one before it returned, and `ctx`. One that writes into the row it
-        was given must not be seen by the caller (P3). Each is called once.
+        A processor gets a copy of what the one before it returned, and `ctx`. One that writes into
+        the row it was given must be seen neither by the caller nor by the one before it, and what
+        is returned belongs to nobody else (P3). Each is called once.
         """
         scores = np.array(logits, dtype=np.float64)
         for processor in self.processors:
-            scores = processor(scores, ctx)
+            scores = np.array(processor(scores, ctx), dtype=np.float64)
         return scores
 
 

@@ -197,11 +197,12 @@ def test_penalty_refuses_what_it_cannot_use(lab):
         refused(
             lambda p=penalty: lab.apply_repetition_penalty(z, [0], p), f"a penalty of {penalty}"
         )
-    for ids in ([3], [-1], [0, 7]):
-        refused(
-            lambda ids=ids: lab.apply_repetition_penalty(z, ids, 1.2),
-            f"ids {ids} of a row of 3 (numpy would take -1 for the last)",
-        )
+    for penalty in (1.2, 1.0):
+        for ids in ([3], [-1], [0, 7]):
+            refused(
+                lambda ids=ids, p=penalty: lab.apply_repetition_penalty(z, ids, p),
+                f"ids {ids} of a row of 3, penalty {penalty} (numpy would take -1 for the last)",
+            )
 
 
 # --- the hook -------------------------------------------------------------------------------------
@@ -247,6 +248,22 @@ def test_a_processor_is_asked_once_per_token(lab):
             f"two processors, one token, temperature {wish.temperature}: each is asked once. It "
             "may be a grammar over 128,000 tokens, or count its calls",
         )
+
+
+def test_what_a_processor_keeps_stays_its_own(lab):
+    kept = np.array([1.0, 2.0])
+
+    def keeps(logits, ctx):
+        return kept
+
+    def rude(logits, ctx):
+        logits[0] = -np.inf
+        return logits
+
+    lab.Pipeline([keeps, rude])(np.zeros(2), {"generated": []})
+    close(kept, [1, 2], "the next processor writes into a copy of what this one returned (P3)")
+    lab.Pipeline([keeps])(np.zeros(2), {"generated": []})[0] = 9.0
+    close(kept, [1, 2], "what a pipeline returns is a new array (P3)")
 
 
 def test_nothing_that_comes_in_is_changed(lab):

@@ -360,6 +360,35 @@ def test_a_plan_starts_from_its_own_requests(lab):
     same(gate.admission(two, plan), "skip", "and one in which adapter 1 runs on")
 
 
+def test_a_plan_is_known_by_itself(lab):
+    """By its address it would be taken for the one that stood there before."""
+    gate, plan = lab.AdapterGate(1), SchedulerOutput()
+    gate.scheduled(request_of(1), 1, plan)
+    address = id(plan)
+    del plan
+    for _ in range(100):  # CPython gives the next plan the address of one that is gone
+        plan = SchedulerOutput()
+        if id(plan) == address:
+            break
+    same(
+        gate.admission(request_of(2), plan), "admit",
+        "a new plan, in which nobody runs, wherever in memory it stands",
+    )  # fmt: skip
+
+
+def test_the_walk_costs_no_more_with_more_slots(lab):
+    most = {}
+    for num_slots in (4, 256):
+        queue = [Looked(adapter) for adapter in range(1, 2 * num_slots + 1)]
+        Looked.count = 0
+        lab.max_schedulable(queue, num_slots)
+        most[num_slots] = Looked.count / len(queue)
+    assert most[256] <= 2 * most[4] + 4, (
+        "ids compared or hashed for one request of the queue: as many with 256 slots as with 4\n"
+        f"expected at most {2 * most[4] + 4:.1f}\ncame     {most[256]:.1f}"
+    )
+
+
 def test_the_gate_looks_at_one_request_at_a_time(lab):
     gate, plan = lab.AdapterGate(8), SchedulerOutput()
     requests = [request_of(1 + place % 12) for place in range(200)]

@@ -62,8 +62,9 @@ def parse_atoms(pattern: str) -> list[tuple[frozenset[str], bool]]:
         ValueError: whatever is not in this subset, so that a pattern that passes means here what
             it means to `re`: one of `* ? | ( ) { } ^ $ .` or `]` outside of a class, a `+` with
             nothing before it or after another, a class that is empty, negated or not closed, a `[`
-            or backslash inside of one, a range whose end is below its start, and a backslash at
-            the end or before a letter, a digit or what is not ASCII.
+            or backslash inside of one, a range whose end is below its start, a hyphen in a class
+            that is neither first nor last nor between the two ends of a range (`[a-c-e]`, `[--a]`),
+            and a backslash at the end or before a letter, a digit or what is not ASCII.
     """
     atoms: list[tuple[frozenset[str], bool]] = []
     place = 0
@@ -101,7 +102,11 @@ def _class(pattern: str, inner: str) -> frozenset[str]:
     found: set[str] = set()
     place = 0
     while place < len(inner):
+        if inner[place] == "-" and 0 < place < len(inner) - 1:
+            raise ValueError(f"pattern={pattern!r}: the hyphen in [{inner}] is not at an end of it")
         if place + 2 < len(inner) and inner[place + 1] == "-":
+            if "-" in (inner[place], inner[place + 2]):
+                raise ValueError(f"pattern={pattern!r}: [{inner}] has a hyphen as a range's end")
             first, last = ord(inner[place]), ord(inner[place + 2])
             if first > last:
                 raise ValueError(f"pattern={pattern!r}: the range in [{inner}] is reversed")
@@ -214,7 +219,8 @@ def constrained_generate(
     """Generate greedily, among legal tokens only (F2, F3, F4).
 
     In each step the legal token with the highest score is taken, of equal ones the lowest id. EOS
-    ends the text and uses up a step like any other token.
+    ends the text and uses up a step like any other token. With `max_tokens` 0 there is no step: an
+    empty text, "length".
 
     A trace: `[0-9]+`, a vocabulary of "0" to "9" and EOS, a model that likes EOS best and "9" next:
     text "9", reason "stop"; with `max_tokens=1` text "9", reason "length".

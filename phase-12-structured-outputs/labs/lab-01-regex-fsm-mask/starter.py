@@ -62,8 +62,9 @@ def parse_atoms(pattern: str) -> list[tuple[frozenset[str], bool]]:
         ValueError: whatever is not in this subset, so that a pattern that passes means here what
             it means to `re`: one of `* ? | ( ) { } ^ $ .` or `]` outside of a class, a `+` with
             nothing before it or after another, a class that is empty, negated or not closed, a `[`
-            or backslash inside of one, a range whose end is below its start, and a backslash at
-            the end or before a letter, a digit or what is not ASCII.
+            or backslash inside of one, a range whose end is below its start, a hyphen in a class
+            that is neither first nor last nor between the two ends of a range (`[a-c-e]`, `[--a]`),
+            and a backslash at the end or before a letter, a digit or what is not ASCII.
     """
     raise NotImplementedError
 
@@ -133,7 +134,8 @@ def constrained_generate(
     """Generate greedily, among legal tokens only (F2, F3, F4).
 
     In each step the legal token with the highest score is taken, of equal ones the lowest id. EOS
-    ends the text and uses up a step like any other token.
+    ends the text and uses up a step like any other token. With `max_tokens` 0 there is no step: an
+    empty text, "length".
 
     A trace: `[0-9]+`, a vocabulary of "0" to "9" and EOS, a model that likes EOS best and "9" next:
     text "9", reason "stop"; with `max_tokens=1` text "9", reason "length".

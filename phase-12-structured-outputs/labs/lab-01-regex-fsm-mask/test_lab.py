@@ -95,6 +95,9 @@ def test_parse_atoms(lab):
         ("[-a]", [(one("-a"), False)]),
         ("[a-]", [(one("-a"), False)]),
         ("a+b+", [(one("a"), True), (one("b"), True)]),
+        ("\\ \\-", [(one(" "), False), (one("-"), False)]),
+        ("[a-a]", [(one("a"), False)]),
+        ("[--]", [(one("-"), False)]),
         ("[+*.]\\]-", [(one("+*."), False), (one("]"), False), (one("-"), False)]),
     ):
         same(lab.parse_atoms(pattern), expected, f"parse_atoms({pattern!r})")
@@ -105,6 +108,7 @@ def test_unsupported_syntax_raises(lab):
     for pattern in (
         "a*", "a?", "a|b", "(a)", "a{2}", "^a", "a$", "a.b", "]", "a]", "+", "a++", "a+b++", "[]",
         "[^a]", "[a", "[[a]", "[\\d]", "[z-a]", "a\\", "\\d", "\\n", "\\1", "\\é", "a}", ")",
+        "[a-c-e]", "[--a]", "[+--]",
     ):  # fmt: skip
         refused(lambda pattern=pattern: lab.parse_atoms(pattern), f"parse_atoms({pattern!r})")
         refused(lambda pattern=pattern: lab.compile_pattern(pattern), f"compile({pattern!r})")
@@ -317,6 +321,22 @@ def test_constrained_output_always_matches(lab):
         fsm, VOCAB, lambda ids: dict.fromkeys([*VOCAB, EOS], 0.0), EOS, 4
     )
     same(equal.token_ids, [0, 1, 0, 0], "equal scores: the lowest id")
+
+
+def test_nothing_is_kept_for_the_next_generation(lab):
+    """Masks by table and state alone: another vocabulary gets the ids of the one before."""
+    fsm = lab.compile_pattern("[0-9]+")
+    first, second = {0: "1", 1: "x"}, {0: "x", 1: "1"}
+    for vocab, token in ((first, 0), (second, 1)):
+        came = lab.constrained_generate(fsm, vocab, prefers(0, 1, vocab=vocab, eos=2), 2, 3)
+        same(
+            came, lab.Generation("111", [token] * 3, "length"),
+            f"the same table, and the vocabulary {vocab}: masks are of one generation (F4)",
+        )  # fmt: skip
+    same(
+        lab.constrained_generate(fsm, first, prefers(0, vocab=first, eos=2), 2, 0),
+        lab.Generation("", [], "length"), "no tokens at all: there is no step",
+    )  # fmt: skip
 
 
 def test_fuzzed_preferences_never_violate(lab):

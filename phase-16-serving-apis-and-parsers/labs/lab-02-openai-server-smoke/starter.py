@@ -85,7 +85,8 @@ def parse_sse(chunks: Iterable[bytes]) -> list[dict[str, Any] | str]:
     """The events of a stream in their order: objects, and "[DONE]" as the last.
 
     An event is the `data:` lines before an empty line, joined by a line end; one space after the
-    colon is not part of them. Other lines are left out. A line ends with \\n or \\r\\n.
+    colon is not part of them. Other lines are left out. A line ends with \\n or \\r\\n and
+    with nothing else: a lone \\r and the line separators of Unicode belong to the line.
 
     A trace: b'data: {"a": "\\xc3' and b'\\xa9"}\\n\\ndata: [DONE]\\n\\n' give an object, whose a is
     "\u00e9", and "[DONE]".
@@ -118,7 +119,8 @@ def predict_error(request: dict[str, Any], server: Server) -> tuple[int, str | N
       has tools, is "auto", "required" or an object, and an object names one of them: 400, no param.
       `stream_options` want `stream`: 400, param `stream_options`.
     - model: one of the server's, if named: 404, `model`.
-    - tools: a choice of "auto", or none beside tools, wants the server's flags: 400, no param.
+    - tools: beside tools any choice but "none", one left out too, wants the server's flags: 400, no
+      param.
     - length: `max_tokens` is at most the context: 400, `max_tokens`. Prompt and `max_tokens` are at
       most the context together: 400, `input_tokens`.
     - sampling: `temperature` is at least 0, `top_p` above 0 and at most 1, `max_tokens` at least 1,

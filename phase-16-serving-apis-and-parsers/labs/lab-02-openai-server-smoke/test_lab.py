@@ -83,6 +83,27 @@ def test_lines_that_are_no_data(lab):
     )  # fmt: skip
 
 
+def test_a_line_ends_with_a_line_feed(lab):
+    """U+2028, U+0085 and a form feed end lines for `str.splitlines`, a lone \\r for both."""
+    text = "one\u2028two\x85three"
+    data = f'data: {{"a": "{text}"}}\n\ndata: {{"b":\r 1}}\n\ndata: [DONE]\n\n'.encode()
+    same(
+        lab.parse_sse([data]), [{"a": text}, {"b": 1}, "[DONE]"],
+        "a separator inside a text, and a \\r between two tokens of JSON, belong to their line",
+    )  # fmt: skip
+
+
+def test_data_lines_are_joined_by_a_line_end(lab):
+    refused(
+        lambda: lab.parse_sse([b'data: {"a": 1\ndata: 2}\n\ndata: [DONE]\n\n']),
+        'two data lines, {"a": 1 and 2}: a line end stands between them, so the number is not 12',
+    )
+    refused(
+        lambda: lab.parse_sse([b'data: {"a": 1}\n\ndata:  [DONE]\n\n']),
+        "[DONE] behind two spaces: only one of them is left out, and the rest is not the end",
+    )
+
+
 def test_a_stream_that_is_cut_off(lab):
     for data, what in (
         (b"", "nothing at all"),
@@ -143,6 +164,17 @@ def test_a_usage_in_every_chunk(lab, real):
         lab.assemble(events).usage, events[-2]["usage"],
         "continuous usage: the last one counts, and they are not added up",
     )  # fmt: skip
+
+
+def test_the_last_that_was_said_counts(lab):
+    events = [
+        chunk({"content": "A"}, usage={"total_tokens": 3}), chunk({}, reason="stop"),
+        chunk({"content": "B"}, reason="length", usage=None), chunk({}, usage={"total_tokens": 9}),
+        chunk({}, usage=None), "[DONE]",
+    ]  # fmt: skip
+    reply = lab.assemble(events)
+    same(reply.usage, {"total_tokens": 9}, "a usage, another one, then null: null says nothing")
+    same(reply.finish_reason, "length", "stop, then length, then null: the last one counts")
 
 
 def test_an_error_after_the_200(lab):
@@ -262,13 +294,19 @@ def test_tools_without_flags(lab):
     for request, expected in (
         (tools, (400, None)),
         ({**tools, "tool_choice": "auto"}, (400, None)),
+        ({**tools, "tool_choice": "required"}, (400, None)),
+        (
+            {**tools, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+            (400, None),
+        ),
         ({**tools, "tool_choice": "none"}, None),
         ({"messages": battery.MESSAGES}, None),
     ):
         same(
             lab.predict_error(request, server(lab, auto_tools=False)), expected,
             f"a server without --enable-auto-tool-choice, asked with {sorted(request)} and the "
-            f"choice {request.get('tool_choice', 'left out')}: beside tools, none means auto",
+            f"choice {request.get('tool_choice', 'left out')}: beside tools, none means auto, and "
+            "only the choice \"none\" needs no parser",
         )  # fmt: skip
     for more, expected in (
         ({"model": "nope"}, (404, "model")),
