@@ -98,6 +98,8 @@ class RowSampler:
 
     def failures(self) -> dict[str, Failure]:
         """The requests that will never have a row, and why."""
+        if not self.masks:
+            return {}
         return {r: Failure(why) for m in self.masks for r, why in m.failures().items()}
 
     def plan_prompt_rows(self, plan: SchedulerOutput) -> None:
@@ -129,8 +131,9 @@ class RowSampler:
                 f"row of logits for each of {len(plan.scheduled_requests)} scheduled requests, and "
                 "one per draft and prompt row"
             )
-        finite = np.isfinite(logits.max(axis=1))  # a NaN or +inf anywhere, or -inf everywhere
-        all_finite = finite.all()
+        # False where a row holds a NaN or +inf anywhere, or -inf everywhere.
+        finite: list[bool] = np.isfinite(logits.max(axis=1)).tolist()
+        all_finite = all(finite)
         sampled: TokenLists = {}
         failures: dict[str, Failure] = {}
         first = 0
@@ -140,7 +143,7 @@ class RowSampler:
             rows = logits[first : first + count]
             first += count
             is_wanted = request_id in plan.sampling_req_ids or request_id in plan.prompt_rows
-            if not all_finite and is_wanted and not finite[first - count : first].all():
+            if not all_finite and is_wanted and not all(finite[first - count : first]):
                 failures[request_id] = Failure("the model's logits hold NaN or infinity", "suspect")
                 continue
             if request_id in plan.prompt_rows:
