@@ -72,7 +72,7 @@ class Contestant:
             max_num_seqs=64,
             max_num_batched_tokens=8192,
             speculative_config=config,
-            parts=EngineParts(drafter=drafter),
+            parts=EngineParts(rooms={"spec_decode": {"drafter": drafter}}),
         )
         self.texts = texts
         self.outputs: list[Any] = []

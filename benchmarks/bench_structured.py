@@ -189,7 +189,7 @@ def _share(llm: LLM, params: list[SamplingParams]) -> float:
             spent += time.thread_time() - began
             return found
 
-    engine.rows.masks = [Timed()]
+    engine.row_sampler.masks = [Timed()]
     prompts = [f"Person {i}: " for i in range(len(params))]
     total = seconds(lambda: llm.generate(prompts, params))
     return spent / total

@@ -159,15 +159,15 @@ MUTANTS = (
     _equal(
         "runs the plan before this one", "pipeline.py",
         "number = self.ranks.submit(self.runner.prepare_batch(plan))",
-        "stale = self.under_way[-1][0] if self.under_way else plan\n"
+        "stale = self.batch_queue[-1][0] if self.batch_queue else plan\n"
         "        stale = stale if stale.scheduled_requests else plan\n"
         "        number = self.ranks.submit(self.runner.prepare_batch(stale))",
         "dense-pp4",
     ),
     Mutant(
         "keeps one batch more in flight than there are stages", "pipeline.py",
-        "super().__init__(runner, rows, features, depth)",
-        "super().__init__(runner, rows, features, depth + 1)",
+        "super().__init__(runner, row_sampler, features, depth)",
+        "super().__init__(runner, row_sampler, features, depth + 1)",
         "test_ranks_pipeline.py::test_the_queue_waits_for_the_oldest",
     ),
     Mutant(

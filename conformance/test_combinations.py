@@ -44,7 +44,9 @@ def test_a_seed_stands_for_one_workload(folders):
 
 
 def _shares_blocks_between_adapters(monkeypatch):
-    monkeypatch.setattr(adapters, "_check_parts", lambda parts: None)  # it would say so at once
+    monkeypatch.setattr(
+        adapters, "check_extra_keys", lambda *parts: None
+    )  # it would say so at once
     monkeypatch.setattr(kv_cache, "root_hash", lambda extra_keys: 0)
 
 
@@ -61,15 +63,15 @@ def _loses_a_block(monkeypatch):
 
 
 def _keeps_a_name(monkeypatch):
-    forget = RowSampler.forget
+    remove_request = RowSampler.remove_request
     kept = []
 
     def reluctant(self, request_id):
         self.kept = kept
         kept.append(request_id)
-        forget(self, request_id)
+        remove_request(self, request_id)
 
-    monkeypatch.setattr(RowSampler, "forget", reluctant)
+    monkeypatch.setattr(RowSampler, "remove_request", reluctant)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class _Reading(Adapters):
     def __init__(self, max_loras: int, max_cpu_loras: int) -> None:
         self.config = LoRAConfig(max_loras, max_cpu_loras=max_cpu_loras)
         self.projections, self.model = {}, SimpleNamespace(set_slot=lambda slot, pairs: None)
-        self._make_slots, self._cpu, self.read = AdapterSlotCache, OrderedDict(), []
+        self._slots_factory, self._cpu, self.read = AdapterSlotCache, OrderedDict(), []
         self.restart()
 
     def _read(self, adapter: LoRARequest) -> dict[str, Any]:
@@ -73,8 +73,10 @@ def test_slots_evictions_and_loads_are_those_of_the_real_manager() -> None:
                 num_refused += 1
                 continue
             evicted = tiers.slots.stats()["evictions"]
-            for number in step["adapters"]:  # in the recorded order; `prepare` has one of its own
-                tiers._activate(LoRARequest(f"lora{number}", number, "none"))
+            for number in step["adapters"]:  # the recorded order; `before_execute` has its own
+                adapter = LoRARequest(f"lora{number}", number, "none")
+                is_resident = number in tiers._slot_adapters.values()
+                tiers._activate(number, None if is_resident else tiers._weights(adapter))
             resident = tiers.slots.resident()
             slots: list[int | None] = [None] * case["max_loras"]
             for number in resident:

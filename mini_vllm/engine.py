@@ -70,27 +70,38 @@ class LLMEngine:
         """
         parts = EngineParts() if parts is None else parts
         _check_kinds(parts, tokenizer, gates, logits_processors)
-        opened = open_features(model, config, knobs, tokenizer, parts)
-        self.config, self.parts, loaded = opened.config, opened.parts, opened.loaded
+        setup = open_features(model, config, knobs, tokenizer, parts)
+        loaded = setup.load()
+        self.config, self.parts = setup.config, setup.parts
         self.max_model_len = self.config.scheduler.max_model_len
-        self.tokenizer, self.chat_template = loaded.tokenizer, loaded.chat_template
+        self.tokenizer = loaded.tokenizer
+        self.chat_template = loaded.chat_template
         self.eos_token_ids = loaded.eos_token_ids
-        self.features: list[Feature] = [StopStrings(self.tokenizer), *opened.features]
+        self.features: list[Feature] = [StopStrings(self.tokenizer), *setup.features]
         self.inputs = InputProcessor(self.config, loaded, self.parts.request, self.features)
-        self.gates = (*gates, *(f.gate for f in opened.features if f.gate is not None))
+        self.gates = (*gates, *(f.gate for f in self.features if f.gate is not None))
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
-        processors = in_order(self.eos_token_ids, logits_processors)
-        seed, choose = self.config.seed, opened.choose
-        self.rows = RowSampler(self.parts.sampler(), processors, seed, choose, opened.masks)
-        blocks = self.config.cache.num_blocks, self.config.cache.block_size
-        self.runner = ModelRunner(loaded.model, *blocks, loaded.kv_specs, loaded.dtype)
-        self.executor = opened.executor(self.runner, self.rows, self.features)
+        self.row_sampler = RowSampler(
+            self.parts.sampler(),
+            in_order(self.eos_token_ids, logits_processors),
+            self.config.seed,
+            setup.choose_tokens,
+            setup.masks,
+        )
+        self.runner = ModelRunner(
+            loaded.model,
+            self.config.cache.num_blocks,
+            self.config.cache.block_size,
+            loaded.kv_specs,
+            loaded.dtype,
+        )
+        self.executor = setup.build_executor(self.runner, self.row_sampler, self.features)
         self.observers: list[Observer] = []
         """Each is called with every plan before it runs; for traces and probes."""
         self._known: set[str] = set()  # ids of requests whose end has not been noted yet
         self._parents = Parents()
         self._num_added = 0
-        opened.on_demand.join = self.join
+        setup.join = self.join
 
     @property
     def model(self) -> Model:
@@ -104,16 +115,16 @@ class LLMEngine:
     @property
     def sampler(self) -> Sampler:
         """What chooses tokens; assign another at any step boundary."""
-        return self.rows.sampler
+        return self.row_sampler.sampler
 
     @sampler.setter
     def sampler(self, sampler: Sampler) -> None:
-        self.rows.sampler = sampler
+        self.row_sampler.sampler = sampler
 
     @property
     def logits_processors(self) -> list[LogitsProcessor]:
         """What changes each row before a token is chosen, in this order."""
-        return self.rows.logits_processors
+        return self.row_sampler.logits_processors
 
     def feature(self, name: str) -> Any:
         """The open room of this name, such as "lora"; None if it is not open."""
@@ -132,6 +143,8 @@ class LLMEngine:
                     f"scheduler part {part}: takes no gates, needed for {feature.name}"
                 )
             self.gates = self.scheduler.gates = (*self.gates, feature.gate)
+        if feature.mask is not None:
+            self.row_sampler.masks.append(feature.mask)
         self.features.append(feature)
 
     def close(self) -> None:
@@ -196,17 +209,17 @@ class LLMEngine:
         Raises:
             ValueError: a live request has one of the ids.
         """
-        for taken in (request_id, *(request.request_id for request in requests)):
-            if taken in self.requests or taken in self._parents:
-                raise ValueError(f"request_id={taken!r}: a live request has this id")
+        for new_id in (request_id, *(request.request_id for request in requests)):
+            if new_id in self.requests or new_id in self._parents:
+                raise ValueError(f"request_id={new_id!r}: a live request has this id")
         with self._all_or_nothing(without=requests):
             self._known |= {request.request_id for request in requests}
             if len(requests) > 1:
                 self._parents.add(request_id, [request.request_id for request in requests])
             for request in requests:
-                self.rows.begin(request, self._num_added)
+                self.row_sampler.add_request(request, self._num_added)
                 for feature in self.features:
-                    feature.begin(request)
+                    feature.add_request(request)
                 self.scheduler.add_request(request)
                 self._num_added += 1
 
@@ -219,7 +232,7 @@ class LLMEngine:
         with held_back(), self._all_or_nothing(without=requests):
             for request in requests:
                 self.scheduler.abort_request(request.request_id)
-                self._forget(request.request_id)
+                self._remove(request.request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a further `step` has anything to do."""
@@ -259,40 +272,42 @@ class LLMEngine:
         with self._all_or_nothing(before=self._live()):
             finished = self._step()
             for request in finished:
-                self._forget(request.request_id)
+                self._remove(request.request_id)
             return finished
 
     def _step(self) -> list[Request]:
         plan = self.scheduler.schedule()
         plan.bind(self.scheduler.kv, len(self.runner.kv_specs) or 1)
         for feature in self.features:
-            feature.planned(plan)
-        self.rows.ask(plan)
+            feature.after_schedule(plan)
+        self.row_sampler.plan_prompt_rows(plan)
         for observer in self.observers:
             observer(plan)
         if not (plan.scheduled_requests or plan.preempted_req_ids or self.executor.is_busy):
-            self._must_wait()
-            return self._end_failed()
-        due = self.executor.swap(plan)
-        if due is None:
-            return self._end_failed()
-        plan, sampled = due
+            self._check_progress()
+            return self._finish_failed()
+        output = self.executor.submit(plan)
+        if output is None:
+            return self._finish_failed()
+        plan, sampled = output
         finished = self.scheduler.update_from_output(plan, sampled)
         for feature in self.features:
-            feature.updated(plan, sampled, finished, self.scheduler)
-        return finished + self._end_failed()
+            feature.after_update(plan, sampled, finished, self.scheduler)
+        return finished + self._finish_failed()
 
-    def _must_wait(self) -> None:
-        """Nothing can be planned and nothing is under way: then every request waits for something
+    def _check_progress(self) -> None:
+        """Nothing can be planned and nothing is in flight: then every request waits for something
         that only time brings (S13)."""
-        awaited = any(getattr(r, "waits_for", None) for r in self.requests.values())
+        awaited = any(request.waits_for for request in self.requests.values())
         if self.scheduler.has_unfinished_requests() and not awaited:
             raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
 
-    def _end_failed(self) -> list[Request]:
+    def _finish_failed(self) -> list[Request]:
         """End the requests that got no token. If what they left in the cache may be as wrong as
         their logits, all others start over."""
-        failures, ended = self.executor.failures(), []
+        finished: list[Request] = []
+        if not (failures := self.executor.take_failures()):
+            return finished
         for request_id, failure in failures.items():
             request = self.requests.get(request_id)
             if request is None:
@@ -301,10 +316,10 @@ class LLMEngine:
                 self.scheduler.kv.forget_uncomputed(request)
             self.scheduler.abort_request(request_id)
             request.status, request.stop_reason = RequestStatus.FINISHED_ERROR, failure.reason
-            ended.append(request)
-        if any(failures[request.request_id].kv == "suspect" for request in ended):
+            finished.append(request)
+        if any(failures[request.request_id].kv == "suspect" for request in finished):
             self._restart(self._live())
-        return ended
+        return finished
 
     # ------------------------------------------------------------------ whole again
 
@@ -335,8 +350,8 @@ class LLMEngine:
     def owning(self, requests: Sequence[Request]) -> Iterator[None]:
         """Abort the requests that are still live at the end of the block.
 
-        An interrupt may hit the cleanup itself: whoever must leave nothing behind enters it twice,
-        and the outer one finishes what the inner one could not.
+        An interrupt may hit the cleanup itself. A caller that must leave nothing behind enters it
+        twice, and the outer one finishes what the inner one could not.
         """
         try:
             yield
@@ -348,8 +363,8 @@ class LLMEngine:
     def _restart(self, live: list[tuple[Request, int]]) -> None:
         """Start over with these requests, as they were, in an empty cache.
 
-        After an exception nobody knows which of pool, tables, queues and index are half changed, so
-        nothing of them is kept: new parts, and the requests queued again with the tokens they had.
+        After an exception any of pool, tables, queues and index may be half changed, so nothing of
+        them is kept: the parts are new, and the requests are queued again with the tokens they had.
         """
         with held_back():
             self.scheduler = self.parts.build_scheduler(self.config, self.gates)
@@ -360,17 +375,17 @@ class LLMEngine:
                 del request.all_token_ids[num_tokens:]
                 request.start_over()
                 self.scheduler.add_request(request)
-                self.rows.rewind(request.request_id, num_tokens)
+                self.row_sampler.rewind(request.request_id, num_tokens)
                 for feature in self.features:
-                    feature.again(request)
+                    feature.requeue_request(request)
             for request_id in self._known - self.requests.keys():
-                self._forget(request_id)
+                self._remove(request_id)
 
-    def _forget(self, request_id: str) -> None:
+    def _remove(self, request_id: str) -> None:
         self._parents.remove(request_id)
-        self.rows.forget(request_id)
+        self.row_sampler.remove_request(request_id)
         for feature in self.features:
-            feature.forget(request_id)
+            feature.remove_request(request_id)
         self._known.discard(request_id)  # last: until then a restart forgets it once more
 
     # ------------------------------------------------------------------ all at once
@@ -392,16 +407,16 @@ class LLMEngine:
             ValueError: any prompt is refused (none is run), or the two lengths differ.
         """
         each = one_each(prompts, sampling_params, options)
-        asked = [self.inputs.process(p, params, **own) for p, params, own in each]
-        requests = [request for _, children in asked for request in children]
+        inputs = [self.inputs.process(p, params, **own) for p, params, own in each]
+        requests = [request for _, children in inputs for request in children]
         with self.owning(requests), self.owning(requests):
-            for request_id, children in asked:
+            for request_id, children in inputs:
                 self.queue_requests(request_id, children)
             while not all(request.is_finished for request in requests):
                 self.step()
             return [
                 RequestOutput.of(request_id, children, prompt, self.tokenizer)
-                for (request_id, children), (prompt, *_) in zip(asked, each, strict=True)
+                for (request_id, children), (prompt, *_) in zip(inputs, each, strict=True)
             ]
 
 

@@ -1,90 +1,166 @@
-"""What the arguments of an engine ask for beyond the core: each opens its room, or none is opened.
+"""The rooms that an engine's arguments open, and the arguments of each.
 
-Promises: a room whose argument is not given is not imported; combinations that do not work together
-are refused by name before anything is loaded. Stands where `vllm/config/vllm.py:282` `VllmConfig`
-checks its parts against each other.
+Promises: a room of which no argument is given is not imported; combinations that do not work
+together are refused by name before anything is loaded. Stands where `vllm/config/vllm.py:282`
+`VllmConfig` checks its parts against each other.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mini_vllm.batch import Model
-from mini_vllm.checks import flag
 from mini_vllm.config import EngineConfig
 from mini_vllm.executor import Executor
-from mini_vllm.feature import Asked, Feature
+from mini_vllm.feature import Feature, RequestInput, RowMask
 from mini_vllm.models.registry import LoadedModel, load_model
+from mini_vllm.part_signatures import build_linear
 from mini_vllm.parts import EngineParts
-from mini_vllm.row_sampler import Choose, RowMask
+from mini_vllm.row_sampler import ChooseTokens
 from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from mini_vllm.structured_output.manager import StructuredOutputManager
 
-KNOBS = {
-    "spec_decode": ("speculative_config",),
-    "lora": ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras"),
-    "structured_output": ("structured_outputs_config",),
-    "distributed": (
-        "tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel",
-        "decode_context_parallel_size", "rank_transport", "rank_timeout_s", "rank_pool",
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a caller writes to have a room: names of arguments, wishes and parts."""
+
+    module: str
+    """Its `open_room(arguments, setup)` gives the room, or None where they ask for nothing."""
+    arguments: tuple[str, ...] = ()
+    """Of the engine. The first that is given imports the room."""
+    options: tuple[str, ...] = ()
+    """Of `add_request`; they need the room's first argument to be given."""
+    sampling_params: tuple[str, ...] = ()
+    """The first request that has one opens the room."""
+    parts: tuple[str, ...] = ()
+    """What `EngineParts.rooms` may hold for it."""
+
+
+ROOMS = {
+    "models": Room("registry", parts=("experts",)),
+    "distributed": Room(
+        "executor",
+        (
+            "tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel",
+            "decode_context_parallel_size", "rank_transport", "rank_timeout_s", "rank_pool",
+        ),
+    ),
+    "spec_decode": Room("speculator", ("speculative_config",), parts=("drafter", "verifier")),
+    "lora": Room(
+        "adapters", ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras"),
+        options=("lora_request",), parts=("adapter_slots", "adapter_delta"),
+    ),
+    "structured_output": Room(
+        "manager", ("structured_outputs_config",), sampling_params=("structured_outputs",),
+        parts=("token_masks", "wait_gate"),
     ),
 }  # fmt: skip
-"""Which arguments are whose; the first one given opens the room."""
+"""By folder, in the order in which they are opened: what loads the model otherwise comes first."""
 
 
 @dataclass(slots=True)
-class Opened:
-    """An engine's model, and the rooms that work on it."""
+class EngineSetup:
+    """An engine being built: a room that opens reads it and completes it."""
 
+    model: str | Path | Model
     config: EngineConfig
-    loaded: LoadedModel
+    tokenizer: Tokenizer | None
     parts: EngineParts
-    on_demand: OnDemand
+    arguments: Mapping[str, Any]
+    """All arguments that are a room's."""
     features: list[Feature] = field(default_factory=list)
     masks: list[RowMask] = field(default_factory=list)
-    choose: Choose | None = None
-    executor: Callable[..., Executor] = Executor
+    choose_tokens: ChooseTokens | None = None
+    executor: Callable[..., Executor] | None = None
+    loaded: LoadedModel | None = None
+    join: Callable[[Feature], None] = field(init=False)
+    """Takes in a room that has opened; once the engine is built, `LLMEngine.join`."""
+
+    def __post_init__(self) -> None:
+        self.join = self._add
+
+    def _add(self, feature: Feature) -> None:
+        self.features.append(feature)
+        if feature.mask is not None:
+            self.masks.append(feature.mask)
+
+    def open(self, name: str) -> Feature | None:
+        """Import a room and have it opened with its own arguments; it has not joined yet."""
+        room = ROOMS[name]
+        given = {n: self.arguments[n] for n in room.arguments if n in self.arguments}
+        module = import_module(f"mini_vllm.{name}.{room.module}")
+        feature: Feature | None = module.open_room(given, self)
+        return feature
+
+    def load(self) -> LoadedModel:
+        """The model, loaded by the first that asks; the config has its length from then on."""
+        if self.loaded is None:
+            self.loaded = load_model(
+                self.model, self.tokenizer, self.config.dtype, self.config.seed,
+                self.parts.attention, build_linear(self.parts.linear),
+                **self.parts.rooms.get("models", {}),
+            )  # fmt: skip
+            self.config = self.config.with_max_model_len(self.loaded.max_model_len)
+            if self.loaded.kv_cache_manager is not None:
+                kv_cache_manager = self.loaded.kv_cache_manager
+                self.parts = replace(self.parts, kv_cache_manager=kv_cache_manager)
+        return self.loaded
+
+    def build_executor(self, *arguments: Any) -> Executor:
+        """What runs the plans; with `async_scheduling` the next runs before one is answered."""
+        depth = 1 + self.config.scheduler.async_scheduling
+        return (self.executor or partial(Executor, batch_queue_size=depth))(*arguments)
 
 
 class OnDemand(Feature):
-    """Opens the room of constraints: with its own argument, or with the first request that has one.
+    """Opens a room with the first request that needs it; it joins at the door."""
 
-    Whoever opens it asks `join` to take it in.
-    """
-
-    def __init__(self) -> None:
-        self.join: Callable[[Feature], None]
-        self.open: Callable[[], StructuredOutputManager] | None = None
-        self.masks: list[RowMask] = []
-        self._opened: StructuredOutputManager | None = None
+    def __init__(self, setup: EngineSetup, names: Iterable[str]) -> None:
+        """`names` are those of the rooms that are not open."""
+        self.setup = setup
+        self._closed = set(names)
+        self._opened: dict[str, Feature] = {}
         self._lock = threading.Lock()
 
     def prepare(self, params: SamplingParams) -> None:
-        """Open it, if need be, and let it prepare; it joins at the door."""
-        if params.structured_outputs is not None and (room := self._room()) is not None:
-            room.prepare(params)
+        """Open the rooms that are needed, and let them prepare."""
+        for name in self._needed(params):
+            self._open(name).prepare(params)
 
-    def asked(self, asked: Asked) -> None:
-        """The first that asks has it joined."""
-        if asked.params.structured_outputs is not None and (room := self._room()) is not None:
-            self.join(room)
-            self.masks.append(room)
-            self.open = None
+    def process_input(self, inputs: RequestInput) -> None:
+        """Let the rooms that are needed join."""
+        for name in self._needed(inputs.params):
+            self.setup.join(self._open(name))
+            self._closed.remove(name)
 
-    def _room(self) -> StructuredOutputManager | None:
-        """The room, opened once, as long as it has not joined."""
+    def _needed(self, params: SamplingParams) -> list[str]:
+        """The rooms not joined yet that these parameters need."""
+        return [
+            name for name in (*self._closed,)
+            if any(getattr(params, wish) is not None for wish in ROOMS[name].sampling_params)
+        ]  # fmt: skip
+
+    def _open(self, name: str) -> Feature:
+        """A room, opened once, whichever thread comes first."""
         with self._lock:
-            if self.open is not None and self._opened is None:
-                self._opened = self.open()
-            return self._opened if self.open is not None else None
+            if name not in self._opened:
+                feature = self.setup.open(name)
+                assert feature is not None
+                self._opened[name] = feature
+            return self._opened[name]
+
+
+def needed_for(option: str) -> str:
+    """What an option of a request needs of its engine, in words."""
+    room = next((room for room in ROOMS.values() if option in room.options), None)
+    return f"{room.arguments[0]}=True" if room else "a room that takes it"
 
 
 def open_features(
@@ -93,21 +169,16 @@ def open_features(
     knobs: Mapping[str, Any],
     tokenizer: Tokenizer | None,
     parts: EngineParts,
-) -> Opened:
+) -> EngineSetup:
     """Load the model and open the rooms asked for; the arguments are those of `LLMEngine`.
 
     Raises:
         ValueError: an argument unknown or out of range, arguments that exclude each other, or a
             checkpoint that cannot be loaded.
     """
-    given = {room: {n: knobs[n] for n in names if n in knobs} for room, names in KNOBS.items()}
-    drafts = given["spec_decode"].get("speculative_config")
-    adapters = flag("enable_lora", given["lora"].pop("enable_lora", False))
-    constraints = given["structured_output"].get("structured_outputs_config")
-    taken = {n for names in given.values() for n in names} | {"enable_lora"}
-    if not adapters:
-        taken -= given["lora"].keys()
-    knobs = {k: v for k, v in knobs.items() if k not in taken}
+    of_rooms = {name for room in ROOMS.values() for name in room.arguments}
+    arguments = {n: value for n, value in knobs.items() if n in of_rooms and value is not None}
+    knobs = {name: value for name, value in knobs.items() if name not in of_rooms}
     if config is not None and knobs:
         raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
     config = EngineConfig.of(knobs) if config is None else config
@@ -116,58 +187,23 @@ def open_features(
     for name in ("num_speculative_tokens", "num_lookahead_tokens", "use_eagle"):
         if value := getattr(config.scheduler, name):
             raise ValueError(f"{name}={value!r}: need speculative_config, which says who drafts")
-    on_demand = OnDemand()
-    if given["distributed"]:
-        from mini_vllm.distributed.executor import open_ranks
-
-        others = {"speculative_config": drafts is not None, "enable_lora": bool(adapters)}
-        refused = [name for name, is_given in others.items() if is_given]
-        if ranks := open_ranks(given["distributed"], model, tokenizer, config, parts, refused):
-            made = Opened(*ranks[:3], on_demand, [ranks[3]])
-            made.executor = ranks[4] or _in_process(made.config)
-            return _with_constraints(made, constraints)
-    loaded = load_model(
-        model, tokenizer, config.dtype, config.seed, parts.attention, parts.named_linear,
-        parts.experts,
-    )  # fmt: skip
-    if loaded.kv_cache_manager is not None:
-        parts = replace(parts, kv_cache_manager=loaded.kv_cache_manager)
-    made = Opened(config.with_max_model_len(loaded.max_model_len), loaded, parts, on_demand)
-    if drafts is not None:
-        from mini_vllm.spec_decode.speculator import open_speculator
-
-        speculator, made.config = open_speculator(
-            drafts, made.config, loaded, parts.drafter, parts.verifier, made.masks
-        )
-        made.choose = speculator.verify
-        made.features.append(speculator)
-    if adapters:
-        from mini_vllm.lora.adapters import Adapters
-
-        opened, made.loaded = Adapters.open(given["lora"], made.config, loaded, parts)
-        made.features.append(opened)
-    made.executor = _in_process(made.config)
-    return _with_constraints(made, constraints)
+    _check_parts_of_rooms(parts)
+    setup = EngineSetup(model, config, tokenizer, parts, arguments)
+    asked_for = [name for name, room in ROOMS.items() if arguments.keys() & set(room.arguments)]
+    for name in asked_for:
+        if (feature := setup.open(name)) is not None:
+            setup.join(feature)
+    setup.load()
+    on_demand = (n for n, room in ROOMS.items() if room.sampling_params and n not in asked_for)
+    setup.join(OnDemand(setup, on_demand))
+    return setup
 
 
-def _in_process(config: EngineConfig) -> Callable[..., Executor]:
-    """One plan at a time; with `async_scheduling` the next is run before one is told."""
-    return functools.partial(Executor, depth=1 + config.scheduler.async_scheduling)
-
-
-def _with_constraints(made: Opened, given: Mapping[str, Any] | None) -> Opened:
-    """The room of constraints opened now, or kept for the first request that needs it."""
-
-    def open_room() -> StructuredOutputManager:
-        from mini_vllm.structured_output.manager import StructuredOutputManager
-
-        return StructuredOutputManager(given or {}, made.config, made.loaded, made.parts)
-
-    if given is not None:
-        room = open_room()
-        made.features.append(room)
-        made.masks.append(room)
-    else:
-        made.on_demand.open, made.on_demand.masks = open_room, made.masks
-        made.features.append(made.on_demand)
-    return made
+def _check_parts_of_rooms(parts: EngineParts) -> None:
+    """Refuse a part that its room does not know, with a ValueError."""
+    for name, supplied in parts.rooms.items():
+        known = ROOMS[name].parts if name in ROOMS else ()
+        for part in supplied:
+            if part not in known:
+                need = f"one of {', '.join(known)}" if known else "a room that has parts"
+                raise ValueError(f"parts.rooms[{name!r}] holds {part!r}: need {need}")

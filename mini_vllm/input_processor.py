@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 
 from mini_vllm.config import EngineConfig, SamplingParams, number, whole
-from mini_vllm.feature import Asked, Feature
+from mini_vllm.feature import Feature, RequestInput
+from mini_vllm.features import needed_for
 from mini_vllm.models.registry import LoadedModel
 from mini_vllm.parallel_sampling import child_id
 from mini_vllm.request import Request
 
 _request_numbers = itertools.count()
 _MOST_PRIORITY = 1 << 62
-
-OPENED_BY = {"lora_request": "enable_lora=True"}
-"""What an option of a request needs of its engine."""
 
 
 def _plain(token: Any) -> Any:
@@ -97,7 +95,9 @@ class InputProcessor:
             raise ValueError(f"request_id={request_id!r}: need a non-empty text")
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise ValueError(f"cache_salt={cache_salt!r}: need a non-empty text, or None")
-        asked = self._asked(params, {k: v for k, v in options.items() if v is not None})
+        inputs = self._process_features(
+            params, {name: value for name, value in options.items() if value is not None}
+        )
         if extra := self.eos_token_ids[1:]:  # the first is EOS, the others stop ids
             stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *extra)
             params = replace(params, stop_token_ids=stops)
@@ -106,22 +106,21 @@ class InputProcessor:
         eos = self.eos_token_ids[0] if self.eos_token_ids else None
         arrival = float(serial) if arrival_time is None else number("arrival_time", arrival_time)
         priority = whole("priority", priority, -_MOST_PRIORITY, _MOST_PRIORITY)
-        keys = [tuple(asked.extra_keys)] if asked.extra_keys else []  # a part may know none
+        keys = [tuple(inputs.extra_keys)] if inputs.extra_keys else []  # a part may know none
         rest = eos, arrival, priority, cache_salt, *keys
         each = [(request_id, params)]
         if params.n > 1:
             each = [(child_id(i, request_id), params.child(i)) for i in range(params.n)]
-        return request_id, [asked.make(i, token_ids, p, *rest) for i, p in each]
+        return request_id, [inputs.make_request(i, token_ids, p, *rest) for i, p in each]
 
-    def _asked(self, params: SamplingParams, options: dict[str, Any]) -> Asked:
-        """What every open room makes of the wishes; a room may open meanwhile and is asked too."""
-        asked = Asked(params, self.make_request, options)
+    def _process_features(self, params: SamplingParams, options: dict[str, Any]) -> RequestInput:
+        """What every open room makes of the wishes; a room that opens meanwhile comes last."""
+        inputs = RequestInput(params, self.make_request, options)
         for feature in self.features:
-            feature.asked(asked)
-        for name in options.keys() - asked.served:
-            need = OPENED_BY.get(name, "a room that takes it")
-            raise ValueError(f"{name}={options[name]!r}: need {need}")
-        return asked
+            feature.process_input(inputs)
+        for name in options.keys() - inputs.accepted_options:
+            raise ValueError(f"{name}={options[name]!r}: need {needed_for(name)}")
+        return inputs
 
     def _check_params(self, params: SamplingParams) -> None:
         """Refuse what this engine's vocabulary and features do not allow, with a ValueError."""

@@ -71,10 +71,10 @@ class LLM:
         Raises:
             ValueError: the engine has no ranks, or there is no such method.
         """
-        ranks = self.llm_engine.feature("distributed")
-        if ranks is None:
+        workers = self.llm_engine.feature("distributed")
+        if workers is None:
             raise ValueError(f"method={method!r}: need ranks, as by tensor_parallel_size=2")
-        return ranks.collective_rpc(method, args)
+        return workers.collective_rpc(method, args)
 
     def __enter__(self) -> Self:
         return self

@@ -7,23 +7,27 @@ mates; a generator can go back to where it stood before a step that did not happ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
+from mini_vllm.feature import RowMask
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 from mini_vllm.sample.logprobs import RequestLogprobs, gather
 from mini_vllm.sample.processors import LogitsProcessor
 from mini_vllm.sampler import Sampler
 
-Sampled = dict[str, list[int]]
-Row = Callable[[int], np.ndarray]
-Draw = Callable[[np.ndarray], int]
-Choose = Callable[[Request, Sequence[int], Row, Draw, np.random.Generator | None], Iterable[int]]
+TokenLists = dict[str, list[int]]
+"""Per request that caught up, its tokens of a step."""
+RowFn = Callable[[int], np.ndarray]
+DrawFn = Callable[[np.ndarray], int]
+ChooseTokens = Callable[
+    [Request, Sequence[int], RowFn, DrawFn, np.random.Generator | None], Iterable[int]
+]
 """Gives a request's tokens of a step one by one, of its drafts, of what gives row i of its logits,
 processed, and of what draws from a row. A row is asked for once the tokens before it are given."""
 
@@ -38,26 +42,6 @@ class Failure:
     written, or K and V that may be as wrong as its logits."""
 
 
-class RowMask(Protocol):
-    """What makes tokens impossible before anything is noted of a row, logprobs included.
-
-    As upstream, where the runner masks the logits before it calls the sampler:
-    `vllm/v1/worker/gpu_model_runner.py:4359` `GPUModelRunner.sample_tokens`.
-    """
-
-    def vet(self, request: Request, beyond: Sequence[int], drafts: Sequence[int]) -> list[int]:
-        """The drafts that are possible after the request's tokens and those `beyond`."""
-        ...
-
-    def failed(self) -> Mapping[str, str]:
-        """Why requests that wait for their mask will never have one."""
-        ...
-
-    def __call__(self, request: Request, row: np.ndarray) -> np.ndarray:
-        """The row [vocab_size] as given, or a new one with some entries -inf."""
-        ...
-
-
 class _NoTokenAllowedError(Exception):
     """The processors left no token of a row, or nothing that can be compared."""
 
@@ -70,13 +54,13 @@ class RowSampler:
         sampler: Sampler,
         logits_processors: Sequence[LogitsProcessor],
         seed: int,
-        choose: Choose | None = None,
+        choose_tokens: ChooseTokens | None = None,
         masks: list[RowMask] | None = None,
     ) -> None:
         self.sampler = sampler
         self.logits_processors = list(logits_processors)
         self.seed = seed
-        self.choose = choose
+        self.choose_tokens = choose_tokens
         """What takes a request's tokens from several rows; None: one token from one row."""
         self.masks = [] if masks is None else masks
         self.generators: dict[str, np.random.Generator] = {}
@@ -84,7 +68,7 @@ class RowSampler:
         self._states: dict[str, dict[int, Any]] = {}  # before the draw of token number ...
         self._with_prompt_logprobs: set[str] = set()
 
-    def begin(self, request: Request, number: int) -> None:
+    def add_request(self, request: Request, number: int) -> None:
         """Give a request with a temperature its generator, and room for the logprobs it wants.
 
         Without a seed of its own it gets a stream of its own, by its `number` in order of adding.
@@ -106,17 +90,19 @@ class RowSampler:
         if generator is not None and state is not None:
             generator.bit_generator.state = state
 
-    def forget(self, request_id: str) -> None:
+    def remove_request(self, request_id: str) -> None:
         """The request is gone."""
         self.generators.pop(request_id, None)
         self._states.pop(request_id, None)
         self._with_prompt_logprobs.discard(request_id)
 
-    def failed(self) -> dict[str, Failure]:
+    def failures(self) -> dict[str, Failure]:
         """The requests that will never have a row, and why."""
-        return {r: Failure(why) for m in self.masks for r, why in m.failed().items()}
+        if not self.masks:
+            return {}
+        return {r: Failure(why) for m in self.masks for r, why in m.failures().items()}
 
-    def ask(self, plan: SchedulerOutput) -> None:
+    def plan_prompt_rows(self, plan: SchedulerOutput) -> None:
         """Note in a bound plan which rows of prompts are wanted."""
         for request in plan.scheduled_requests if self._with_prompt_logprobs else ():
             request_id, last = request.request_id, request.num_prompt_tokens - 1
@@ -128,13 +114,13 @@ class RowSampler:
 
     def sample(
         self, plan: SchedulerOutput, logits: np.ndarray, in_flight: dict[str, Sequence[int]]
-    ) -> tuple[Sampled, dict[str, Failure]]:
+    ) -> tuple[TokenLists, dict[str, Failure]]:
         """Tokens for every request that caught up, and what was wrong with the other rows (S4).
 
         Args:
             plan: the bound plan.
             logits: [plan.num_rows, vocab_size] what the model made of it.
-            in_flight: per request tokens that the scheduler has not been told of yet.
+            in_flight: per request tokens that the scheduler does not know yet.
 
         Raises:
             RuntimeError: the model or the sampler part returned what it must not.
@@ -145,18 +131,20 @@ class RowSampler:
                 f"row of logits for each of {len(plan.scheduled_requests)} scheduled requests, and "
                 "one per draft and prompt row"
             )
-        finite = np.isfinite(logits.max(axis=1))  # a NaN or +inf anywhere, or -inf everywhere
-        sampled: Sampled = {}
-        failed: dict[str, Failure] = {}
+        # False where a row holds a NaN or +inf anywhere, or -inf everywhere.
+        finite: list[bool] = np.isfinite(logits.max(axis=1)).tolist()
+        all_finite = all(finite)
+        sampled: TokenLists = {}
+        failures: dict[str, Failure] = {}
         first = 0
         for request in plan.scheduled_requests:
             request_id = request.request_id
             count = plan.rows_of(request_id)
-            rows, are_finite = logits[first : first + count], finite[first : first + count]
+            rows = logits[first : first + count]
             first += count
             is_wanted = request_id in plan.sampling_req_ids or request_id in plan.prompt_rows
-            if is_wanted and not are_finite.all():
-                failed[request_id] = Failure("the model's logits hold NaN or infinity", "suspect")
+            if not all_finite and is_wanted and not all(finite[first - count : first]):
+                failures[request_id] = Failure("the model's logits hold NaN or infinity", "suspect")
                 continue
             if request_id in plan.prompt_rows:
                 self._note_prompt(request, plan.num_computed_tokens[request_id], rows)
@@ -165,13 +153,13 @@ class RowSampler:
                 continue
             drafts = plan.spec_token_ids.get(request_id, ())
             end = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
-            beyond = in_flight.get(request_id, ())[: end - len(drafts) - request.num_tokens]
-            with _holding(request, beyond):
+            unknown = in_flight.get(request_id, ())[: end - len(drafts) - request.num_tokens]
+            with _holding(request, unknown):
                 try:
                     sampled[request_id] = self._tokens(request, rows, drafts)
                 except _NoTokenAllowedError as error:
-                    failed[request_id] = Failure(f"the request's wishes leave {error}")
-        return sampled, failed
+                    failures[request_id] = Failure(f"the request's wishes leave {error}")
+        return sampled, failures
 
     def _tokens(self, request: Request, rows: np.ndarray, drafts: Sequence[int]) -> list[int]:
         """One token, and before it those drafts that the target agrees with.
@@ -183,7 +171,7 @@ class RowSampler:
         num_known = request.num_tokens
         generator = self._at(request.request_id, num_known)
         masked: list[np.ndarray] = []
-        if self.choose is None:
+        if self.choose_tokens is None:
             tokens = [self._draw(request, self._processed(request, rows[0], masked), generator)]
         else:
 
@@ -195,7 +183,7 @@ class RowSampler:
 
             tokens = []
             try:
-                for token in self.choose(request, drafts, row, draw, generator):
+                for token in self.choose_tokens(request, drafts, row, draw, generator):
                     tokens.append(token)
                     request.append_output_token(token)
             except _NoTokenAllowedError:

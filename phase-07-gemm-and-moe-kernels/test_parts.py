@@ -28,7 +28,7 @@ def test_the_engine_says_the_same_on_the_labs_experts(tmp_path, name):
         return forward(x, experts, topk_ids, topk_weights)
 
     texts = []
-    for parts in (EngineParts(), EngineParts(experts=watched)):
+    for parts in (EngineParts(), EngineParts(rooms={"models": {"experts": watched}})):
         engine = LLMEngine(
             folder, parts=parts, dtype="float64", num_blocks=12, block_size=8, max_num_seqs=3,
             max_num_batched_tokens=16,

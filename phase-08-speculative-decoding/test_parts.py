@@ -12,7 +12,7 @@ from course import cli
 from course.files import load_module
 from course.learning import learner, mine
 from course.learning.labs import find_labs
-from mini_vllm import EngineParts, LLMEngine, SamplingParams
+from mini_vllm import LLMEngine, SamplingParams
 
 PHASE = Path(__file__).parent
 CONFIG = {
@@ -46,7 +46,7 @@ def test_the_engine_says_the_same_with_the_labs_drafter(supplied):
     engine = LLMEngine(
         dtype="float64",
         speculative_config=CONFIG,
-        parts=EngineParts(drafter=supplied["drafter"]),
+        parts=mine.engine_parts({"drafter": supplied["drafter"]}),
     )
     assert texts(engine) == plain
     stats = engine.feature("spec_decode").stats
@@ -65,7 +65,7 @@ def test_the_labs_verifier_judges_every_draft_of_a_sampled_text(supplied, monkey
 
     monkeypatch.setattr(module, "speculative_token", watched)
     engine = LLMEngine(
-        dtype="float64", speculative_config=CONFIG, parts=EngineParts(verifier=module)
+        dtype="float64", speculative_config=CONFIG, parts=mine.engine_parts({"verifier": module})
     )
     texts(engine, temperature=0.9)
     stats = engine.feature("spec_decode").stats

@@ -65,7 +65,7 @@ def test_the_engine_says_the_same_with_the_labs_slots_and_delta(supplied, max_lo
         return supplied["adapter_delta"](x, A, B, scaling)
 
     plain, own_engine = texts(max_loras, EngineParts())
-    parts = EngineParts(adapter_slots=supplied["adapter_slots"], adapter_delta=watched)
+    parts = mine.engine_parts(supplied | {"adapter_delta": watched})
     own, engine = texts(max_loras, parts)
     assert own == plain
     assert asked, "every delta was the lab's"

@@ -59,7 +59,7 @@ def test_the_engine_says_the_same_with_the_labs_masks_and_gate(supplied):
         asked.append(state)
         return supplied["token_masks"](table, state, vocab)
 
-    own = texts(EngineParts(token_masks=watched, wait_gate=supplied["wait_gate"]))
+    own = texts(mine.engine_parts(supplied | {"token_masks": watched}))
     assert own == texts(EngineParts())
     assert len(asked) > 20, "every mask was the lab's"
     assert len(asked) == len(set(map(id, asked))), "one for each state"

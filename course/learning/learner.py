@@ -320,7 +320,7 @@ def generate(
     Raises:
         CourseError: the engine refuses what is asked for, or a part of theirs fails.
     """
-    from mini_vllm import LLM, EngineParts, SamplingParams
+    from mini_vllm import LLM, SamplingParams
     from mini_vllm.structured_output import StructuredOutputsParams
 
     owners: dict[str, Lab] = {}
@@ -336,7 +336,7 @@ def generate(
         without = "with --drafts 0" if drafts else f"without {gated}"
         told = f"Your scheduler from lab {lab.id} {lacks} and rests; {without} it runs."
         terminal.say(console, told)
-    parts = EngineParts(**supplied)
+    parts = mine.engine_parts(supplied)
     config = {"method": "ngram", "num_speculative_tokens": drafts}
     config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     began = time.perf_counter()
@@ -413,7 +413,7 @@ def serve(
     port: int,
 ) -> None:
     """Serve a model on this machine until Ctrl-C; say whose parts run and how to ask."""
-    from mini_vllm import LLM, EngineParts
+    from mini_vllm import LLM
 
     try:
         from mini_vllm.entrypoints.openai import launch
@@ -427,7 +427,7 @@ def serve(
         root, labs, progress = opened()
         supplied, owners = _own_parts(console, root, labs, progress)
     try:
-        engine = LLM(model, parts=EngineParts(**supplied)).llm_engine
+        engine = LLM(model, parts=mine.engine_parts(supplied)).llm_engine
         served = launch.serve_engine(engine, model=model, tool_call_parser="hermes")
     except ValueError as error:
         raise CourseError(str(error)) from None

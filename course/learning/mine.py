@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from course.files import load_module
 from course.learning.labs import CourseError, Lab
 
+if TYPE_CHECKING:
+    from mini_vllm import EngineParts
+
 NAMES = {
+    "experts": "moe_forward_grouped",
     "drafter": "ngram_propose",
     "verifier": "speculative_token",
     "adapter_slots": "AdapterSlotCache",
@@ -25,7 +29,7 @@ NAMES = {
     "token_masks": "allowed_tokens",
     "wait_gate": "GrammarGate",
 }
-"""What a lab defines for a part that the engine has no default of the same name for."""
+"""What a lab defines for the part of a room, which `EngineParts` has no default for."""
 MODULES = ("verifier",)
 """Parts that are a lab's whole module."""
 ASKED_BY = {
@@ -45,11 +49,17 @@ def command(part: str) -> str:
     return f'course run --mine{asked} "Once upon a time"'
 
 
-def part_names() -> list[str]:
-    """The parts that a lab may supply."""
+def _core_parts() -> dict[str, Any]:
+    """The parts of the core, and the engine's own class or function for each."""
     from mini_vllm import EngineParts
 
-    return [field.name for field in dataclasses.fields(EngineParts) if field.name != "origin"]
+    fields = dataclasses.fields(EngineParts)
+    return {f.name: f.default for f in fields if f.name not in ("rooms", "origin")}
+
+
+def part_names() -> list[str]:
+    """The parts that a lab may supply."""
+    return [*_core_parts(), *NAMES]
 
 
 def attribute_of(part: str) -> str:
@@ -58,14 +68,27 @@ def attribute_of(part: str) -> str:
     Raises:
         CourseError: the engine has no such part.
     """
-    from mini_vllm import EngineParts
-
-    defaults = {field.name: field.default for field in dataclasses.fields(EngineParts)}
     if part not in part_names():
         raise CourseError(
             f"part {part!r} is not a part of the engine: use one of {', '.join(part_names())}"
         )
-    return NAMES.get(part) or str(getattr(defaults[part], "__name__", part))
+    return NAMES.get(part) or str(getattr(_core_parts()[part], "__name__", part))
+
+
+def engine_parts(supplied: Mapping[str, Any]) -> EngineParts:
+    """What labs supply, by the names of `part_names`, as the engine takes it."""
+    from mini_vllm import EngineParts
+    from mini_vllm.features import ROOMS
+
+    core = _core_parts()
+    rooms = {
+        folder: {name: supplied[name] for name in room.parts if name in supplied}
+        for folder, room in ROOMS.items()
+    }
+    return EngineParts(
+        **{name: part for name, part in supplied.items() if name in core},
+        rooms={folder: parts for folder, parts in rooms.items() if parts},
+    )
 
 
 def parts_of(

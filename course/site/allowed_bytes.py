@@ -66,12 +66,14 @@ class _Before:
     def __init__(self) -> None:
         self.rows: list[np.ndarray] = []
 
-    def vet(self, request: Request, beyond: Sequence[int], drafts: Sequence[int]) -> list[int]:
+    def validate_drafts(
+        self, request: Request, in_flight: Sequence[int], drafts: Sequence[int]
+    ) -> list[int]:
         """All of them."""
         return list(drafts)
 
-    def failed(self) -> dict[str, str]:
-        """Nobody."""
+    def failures(self) -> dict[str, str]:
+        """None: no request waits for it."""
         return {}
 
     def __call__(self, request: Request, row: np.ndarray) -> np.ndarray:
@@ -108,14 +110,14 @@ def _film(prompt: str, constraint: dict[str, Any], max_tokens: int) -> dict[str,
         structured_outputs=StructuredOutputsParams(**constraint),
     )  # fmt: skip
     engine, before = LLMEngine(dtype="float64"), _Before()
-    engine.rows.masks.append(before)
+    engine.row_sampler.masks.append(before)
     masked: list[np.ndarray] = []
 
     def keep(request: Request, row: np.ndarray) -> np.ndarray:
         masked.append(row.copy())
         return row
 
-    engine.rows.logits_processors = [keep]
+    engine.row_sampler.logits_processors = [keep]
     [result] = engine.generate([prompt], params)
     places = []
     for raw, row in zip(before.rows, masked, strict=True):

@@ -66,7 +66,7 @@ class Watched:
         self.engine = LLMEngine(
             dtype="float64", enable_prefix_caching=False, parts=EngineParts(attention=attend)
         )
-        self.engine.rows.logits_processors = [keep]
+        self.engine.row_sampler.logits_processors = [keep]
 
     def read(self, data: bytes) -> None:
         """One step over a whole text: a map per layer, and the row behind its last byte."""

@@ -95,8 +95,8 @@ class Recorder:
         self.engine.observers.append(self._planned)
         self._execute = self.engine.runner.execute
         self.engine.runner.execute = self._run  # type: ignore[method-assign]
-        self._sample = self.engine.rows.sample
-        self.engine.rows.sample = self._pick  # type: ignore[method-assign]
+        self._sample = self.engine.row_sampler.sample
+        self.engine.row_sampler.sample = self._pick  # type: ignore[method-assign]
 
     def note(self, hop: str, fields: Mapping[str, Any]) -> None:
         """Add a stop; values are written as Python writes them."""

@@ -74,7 +74,7 @@ def rows() -> dict[str, dict[str, Any]]:
             seen.append(row)
             return row
 
-        engine.rows.logits_processors = [keep]
+        engine.row_sampler.logits_processors = [keep]
         params = SamplingParams(max_tokens=outputs + 1, ignore_eos=True)
         [result] = engine.generate([text], params)
         found[name] = {

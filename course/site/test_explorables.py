@@ -59,7 +59,7 @@ def test_a_row_of_a_map_sums_to_one(text):
 def test_the_row_of_logits_is_that_of_an_engine_that_nobody_watches():
     engine = LLMEngine(dtype="float64")
     rows = []
-    engine.rows.logits_processors = [lambda request, row: rows.append(row.copy()) or row]
+    engine.row_sampler.logits_processors = [lambda request, row: rows.append(row.copy()) or row]
     engine.generate(["pages of memory"], SamplingParams(max_tokens=1))
     found = attention_map.look("pages of memory")["logits"]
     np.testing.assert_allclose(found, rows[0], atol=6e-4)

@@ -24,6 +24,7 @@ from mini_vllm.config import SamplingParams
 from mini_vllm.distributed.balancer import Coordinator, LoadBalancer
 from mini_vllm.distributed.pool import without_main
 from mini_vllm.input_processor import one_each, per_prompt
+from mini_vllm.observe.stats import StepStats
 from mini_vllm.outputs import RequestOutput
 from mini_vllm.request import Request
 
@@ -222,6 +223,7 @@ class _Rank:
 
     def __init__(self, llm: LLM, pipe: Connection) -> None:
         self.engine, self.pipe = llm.llm_engine, pipe
+        self.stats = StepStats(self.engine)
         self.live: dict[str, tuple[Any, list[Request]]] = {}
         self.step = 0
 
@@ -232,13 +234,12 @@ class _Rank:
             self.engine.step()
             self.step += 1
             ended = [i for i, (_, each) in self.live.items() if all(r.is_finished for r in each)]
-            told = []
+            outputs = []
             for request_id in ended:
                 prompt, each = self.live.pop(request_id)
-                told.append(RequestOutput.of(request_id, each, prompt, self.engine.tokenizer))
-            running = len(self.engine.scheduler.running)
-            waiting = len(self.engine.requests) - running
-            self.pipe.send(("stepped", (told, self.step, waiting, running)))
+                outputs.append(RequestOutput.of(request_id, each, prompt, self.engine.tokenizer))
+            stats = self.stats.read()
+            self.pipe.send(("stepped", (outputs, self.step, stats.waiting, stats.running)))
 
     def take(self, message: tuple[Any, ...]) -> None:
         kind, *rest = message

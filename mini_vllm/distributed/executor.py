@@ -1,6 +1,6 @@
 """The engine's side of the ranks: a model whose forward pass happens in other processes.
 
-Promises R4: the engine plans, samples and decides alone; each step's batch is told to every rank
+Promises R4: the engine plans, samples and decides alone; each step's batch goes to every rank
 once, and one rank answers with the logits. Mirrors `vllm/v1/executor/multiproc_executor.py:306`
 `MultiprocExecutor.execute_model` and `vllm/v1/executor/multiproc_executor.py:480`
 `MultiprocExecutor._get_output_rank`.
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,17 +25,19 @@ from mini_vllm.distributed.pipeline import PipelineScheduler, StagedExecutor
 from mini_vllm.distributed.pool import RankPool
 from mini_vllm.distributed.shards import FolderSource, WeightSource
 from mini_vllm.distributed.worker import BATCH_FIELDS, Worker
-from mini_vllm.executor import Executor
 from mini_vllm.feature import Feature
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.registry import LoadedModel, eos_of
 from mini_vllm.parts import EngineParts
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
 
-ELSEWHERE = (
-    "attention", "linear", "experts", "drafter", "verifier", "adapter_slots", "adapter_delta",
-)  # fmt: skip
-"""Parts that would have to work inside the ranks; all others work in the engine's process."""
+if TYPE_CHECKING:
+    from mini_vllm.features import EngineSetup
+
+BASE_MODEL_ONLY = ("speculative_config", "enable_lora")
+"""Arguments of other rooms that would have to work inside the ranks."""
+PARTS_INSIDE = ("models", "spec_decode", "lora")
+"""Rooms whose parts would have to; all others work in the engine's process."""
 
 
 class Ranks(Feature):
@@ -52,7 +54,7 @@ class Ranks(Feature):
         """
         self.pool, self.spec, self.owns_pool = pool, spec, owns_pool
         self.parallel = spec.parallel
-        self.held: list[dict[str, Any]] = pool.rpc("load", spec)[: self.parallel.world_size]
+        self.loaded: list[dict[str, Any]] = pool.rpc("load", spec)[: self.parallel.world_size]
         """By rank: process id, numbers of weights, shape of the K and V, layers."""
 
     @property
@@ -66,8 +68,8 @@ class Ranks(Feature):
         Raises:
             RankError: a rank is gone.
         """
-        told = tuple(getattr(batch, name) for name in BATCH_FIELDS)
-        return self.pool.call("execute", told, answers=[self.parallel.output_rank])
+        fields = tuple(getattr(batch, name) for name in BATCH_FIELDS)
+        return self.pool.call("execute", fields, answers=[self.parallel.output_rank])
 
     def collect(self, number: int) -> np.ndarray:
         """The logits of a batch, when they are there.
@@ -78,11 +80,11 @@ class Ranks(Feature):
         try:
             return self.pool.result(number)[self.parallel.output_rank]
         except BaseException:
-            self.give_up()
+            self.discard_batches()
             raise
 
-    def give_up(self) -> None:
-        """Give up what is under way: the ranks finish it, nobody is told."""
+    def discard_batches(self) -> None:
+        """Give up what is in flight: the ranks finish it, and its results are not looked at."""
         self.pool.forget()
 
     def forward(self, batch: ForwardBatch) -> np.ndarray:
@@ -118,45 +120,30 @@ class Ranks(Feature):
             self.pool.close()
 
 
-Opened = tuple[EngineConfig, LoadedModel, EngineParts, Ranks, Callable[..., Executor] | None]
-"""An engine's, as they are with ranks: the config of its scheduler, the model, the parts, the ranks
-themselves, and what makes the executor where there are stages."""
-
-
-def open_ranks(
-    knobs: Mapping[str, Any],
-    model: Any,
-    tokenizer: Tokenizer | None,
-    config: EngineConfig,
-    parts: EngineParts,
-    taken: Sequence[str],
-) -> Opened | None:
-    """Start ranks and load the model into them; None when one process is asked for.
+def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Ranks | None:
+    """Start ranks and have them load the model, unless one process is asked for.
 
     Args:
-        knobs: those of `ParallelConfig`, and `rank_pool`, a `RankPool` of the caller's to run on.
-        model: a shipped model, a folder, a hub id, or a `WeightSource`.
-        tokenizer: as for the engine.
-        config: of the engine.
-        parts: of the engine.
-        taken: other arguments that were given and that ranks do not serve.
+        arguments: those of `ParallelConfig`, and `rank_pool`, a `RankPool` of the caller's to run
+            on.
+        setup: its model is a shipped one, a folder, a hub id, or a `WeightSource`.
 
     Raises:
         ValueError: sizes that do not divide the model; a model, part or argument that does not go
             with ranks; `async_scheduling` with stages.
         RankError: a rank did not start.
     """
-    settings = dict(knobs)
+    settings = dict(arguments)
     pool = settings.pop("rank_pool", None)
     parallel = ParallelConfig(**settings)
     if parallel.world_size == 1 and pool is None:
         if parallel.enable_expert_parallel:
             raise ValueError("enable_expert_parallel=True: need tensor_parallel_size of 2 or more")
         return None
-    _check_others(parallel, config, parts, taken, pool)
-    source, loaded = _describe(model, tokenizer, config)
+    _check_others(parallel, setup, pool)
+    source, loaded = _describe(setup.model, setup.tokenizer, setup.config)
     parallel.check_model(source.config)
-    config = config.with_max_model_len(source.config.max_position_embeddings)
+    config = setup.config.with_max_model_len(source.config.max_position_embeddings)
     cache, dcp = config.cache, parallel.decode_context_parallel_size
     spec = RankSpec(
         parallel, source, cache.num_blocks, cache.block_size, np.dtype(config.dtype).name
@@ -169,46 +156,39 @@ def open_ranks(
         if owns_pool:
             pool.close()
         raise
-    config = replace(config, cache=replace(cache, block_size=cache.block_size * dcp))
-    if ranks.depth == 1:
-        return config, loaded(ranks), parts, ranks, None
-    parts = replace(parts, scheduler=PipelineScheduler)
-    staged = functools.partial(StagedExecutor, ranks=ranks, depth=ranks.depth)
-    return config, loaded(ranks), parts, ranks, staged
+    setup.config = replace(config, cache=replace(cache, block_size=cache.block_size * dcp))
+    setup.loaded = loaded(ranks)
+    if ranks.depth > 1:
+        setup.parts = replace(setup.parts, scheduler=PipelineScheduler)
+        setup.executor = functools.partial(StagedExecutor, ranks=ranks, depth=ranks.depth)
+    return ranks
 
 
-def _check_others(
-    parallel: ParallelConfig,
-    config: EngineConfig,
-    parts: EngineParts,
-    taken: Sequence[str],
-    pool: RankPool | None,
-) -> None:
+def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool | None) -> None:
     """Refuse what does not work with ranks, by name."""
-    asked = f"tensor_parallel_size={parallel.tensor_parallel_size}"
+    parts, standard = setup.parts, EngineParts()
+    ours = f"tensor_parallel_size={parallel.tensor_parallel_size}"
     if parallel.pipeline_parallel_size > 1:
-        asked = f"pipeline_parallel_size={parallel.pipeline_parallel_size}"
-    if taken:
-        raise ValueError(f"{asked}: need {taken[0]} not given; ranks run the base model alone")
-    standard = EngineParts()
-    replaced = [
-        field.name for field in fields(EngineParts)
-        if getattr(parts, field.name) is not getattr(standard, field.name)
-    ]  # fmt: skip
-    if inside := [name for name in replaced if name in ELSEWHERE]:
+        ours = f"pipeline_parallel_size={parallel.pipeline_parallel_size}"
+    for name in BASE_MODEL_ONLY:
+        if setup.arguments.get(name):
+            raise ValueError(f"{ours}: need {name} not given; ranks run the base model alone")
+    inside = [n for n in ("attention", "linear") if getattr(parts, n) != getattr(standard, n)]
+    inside += [name for room in PARTS_INSIDE for name in parts.rooms.get(room, ())]
+    if inside:
         raise ValueError(
-            f"parts.{inside[0]}: need the standard one with {asked}; it would have to work in "
+            f"parts.{inside[0]}: need the standard one with {ours}; it would have to work in "
             "other processes"
         )
     if parallel.pipeline_parallel_size > 1:
-        if config.scheduler.async_scheduling:
+        if setup.config.scheduler.async_scheduling:
             raise ValueError(
-                f"async_scheduling=True: need False with {asked}, whose stages are kept busy by "
+                f"async_scheduling=True: need False with {ours}, whose stages are kept busy by "
                 "other batches"
             )
-        if "scheduler" in replaced:
+        if parts.scheduler is not standard.scheduler:
             named = parts.origin or "parts.scheduler"
-            raise ValueError(f"{named}: need the standard scheduler with {asked}")
+            raise ValueError(f"{named}: need the standard scheduler with {ours}")
     if pool is not None:
         if not isinstance(pool, RankPool):
             raise ValueError(f"rank_pool={pool!r}: need a RankPool")
@@ -223,10 +203,10 @@ def _describe(
 ) -> tuple[WeightSource, Callable[[Model], LoadedModel]]:
     """Where the ranks read the weights, and everything else about the model."""
     if isinstance(model, str | Path) and str(model) != "toy":
-        held = load_checkpoint(model, read=lambda folder, config: {})
-        eos = held.eos_token_ids or eos_of(held.tokenizer)
-        source: WeightSource = FolderSource(held.folder, held.config)
-        tokens, template = tokenizer or held.tokenizer, held.chat_template
+        checkpoint = load_checkpoint(model, read=lambda folder, config: {})
+        eos = checkpoint.eos_token_ids or eos_of(checkpoint.tokenizer)
+        source: WeightSource = FolderSource(checkpoint.folder, checkpoint.config)
+        tokens, template = tokenizer or checkpoint.tokenizer, checkpoint.chat_template
     elif hasattr(model, "read") and hasattr(model, "config"):
         source, tokens, template = model, tokenizer or ByteTokenizer(), None
         eos = eos_of(tokens)

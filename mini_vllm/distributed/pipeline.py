@@ -16,13 +16,13 @@ import numpy as np
 
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SchedulerConfig
-from mini_vllm.executor import Answer, Executor
+from mini_vllm.executor import Executor, FutureOutput
 from mini_vllm.feature import Feature
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
-from mini_vllm.row_sampler import RowSampler, Sampled
+from mini_vllm.row_sampler import RowSampler, TokenLists
 from mini_vllm.scheduler import Scheduler
 
 
@@ -107,7 +107,7 @@ class _Ranks(Protocol):
 
     def collect(self, number: int) -> np.ndarray: ...
 
-    def give_up(self) -> None: ...
+    def discard_batches(self) -> None: ...
 
 
 class StagedExecutor(Executor):
@@ -120,30 +120,30 @@ class StagedExecutor(Executor):
     def __init__(
         self,
         runner: ModelRunner,
-        rows: RowSampler,
+        row_sampler: RowSampler,
         features: Sequence[Feature],
         ranks: _Ranks,
         depth: int,
     ) -> None:
         """An idle one; `ranks` run the batches."""
-        super().__init__(runner, rows, features, depth)
+        super().__init__(runner, row_sampler, features, depth)
         self.ranks = ranks
 
-    def start(self, plan: SchedulerOutput) -> Answer:
-        """Tell the ranks; the answer waits for them and samples."""
+    def execute_model(self, plan: SchedulerOutput) -> FutureOutput:
+        """Submit the batch to the ranks; the future waits for them and samples."""
         if not plan.scheduled_requests:
             return dict
         number = self.ranks.submit(self.runner.prepare_batch(plan))
 
-        def answer() -> Sampled:
+        def future() -> TokenLists:
             logits = self.ranks.collect(number)
             gone = {r.request_id for r in plan.scheduled_requests if r.is_finished}
-            plan.sampling_req_ids -= gone  # nobody will ask for their tokens
-            return self.sample(plan, logits, {})
+            plan.sampling_req_ids -= gone  # their tokens are not needed any more
+            return self.sample_tokens(plan, logits, {})
 
-        return answer
+        return future
 
     def restart(self) -> None:
-        """What is under way runs, before whatever comes next, and is not looked at."""
+        """What is in flight runs, before whatever comes next, and is not looked at."""
         super().restart()
-        self.ranks.give_up()
+        self.ranks.discard_batches()

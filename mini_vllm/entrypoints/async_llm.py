@@ -23,7 +23,8 @@ from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 from mini_vllm.engine import LLMEngine
-from mini_vllm.entrypoints.engine_core import About, Delta, News, Stats, serve, serve_in_thread
+from mini_vllm.entrypoints.engine_core import About, Delta, News, serve, serve_in_thread
+from mini_vllm.observe.stats import Stats
 from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import SamplingParams
 

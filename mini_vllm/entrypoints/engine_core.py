@@ -21,8 +21,8 @@ from typing import Any
 
 from mini_vllm.detokenizer import IncrementalDetokenizer
 from mini_vllm.engine import LLMEngine
+from mini_vllm.observe.stats import StepStats
 from mini_vllm.outputs import RequestOutput, text_of
-from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 from mini_vllm.sample.logprobs import Logprob, as_dicts
 from mini_vllm.sampling_params import SamplingParams
@@ -53,18 +53,6 @@ class Delta:
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
         self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
-
-
-@dataclass(slots=True)
-class Stats:
-    """The engine after a step; counters grow for ever."""
-
-    running: int = 0
-    waiting: int = 0
-    usage: float = 0.0
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +145,7 @@ class EngineCore:
 
     def __init__(self, engine: LLMEngine, pipe: Connection) -> None:
         self.engine, self.pipe = engine, pipe
-        self.stats = Stats()
+        self.stats = StepStats(engine)
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._preparing: dict[str, tuple[int, Future[None]]] = {}
@@ -165,7 +153,6 @@ class EngineCore:
         self._pool: ThreadPoolExecutor | None = None
         self._stale = False
         """Whether requests have gone since the other side was last told the numbers."""
-        engine.observers.append(self._planned)
 
     def run(self) -> None:
         """Until the pipe closes."""
@@ -279,15 +266,9 @@ class EngineCore:
         self._streams[name] = _Stream(requests, watched, params.prompt_logprobs is not None)
         return requests[0].prompt_token_ids
 
-    def _planned(self, plan: SchedulerOutput) -> None:
-        self.stats.preemptions += len(plan.preempted_req_ids)
-        self.stats.prefix_hits += sum(plan.num_cached_tokens.values())
-        for request_id in plan.scheduled_new_req_ids:
-            self.stats.prefix_queries += self.engine.requests[request_id].num_prompt_tokens
-
     def _tell(self) -> None:
         """Say what the step added."""
-        tokenizer, scheduler = self.engine.tokenizer, self.engine.scheduler
+        tokenizer = self.engine.tokenizer
         news = []
         for name, stream in list(self._streams.items()):
             deltas = [d for w in stream.watched if (d := w.delta(tokenizer)) is not None]
@@ -301,12 +282,8 @@ class EngineCore:
             news.append(told)
             if all(watched.done for watched in stream.watched):
                 del self._streams[name]
-        stats = self.stats
-        stats.running = len(scheduler.running)
-        stats.waiting = len(self.engine.requests) - stats.running
-        stats.usage = scheduler.kv.block_pool.get_usage()
         self._stale = False
-        self.pipe.send(("news", news, stats))
+        self.pipe.send(("news", news, self.stats.read()))
 
 
 def serve(pipe: Connection, make: Callable[..., LLMEngine], arguments: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from zmq.utils.monitor import recv_monitor_message
 from mini_vllm.engine import LLMEngine
 from mini_vllm.entrypoints import wire
 from mini_vllm.kv_cache import PrefixCacheStats
+from mini_vllm.observe.stats import StepStats
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 
@@ -91,6 +92,7 @@ class ZmqCore:
         self._poller = zmq.Poller()
         self._clients: list[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]] = []
         self._monitors: list[zmq.Socket[bytes]] = []
+        self.stats = StepStats(engine)
         engine.observers.append(self._planned)
         try:
             self._greet(address, timeout)
@@ -263,14 +265,13 @@ class ZmqCore:
 
     def _stats(self) -> dict[str, Any]:
         """As `vllm/v1/metrics/stats.py:171` `SchedulerStats`: of the step that has just ended."""
-        scheduler, kv = self.engine.scheduler, self.engine.scheduler.kv
+        kv, stats = self.engine.scheduler.kv, self.stats.read()
         seen, kv.stats = kv.stats, PrefixCacheStats()
-        running = len(scheduler.running)
         names = PrefixCacheStats.__dataclass_fields__
         return {
-            "num_running_reqs": running,
-            "num_waiting_reqs": len(self.engine.requests) - running,
-            "kv_cache_usage": kv.block_pool.get_usage(),
+            "num_running_reqs": stats.running,
+            "num_waiting_reqs": stats.waiting,
+            "kv_cache_usage": stats.usage,
             "prefix_cache_stats": {name: getattr(seen, name) for name in names},
         }
 

@@ -8,16 +8,15 @@ of its adapters stands in a slot; one name, one id and one folder belong togethe
 
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mini_vllm.config import EngineConfig, SamplingParams
-from mini_vllm.feature import Asked, Feature
+from mini_vllm.checks import flag
+from mini_vllm.feature import Feature, RequestInput
 from mini_vllm.lora.config import LoRAConfig
 from mini_vllm.lora.gate import AdapterGate
 from mini_vllm.lora.layers import BASE, AdaptedModel, Pair, lora_delta
@@ -26,8 +25,12 @@ from mini_vllm.lora.slots import AdapterSlotCache
 from mini_vllm.lora.weights import load_adapter, pack, projections
 from mini_vllm.models.registry import LoadedModel
 from mini_vllm.models.transformer import Transformer
+from mini_vllm.part_signatures import check_extra_keys
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
+
+if TYPE_CHECKING:
+    from mini_vllm.features import EngineSetup
 
 
 class Adapters(Feature):
@@ -44,7 +47,7 @@ class Adapters(Feature):
         if not isinstance(loaded.model, Transformer):
             kind = type(loaded.model).__name__
             raise ValueError(f"enable_lora=True: {kind} has no projections to adapt")
-        _check_parts(parts)
+        check_extra_keys(parts.request, parts.kv_cache_manager, parts.block_pool)
         self.config = config
         self.gate = AdapterGate(config.max_loras)
         self.projections = projections(loaded.model.config)
@@ -53,42 +56,24 @@ class Adapters(Feature):
             loaded.model,
             list(self.projections),
             config.max_loras,
-            parts.adapter_delta or lora_delta,
+            parts.of_room("lora", "adapter_delta", lora_delta),
         )
-        self._make_slots = parts.adapter_slots or AdapterSlotCache
+        self._slots_factory = parts.of_room("lora", "adapter_slots", AdapterSlotCache)
         self._known: dict[str | int, LoRARequest] = {}  # by name and by id
         self._cpu: OrderedDict[int, dict[str, Pair]] = OrderedDict()  # coldest first
         self.num_disk_loads = 0
         """Times an adapter was read from its folder; one that is new is read to be checked."""
         self.restart()
 
-    @classmethod
-    def open(
-        cls, knobs: Mapping[str, Any], engine: EngineConfig, loaded: LoadedModel, parts: EngineParts
-    ) -> tuple[Adapters, LoadedModel]:
-        """The adapters of an engine, and the model it shall run; `knobs` are `LoRAConfig`'s.
-
-        Raises:
-            ValueError: a knob out of range; see `__init__`; or adapters, drafts and
-                `async_scheduling` together, where the real scheduler's own count of adapters
-                fails: `vllm/v1/core/sched/scheduler.py:542` `Scheduler.schedule`.
-        """
-        if engine.scheduler.async_scheduling and engine.scheduler.num_speculative_tokens:
-            raise ValueError(
-                "enable_lora=True: need async_scheduling=False with speculative_config"
-            )
-        made = cls(LoRAConfig(**knobs), loaded, parts)
-        return made, replace(loaded, model=made.model)
-
     # ------------------------------------------------------------------ at the door
 
-    def asked(self, asked: Asked) -> None:
+    def process_input(self, inputs: RequestInput) -> None:
         """Its adapter is read and checked, and part of its blocks' hashes."""
-        adapter = asked.options.get("lora_request")
+        adapter = inputs.options.get("lora_request")
         if adapter is not None:
             self.add_adapter(adapter)
-            asked.extra_keys.append(adapter)
-            asked.served.add("lora_request")
+            inputs.extra_keys.append(adapter)
+            inputs.accepted_options.add("lora_request")
 
     def add_adapter(self, lora_request: LoRARequest) -> bool:
         """Check an adapter, unless it is known, and keep it in memory if there is room.
@@ -127,7 +112,7 @@ class Adapters(Feature):
 
     # ------------------------------------------------------------------ before a step
 
-    def load(self, plan: SchedulerOutput) -> dict[str, str]:
+    def before_execute(self, plan: SchedulerOutput) -> dict[str, str]:
         """Make the adapters of a plan resident and tell the layers which request has which slot.
 
         Those that are resident come first, so that no load takes the slot of one still needed.
@@ -146,11 +131,11 @@ class Adapters(Feature):
             raise RuntimeError(
                 f"the plan has {len(wanted)} adapters: there are {self.config.max_loras} slots"
             )
-        held = set(self._held.values())
+        resident = set(self._slot_adapters.values())
         bad: dict[int, str] = {}
-        for adapter_id in sorted(wanted, key=lambda adapter_id: adapter_id not in held):
+        for adapter_id in sorted(wanted, key=lambda adapter_id: adapter_id not in resident):
             try:  # read first and evict then, so that an adapter gone bad costs no slot
-                weights = None if adapter_id in held else self._weights(wanted[adapter_id])
+                weights = None if adapter_id in resident else self._weights(wanted[adapter_id])
             except (ValueError, OSError) as error:
                 bad[adapter_id] = f"its adapter cannot be loaded: {error}"
             else:
@@ -159,7 +144,7 @@ class Adapters(Feature):
             each = zip(plan.scheduled_requests, of_request, strict=True)
             return {r.request_id: bad[a.lora_int_id] for r, a in each if a and a.lora_int_id in bad}
         slots = {adapter_id: self.slots.slot_of(adapter_id) for adapter_id in wanted}
-        if any(self._held.get(slot) != adapter_id for adapter_id, slot in slots.items()):
+        if any(self._slot_adapters.get(slot) != adapter_id for adapter_id, slot in slots.items()):
             name = type(self.slots).__name__
             raise RuntimeError(f"adapter_slots part {name}: two adapters in one slot: {slots}")
         self.model.step.slots = np.array(
@@ -169,8 +154,8 @@ class Adapters(Feature):
 
     def restart(self) -> None:
         """Hold all slots for empty: their contents may be half written. What is in memory stays."""
-        self.slots = self._make_slots(self.config.max_loras)
-        self._held: dict[int, int] = {}  # slot to the adapter whose weights it has
+        self.slots = self._slots_factory(self.config.max_loras)
+        self._slot_adapters: dict[int, int] = {}  # slot to the adapter whose weights it has
 
     def _activate(self, adapter_id: int, weights: dict[str, Pair] | None) -> None:
         """Give an adapter a slot, and the slot these weights; None where it has one."""
@@ -178,11 +163,11 @@ class Adapters(Feature):
         if adapter_id in self._cpu:
             self._cpu.move_to_end(adapter_id)
         slot = self.slots.slot_of(adapter_id)
-        if self._held.get(slot) != adapter_id:
+        if self._slot_adapters.get(slot) != adapter_id:
             if not 0 <= slot < self.config.max_loras or weights is None:
                 name = type(self.slots).__name__
                 raise RuntimeError(f"adapter_slots part {name}: slot {slot} for {adapter_id}")
-            self._held[slot] = adapter_id
+            self._slot_adapters[slot] = adapter_id
             pairs = {name: pack(each, weights) for name, each in self.projections.items()}
             self.model.set_slot(slot, {n: pair for n, pair in pairs.items() if pair is not None})
 
@@ -203,18 +188,26 @@ class Adapters(Feature):
         )
 
 
-def _check_parts(parts: EngineParts) -> None:
-    """Refuse a request part without extra keys, and a KV manager part that does not look at them.
+def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Adapters | None:
+    """Adapters, where `enable_lora` is True; the other arguments are those of `LoRAConfig`.
 
-    Such a manager would hand one adapter's blocks to another.
+    Its parts: `adapter_slots(count)`, something with `ensure`, `resident`, `slot_of` and `stats`;
+    `adapter_delta(x, A, B, scaling)`, what an adapter adds to a projection's output.
+
+    Raises:
+        ValueError: an argument out of range or given without `enable_lora`; see
+            `Adapters.__init__`; or adapters, drafts and `async_scheduling` together, where the real
+            scheduler's own count of adapters fails: `vllm/v1/core/sched/scheduler.py:542`
+            `Scheduler.schedule`.
     """
-    if "extra_keys" not in inspect.signature(parts.request).parameters:
-        name = getattr(parts.request, "__name__", type(parts.request).__name__)
-        raise ValueError(f"request part {name}: takes no extra_keys")
-    kv = parts.kv_cache_manager(4, 1, True, parts.block_pool)
-    one, other = (
-        parts.request(key, [1, 2, 3], SamplingParams(), extra_keys=(key,)) for key in ("a", "b")
-    )
-    kv.allocate_slots(one, 3)
-    if kv.get_computed_blocks(other)[1]:
-        raise ValueError(f"kv_cache_manager part {type(kv).__name__}: ignores extra_keys")
+    settings = dict(arguments)
+    if not flag("enable_lora", settings.pop("enable_lora", False)):
+        for name, value in settings.items():
+            raise ValueError(f"{name}={value!r}: need enable_lora=True")
+        return None
+    loaded, scheduler = setup.load(), setup.config.scheduler
+    if scheduler.async_scheduling and scheduler.num_speculative_tokens:
+        raise ValueError("enable_lora=True: need async_scheduling=False with speculative_config")
+    adapters = Adapters(LoRAConfig(**settings), loaded, setup.parts)
+    setup.loaded = replace(loaded, model=adapters.model)
+    return adapters

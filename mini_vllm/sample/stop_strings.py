@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mini_vllm.detokenizer import IncrementalDetokenizer
-from mini_vllm.feature import Feature, Sampled
+from mini_vllm.feature import Feature, SampledTokenIds
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
 from mini_vllm.scheduler import Scheduler
@@ -30,7 +30,7 @@ class StopStrings(Feature):
         self._tokenizer = tokenizer
         self._states: dict[str, _State] = {}
 
-    def begin(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Watch a request, if it has stop texts; what it has generated already counts as seen."""
         if not request.sampling_params.stop:
             return
@@ -39,14 +39,18 @@ class StopStrings(Feature):
             state.detokenizer.update(request.output_token_ids[:count])
         self._states[request.request_id] = state
 
-    again = begin
+    requeue_request = add_request
 
-    def forget(self, request_id: str) -> None:
+    def remove_request(self, request_id: str) -> None:
         """The request is gone."""
         self._states.pop(request_id, None)
 
-    def updated(
-        self, plan: SchedulerOutput, sampled: Sampled, ended: list[Request], scheduler: Scheduler
+    def after_update(
+        self,
+        plan: SchedulerOutput,
+        sampled: SampledTokenIds,
+        finished: list[Request],
+        scheduler: Scheduler,
     ) -> None:
         """End the requests of a plan whose new text holds a stop text.
 
@@ -58,7 +62,7 @@ class StopStrings(Feature):
                 continue
             if not request.is_finished:
                 scheduler.abort_request(request.request_id)
-                ended.append(request)
+                finished.append(request)
             request.status = RequestStatus.FINISHED_STOPPED
             request.stop_reason, request.text = found
 

@@ -76,7 +76,7 @@ class DraftModelProposer:
         requests = [step.scheduled_requests[i] for i in rows]
         return self._continue(requests, logits[rows], dict(tokens), plan) if rows else {}
 
-    def forget(self, request_id: str) -> None:
+    def remove_request(self, request_id: str) -> None:
         """The request is gone."""
         self._written.pop(request_id, None)
         self.laws.pop(request_id, None)

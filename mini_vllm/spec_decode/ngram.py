@@ -71,7 +71,7 @@ class NgramProposer:
             for request_id, tokens in contexts.items()
         }
 
-    def forget(self, request_id: str) -> None:
+    def remove_request(self, request_id: str) -> None:
         """The request is gone."""
         self._contexts.pop(request_id, None)
 

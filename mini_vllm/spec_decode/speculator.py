@@ -18,13 +18,12 @@ import numpy as np
 
 from mini_vllm.attention import paged_attention
 from mini_vllm.config import EngineConfig, SchedulerConfig
-from mini_vllm.feature import Feature, Sampled
+from mini_vllm.feature import Feature, RowMask, SampledTokenIds
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.models.registry import LoadedModel, load_model
 from mini_vllm.models.transformer import Linear
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
-from mini_vllm.row_sampler import RowMask
 from mini_vllm.sampler import probabilities
 from mini_vllm.spec_decode.config import ASYNC_METHODS, SpeculativeConfig
 from mini_vllm.spec_decode.draft_model import DraftModelProposer
@@ -33,6 +32,7 @@ from mini_vllm.spec_decode.ngram import Lookup, NgramProposer, ngram_propose
 from mini_vllm.spec_decode.rejection import RejectionSampler
 
 if TYPE_CHECKING:
+    from mini_vllm.features import EngineSetup
     from mini_vllm.scheduler import Scheduler
 
 
@@ -71,37 +71,44 @@ class Speculator(Feature):
         self.masks = masks
         self.is_async = is_async
         """Drafts are made before the scheduler knows the tokens they follow."""
-        self._before: tuple[SchedulerOutput, Sampled] | None = None  # the plan in flight
+        self._before: tuple[SchedulerOutput, SampledTokenIds] | None = None  # in flight
         self._drafts: dict[str, list[int]] = {}
         self._laws: dict[str, np.ndarray] = getattr(proposer, "laws", {})
 
     # ------------------------------------------------------------------ moments
 
-    def planned(self, plan: SchedulerOutput) -> None:
+    def after_schedule(self, plan: SchedulerOutput) -> None:
         """With a plan in flight: take back what it rejects, put in the drafts made after it."""
         if self._before is not None:
             plan.settle(*self._before)
-            self.fill(plan)
+            self._fill_placeholders(plan)
 
-    def ran(
-        self, plan: SchedulerOutput, sampled: Sampled, in_flight: Mapping[str, Sequence[int]]
+    def after_execute(
+        self,
+        plan: SchedulerOutput,
+        sampled: SampledTokenIds,
+        in_flight: Mapping[str, Sequence[int]],
     ) -> None:
-        """Draft now, where the scheduler is told a step later."""
+        """Draft now, where the scheduler is updated a step later."""
         if self.is_async:
             self._before = plan, sampled
             self.propose(plan, sampled, in_flight)
 
-    def updated(
-        self, plan: SchedulerOutput, sampled: Sampled, ended: list[Request], scheduler: Scheduler
+    def after_update(
+        self,
+        plan: SchedulerOutput,
+        sampled: SampledTokenIds,
+        finished: list[Request],
+        scheduler: Scheduler,
     ) -> None:
         """Count; draft now, where the scheduler plans with the drafts themselves."""
-        self.observe(plan, sampled, ended)
+        self.observe(plan, sampled, finished)
         if not self.is_async:
             scheduler.update_draft_token_ids(self.propose(plan, sampled))
 
-    def again(self, request: Request) -> None:
+    def requeue_request(self, request: Request) -> None:
         """Its drafts followed what may be gone."""
-        self.forget(request.request_id)
+        self.remove_request(request.request_id)
 
     def restart(self) -> None:
         """Nothing is in flight."""
@@ -109,7 +116,7 @@ class Speculator(Feature):
 
     # ------------------------------------------------------------------ what they do
 
-    def fill(self, plan: SchedulerOutput) -> None:
+    def _fill_placeholders(self, plan: SchedulerOutput) -> None:
         """Put the drafts into a plan made before they were known, which has -1 in their place.
 
         Where fewer were found than were planned, token 0 stands in: a guess like any other.
@@ -158,9 +165,9 @@ class Speculator(Feature):
             drafts = self.proposer.propose(plan, contexts)
         for request in plan.scheduled_requests if self.masks else ():
             if (request_id := request.request_id) in drafts:
-                beyond = contexts[request_id][request.num_tokens :]
+                unknown = contexts[request_id][request.num_tokens :]
                 for mask in self.masks:
-                    drafts[request_id] = mask.vet(request, beyond, drafts[request_id])
+                    drafts[request_id] = mask.validate_drafts(request, unknown, drafts[request_id])
         self._drafts |= drafts
         return drafts
 
@@ -191,7 +198,7 @@ class Speculator(Feature):
             p = probabilities(row(index), request.sampling_params)
             q = None if laws is None else laws[index]
             if self.verifier is not None:
-                token, keep = self._ask_part(p, q, draft, rng)
+                token, keep = self._verify_with_part(p, q, draft, rng)
             else:
                 decide = decide or RejectionSampler(rng, len(drafts), len(p))
                 token, keep = decide(index, p, q, draft)
@@ -200,18 +207,20 @@ class Speculator(Feature):
                 return
         yield sample(row(len(drafts)))
 
-    def observe(self, plan: SchedulerOutput, sampled: Sampled, ended: Sequence[Request]) -> None:
-        """Count what the scheduler has been told; requests that were gone before do not count."""
+    def observe(
+        self, plan: SchedulerOutput, sampled: SampledTokenIds, finished: Sequence[Request]
+    ) -> None:
+        """Count what the scheduler has taken; requests that were gone before do not count."""
         for request in plan.scheduled_requests if plan.spec_token_ids else ():
             drafts = plan.spec_token_ids.get(request.request_id)
             tokens = sampled.get(request.request_id)
-            if drafts and tokens and (not request.is_finished or request in ended):
+            if drafts and tokens and (not request.is_finished or request in finished):
                 self.stats.observe_draft(len(drafts), len(tokens) - 1)
 
-    def forget(self, request_id: str) -> None:
+    def remove_request(self, request_id: str) -> None:
         """The request is gone, or starts over."""
         self._drafts.pop(request_id, None)
-        self.proposer.forget(request_id)
+        self.proposer.remove_request(request_id)
 
     @staticmethod
     def _verify_greedy(
@@ -224,7 +233,7 @@ class Speculator(Feature):
                 return
             yield (token := sample(row(index)))
 
-    def _ask_part(
+    def _verify_with_part(
         self, p: np.ndarray, q: np.ndarray | None, draft: int, rng: np.random.Generator
     ) -> tuple[int, bool]:
         """The verifier part's verdict; without a law of its own the draft was certain."""
@@ -244,6 +253,21 @@ class Speculator(Feature):
         return int(token), bool(kept)
 
 
+def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Speculator:
+    """Speculation, as `speculative_config` says. Raises ValueError as `open_speculator`.
+
+    Its parts: `drafter(context, n, k)`, at most k tokens that followed the context's last n tokens
+    before; `verifier`, see `Verifier`.
+    """
+    loaded, of_room = setup.load(), setup.parts.of_room
+    speculator, setup.config = open_speculator(
+        arguments["speculative_config"], setup.config, loaded,
+        of_room("spec_decode", "drafter"), of_room("spec_decode", "verifier"), setup.masks,
+    )  # fmt: skip
+    setup.choose_tokens = speculator.verify
+    return speculator
+
+
 def open_speculator(
     given: Mapping[str, Any] | SpeculativeConfig,
     config: EngineConfig,
@@ -260,7 +284,7 @@ def open_speculator(
         target: the loaded target model.
         drafter: a part `(context, n, k) -> tokens` in place of the n-gram lookup.
         verifier: a part in place of the rejection sampler.
-        masks: of the engine's rows; they vet the drafts.
+        masks: of the engine's rows; they say which drafts are possible.
 
     Raises:
         ValueError: see `SpeculativeConfig.of`; a draft model with another vocabulary; or a budget
@@ -294,12 +318,12 @@ def open_speculator(
 def _with_draft_slots(scheduler: SchedulerConfig) -> SchedulerConfig:
     """A draft model takes one slot per sequence off the budget: `vllm/config/vllm.py:1547`
     `VllmConfig._set_max_num_scheduled_tokens`."""
-    asked = scheduler.max_num_batched_tokens
+    given = scheduler.max_num_batched_tokens
     num_seqs = scheduler.max_num_seqs or 0
-    budget = asked - num_seqs
+    budget = given - num_seqs
     if budget < num_seqs:
         raise ValueError(
-            f"max_num_batched_tokens={asked}: with a draft model need at least "
+            f"max_num_batched_tokens={given}: with a draft model need at least "
             f"{2 * num_seqs}, twice max_num_seqs={num_seqs}, once for its slots"
         )
     return replace(scheduler, max_num_batched_tokens=budget)
@@ -342,7 +366,7 @@ def _lookup(
     if drafter is None:
         return lambda context: ngram_propose(context, low, high, k, max_model_len)
 
-    def ask(context: np.ndarray) -> list[int]:
+    def lookup(context: np.ndarray) -> list[int]:
         room = k if max_model_len is None else min(k, max_model_len - len(context))
         tokens = context.tolist()
         found: list[int] = []
@@ -358,4 +382,4 @@ def _lookup(
             )
         return [int(token) for token in found]
 
-    return ask
+    return lookup

@@ -9,12 +9,12 @@ Mirrors `vllm/v1/structured_output/__init__.py:36` `StructuredOutputManager`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mini_vllm.config import EngineConfig
-from mini_vllm.feature import Asked, Feature
+from mini_vllm.feature import Feature, RequestInput
 from mini_vllm.models.registry import LoadedModel
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
@@ -26,6 +26,9 @@ from mini_vllm.structured_output.masks import allocate_bitmask
 from mini_vllm.structured_output.params import StructuredOutputsConfig, StructuredOutputsParams
 from mini_vllm.structured_output.request import Constraint, constrained, constraint_of
 from mini_vllm.structured_output.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from mini_vllm.features import EngineSetup
 
 
 class StructuredOutputManager(Feature):
@@ -47,16 +50,18 @@ class StructuredOutputManager(Feature):
             ValueError: see `StructuredOutputsConfig.of`.
         """
         self.config = StructuredOutputsConfig.of(config)
-        self.gate = (parts.wait_gate or GrammarGate)()
+        self.gate = parts.of_room("structured_output", "wait_gate", GrammarGate)()
+        token_masks = parts.of_room("structured_output", "token_masks")
         self.num_drafts = engine.scheduler.num_speculative_tokens
         self.vocab_size = loaded.vocab_size
         self._make_request = parts.request
         self.parser = GrammarParser(refuse_as_xgrammar=self.config.backend == "xgrammar")
         self.compiler = GrammarCompiler(
             lambda: Vocabulary.of(
-                loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size, parts.token_masks
+                loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size, token_masks
             )
         )
+        self.mask = self
         self._live: dict[str, tuple[Request, Compilation]] = {}
 
     # ------------------------------------------------------------------ at the door
@@ -66,21 +71,21 @@ class StructuredOutputManager(Feature):
         if isinstance(params.structured_outputs, StructuredOutputsParams):
             self.parser.parse(params.structured_outputs.key(self.config))
 
-    def asked(self, asked: Asked) -> None:
+    def process_input(self, inputs: RequestInput) -> None:
         """Its request waits for its grammar."""
-        if asked.params.structured_outputs is not None:
-            asked.make = self.maker(asked.params.structured_outputs)
+        if inputs.params.structured_outputs is not None:
+            inputs.make_request = self.request_factory(inputs.params.structured_outputs)
 
-    def maker(self, asked: Any) -> Callable[..., Request]:
+    def request_factory(self, params: Any) -> Callable[..., Request]:
         """What makes the requests of one constraint.
 
         Raises:
             ValueError: not `StructuredOutputsParams`, or a constraint that cannot be served, as
                 `vllm/sampling_params.py:794` `SamplingParams._validate_structured_outputs` has it.
         """
-        if not isinstance(asked, StructuredOutputsParams):
-            raise ValueError(f"structured_outputs={asked!r}: need StructuredOutputsParams")
-        key = asked.key(self.config)
+        if not isinstance(params, StructuredOutputsParams):
+            raise ValueError(f"structured_outputs={params!r}: need StructuredOutputsParams")
+        key = params.key(self.config)
         grammar = self.parser.parse(key)
         kind = constrained(self._make_request)
 
@@ -94,7 +99,7 @@ class StructuredOutputManager(Feature):
 
     # ------------------------------------------------------------------ as a mask of rows
 
-    def begin(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Start to compile, when a request is queued."""
         constraint: Constraint | None = constraint_of(request)
         if constraint is not None:
@@ -102,12 +107,12 @@ class StructuredOutputManager(Feature):
             constraint.compilation = compilation
             self._live[request.request_id] = request, compilation
 
-    def forget(self, request_id: str) -> None:
-        """The request is gone; so is its grammar, if it was wanted by nobody else and not ready."""
+    def remove_request(self, request_id: str) -> None:
+        """The request is gone, and its grammar if it is not ready and no other request wants it."""
         if request_id in self._live:
             self.compiler.release(self._live.pop(request_id)[1])
 
-    def failed(self) -> dict[str, str]:
+    def failures(self) -> dict[str, str]:
         """Why requests that wait will never run. Upstream raises out of `schedule`: there the
         engine dies of one grammar (`vllm/v1/structured_output/request.py:48`
         `StructuredOutputRequest._check_grammar_completion` lets the exception through)."""
@@ -130,8 +135,10 @@ class StructuredOutputManager(Feature):
 
     # ------------------------------------------------------------------ drafts, and the whole batch
 
-    def vet(self, request: Request, beyond: Sequence[int], drafts: Sequence[int]) -> list[int]:
-        """The drafts that the grammar could take after the request's tokens and those `beyond`.
+    def validate_drafts(
+        self, request: Request, in_flight: Sequence[int], drafts: Sequence[int]
+    ) -> list[int]:
+        """The drafts that the grammar could take after the request's tokens and those in flight.
 
         As `vllm/v1/core/sched/scheduler.py:1691` `Scheduler.update_draft_token_ids`.
         """
@@ -141,9 +148,9 @@ class StructuredOutputManager(Feature):
         if not constraint.follow(request):
             return []
         matcher, before = constraint.matcher, constraint.matcher.num_accepted
-        taken = matcher.accept_tokens(request.request_id, beyond)
-        valid = matcher.validate_tokens(drafts) if taken else []
-        if self.config.jump_ahead and taken:
+        accepted = matcher.accept_tokens(request.request_id, in_flight)
+        valid = matcher.validate_tokens(drafts) if accepted else []
+        if self.config.jump_ahead and accepted:
             valid = matcher.forced_tokens(self.num_drafts) or valid
         matcher.rollback(matcher.num_accepted - before)
         return valid
@@ -177,3 +184,14 @@ class StructuredOutputManager(Feature):
                 num_taken += alive
             matcher.rollback(num_taken)
         return request_ids, bitmask
+
+
+def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> StructuredOutputManager:
+    """Constraints; the first request with one opens them too. Raises ValueError as the manager.
+
+    Its parts: `token_masks(table, state, texts)`, the ids of the tokens whose text lives in a state
+    of a grammar; `wait_gate()`, a gate with `rows`, which holds requests back until their grammar
+    is compiled.
+    """
+    config = arguments.get("structured_outputs_config", {})
+    return StructuredOutputManager(config, setup.config, setup.load(), setup.parts)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as NotYet
-from typing import Any, Protocol
+from typing import Any
 
 from mini_vllm.request import Request, RequestStatus
 from mini_vllm.structured_output.compiler import Compilation
@@ -23,18 +23,6 @@ from mini_vllm.structured_output.params import Key
 POLL_SECONDS = 0.0001
 """A look at an unfinished grammar waits so long: `vllm/v1/structured_output/request.py:42`
 `StructuredOutputRequest._check_grammar_completion`."""
-
-
-class Follows(Protocol):
-    """What a constrained request needs of its grammar."""
-
-    def is_ready(self) -> bool:
-        """Whether it is compiled."""
-        ...
-
-    def follow(self, request: Request) -> bool:
-        """Come to the request's last token; False: one of its tokens was refused."""
-        ...
 
 
 class Constraint:

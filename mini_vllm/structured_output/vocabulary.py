@@ -48,7 +48,7 @@ class Vocabulary:
             token_bytes: by token id; None or b"" for tokens that stand for no text.
             eos_token_ids: ids that end a text; whatever bytes they have do not count.
             vocab_size: ids of the model, if it has more than the tokenizer.
-            lift: finds the tokens of a state instead of the trie; see `EngineParts.token_masks`.
+            lift: finds the tokens of a state instead of the trie; see `manager.open_room`.
 
         Raises:
             ValueError: an EOS id outside, or fewer ids than tokens.

@@ -129,8 +129,8 @@ def answer(engine: LLMEngine, max_tokens: int = 9, **params: Any) -> Answers:
         got.chunks += sum(
             request.request_id not in plan.sampling_req_ids for request in plan.scheduled_requests
         )
-        if engine.executor.depth > 1:
-            got.in_flight = max(got.in_flight, 1 + len(engine.executor.under_way))
+        if engine.executor.batch_queue_size > 1:
+            got.in_flight = max(got.in_flight, 1 + len(engine.executor.batch_queue))
 
     engine.logits_processors.append(capture)
     engine.observers.append(watch)

@@ -154,7 +154,7 @@ def test_e6_greedy_requests_draw_no_randomness(scenario: Scenario):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(np.random, "default_rng", _forbidden)
         drive(scenario, None, engine)
-    assert engine.rows.generators == {}
+    assert engine.row_sampler.generators == {}
 
 
 def _forbidden(*_):
@@ -357,5 +357,5 @@ def test_the_scenarios_of_these_tests_reach_every_event():
 def test_without_features_there_is_no_gate_no_mask_and_nothing_in_flight():
     engine = LLMEngine("toy")
     engine.generate(["a"], SamplingParams(max_tokens=2))
-    assert engine.scheduler.gates == () and engine.rows.masks == []
-    assert [f.name for f in engine.features if f.name] == [] and not engine.executor.under_way
+    assert engine.scheduler.gates == () and engine.row_sampler.masks == []
+    assert [f.name for f in engine.features if f.name] == [] and not engine.executor.batch_queue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mini_vllm import LLMEngine, SamplingParams
-from mini_vllm.feature import Asked, Feature
+from mini_vllm.feature import Feature, RequestInput
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
 
@@ -40,33 +40,33 @@ class Pictures(Feature):
     def __init__(self) -> None:
         self.starts: dict[str, int] = {}
         self.gate = PictureGate(self.starts)
-        self.told: list[str] = []
+        self.log: list[str] = []
         self._at: int | None = None
 
-    def asked(self, asked: Asked) -> None:
-        picture = asked.options.get("picture")
+    def process_input(self, inputs: RequestInput) -> None:
+        picture = inputs.options.get("picture")
         self._at = None
         if picture is None:
             return
         if picture[0] < 0:
             raise ValueError(f"picture={picture!r}: need a place in the prompt")
-        asked.served.add("picture")
-        asked.extra_keys.append(picture[1])
+        inputs.accepted_options.add("picture")
+        inputs.extra_keys.append(picture[1])
         self._at = picture[0]
 
-    def begin(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         if self._at is not None:
             self.starts[request.request_id] = self._at
 
-    def forget(self, request_id: str) -> None:
+    def remove_request(self, request_id: str) -> None:
         self.starts.pop(request_id, None)
 
-    def load(self, plan: SchedulerOutput) -> dict[str, str]:
-        self.told += [f"encode {n}" for n, other in self.gate.encodes.items() if other is plan]
+    def before_execute(self, plan: SchedulerOutput) -> dict[str, str]:
+        self.log += [f"encode {n}" for n, other in self.gate.encodes.items() if other is plan]
         return {}
 
-    def updated(self, plan, sampled, ended, scheduler) -> None:
-        self.told += [f"end {request.request_id}" for request in ended]
+    def after_update(self, plan, sampled, finished, scheduler) -> None:
+        self.log += [f"end {request.request_id}" for request in finished]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -80,7 +80,7 @@ def test_a_room_that_joins_changes_chunks_and_no_token(is_async):
     [output] = engine.generate([range(40)], PARAMS, picture=[(24, "cat")])
     assert output.outputs[0].token_ids == plain[0].outputs[0].token_ids
     assert chunks[:2] == [24, 16]
-    assert [told.split()[0] for told in pictures.told] == ["encode", "end"]
+    assert [line.split()[0] for line in pictures.log] == ["encode", "end"]
     assert pictures.starts == {}
 
 

@@ -157,7 +157,7 @@ def interrupt(make: Callable[[], LLMEngine], way: str, points: int) -> int:
             assert got == expected[sampled]
         where = f"after interrupt {came}, point {point}"
         assert not tried.has_unfinished_requests(), f"{where}: a request is in limbo"
-        assert not tried.requests and not tried.rows.generators, where
+        assert not tried.requests and not tried.row_sampler.generators, where
         free = tried.scheduler.kv.block_pool.get_num_free_blocks()
         assert free == KNOBS["num_blocks"] - 1, f"{where}: blocks leaked"
         (after,) = tried.generate([PROMPTS[3]], params(sampled))

@@ -138,7 +138,10 @@ def test_a_layer_does_two_products_for_each_adapter_and_none_for_each_row(made):
         return lora_delta(x, a, b, scaling)
 
     lora = LLMEngine(
-        tiny(), parts=EngineParts(adapter_delta=counting), enable_lora=True, max_loras=2
+        tiny(),
+        parts=EngineParts(rooms={"lora": {"adapter_delta": counting}}),
+        enable_lora=True,
+        max_loras=2,
     )
     answers(lora, [LONG[:10]] * 6, [made[0], made[3], None] * 2, max_tokens=1)
     targets = {"a1": 4, "a4": 2}  # packed projections that it changes

@@ -154,7 +154,7 @@ def test_an_adapter_without_enable_lora_is_refused(tmp_path):
     plain = LLMEngine(tiny())
     with pytest.raises(ValueError, match=r"lora_request=LoRARequest.*: need enable_lora=True"):
         plain.add_request([1], lora_request=LoRARequest("a", 1, "x"))
-    with pytest.raises(ValueError, match="max_loras=2: no such argument"):
+    with pytest.raises(ValueError, match="max_loras=2: need enable_lora=True"):
         LLMEngine(tiny(), max_loras=2)
 
 
@@ -255,7 +255,7 @@ def test_a_slot_part_serves_and_one_that_mixes_slots_up_is_named(tmp_path):
     prompts = [[1, 2, 3]] * 2
 
     def engine(slots):
-        parts = EngineParts(adapter_slots=slots)
+        parts = EngineParts(rooms={"lora": {"adapter_slots": slots}})
         return LLMEngine(tiny(), parts=parts, enable_lora=True, max_loras=2)
 
     expected = [alone(p, a) for p, a in zip(prompts, wanted, strict=True)]

@@ -262,7 +262,7 @@ def test_a_replaced_expert_product_serves_the_model(tmp_path):
         .generate([b"abc".decode()], params)[0]
         .outputs[0]
         .token_ids
-        for parts in (EngineParts(experts=mine), EngineParts())
+        for parts in (EngineParts(rooms={"models": {"experts": mine}}), EngineParts())
     ]
     assert outputs[0] == outputs[1]
     assert len(calls) == 2 * 6

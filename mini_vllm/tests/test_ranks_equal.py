@@ -182,7 +182,7 @@ def test_each_rank_reads_its_part_and_no_more():
     layer = 4 * 8 * 32 + 32 * 4 * 8 + 3 * 48 * 32  # q, o, and the MLP: divided by all
     kv = 2 * (2 * 8 * 32)  # k and v: divided by two at most
     norms = 2 * 32
-    held = ranked(SOURCES["dense"], **TP4).feature("distributed").held
+    held = ranked(SOURCES["dense"], **TP4).feature("distributed").loaded
     rows = [min(16, c.vocab_size - 16 * rank) * 32 for rank in range(4)]
     expected = [4 * (layer // 4 + kv // 2 + norms) + 2 * rows[rank] + 32 for rank in range(4)]
     assert [entry["weights"] for entry in held] == expected
@@ -219,7 +219,7 @@ def test_the_shipped_models_say_the_same_on_ranks(model, sizes, dtype):
 
 def test_each_rank_holds_the_kv_of_its_heads_and_layers():
     def shapes(model: str, **sizes) -> list:
-        held = ranked(SOURCES[model], num_blocks=9, **sizes).feature("distributed").held
+        held = ranked(SOURCES[model], num_blocks=9, **sizes).feature("distributed").loaded
         return [entry["kv_shape"] for entry in held]
 
     assert shapes("biases", **TP2) == [(4, 2, 9, 4, 4, 8)] * 2
@@ -231,7 +231,7 @@ def test_each_rank_holds_the_kv_of_its_heads_and_layers():
 
 def test_with_context_parallelism_the_same_memory_holds_as_many_times_the_tokens():
     engine = ranked(SOURCES["moe"], num_blocks=9, block_size=4, **TP4, **DCP4)
-    assert engine.feature("distributed").held[0]["kv_shape"] == (4, 2, 9, 4, 1, 8)
+    assert engine.feature("distributed").loaded[0]["kv_shape"] == (4, 2, 9, 4, 1, 8)
     assert engine.scheduler.kv.block_size == 16
 
 

@@ -35,14 +35,14 @@ class Stages:
     def collect(self, number: int) -> np.ndarray:
         return self.logits[number]
 
-    def give_up(self) -> None:
+    def discard_batches(self) -> None:
         """Nothing is under way."""
 
 
 def piped(scenario: Scenario, depth: int, model=None) -> LLMEngine:
     engine = scenario.engine(model, parts=PARTS)
     engine.executor = StagedExecutor(
-        engine.runner, engine.rows, engine.features, Stages(engine), depth
+        engine.runner, engine.row_sampler, engine.features, Stages(engine), depth
     )
     return engine
 
@@ -129,7 +129,7 @@ def test_the_queue_waits_for_the_oldest_when_it_is_full_or_nothing_can_be_planne
             asked.append("collect")
             return np.zeros((1, 2))
 
-        def give_up(self) -> None:
+        def discard_batches(self) -> None:
             asked.append("give up")
 
     class Runner:
@@ -146,11 +146,11 @@ def test_the_queue_waits_for_the_oldest_when_it_is_full_or_nothing_can_be_planne
 
     queue = StagedExecutor(Runner(), Rows(), (), Ranks(), 3)
     plans = [plan(name) for name in "abcd"]
-    assert queue.swap(plans[0]) is None
-    assert queue.swap(plans[1]) is None
-    assert queue.swap(plans[2])[0] is plans[0], "full"
-    assert queue.swap(SchedulerOutput())[0] is plans[1], "nothing to plan"
-    assert len(queue.under_way) == 2 and queue.is_busy
+    assert queue.submit(plans[0]) is None
+    assert queue.submit(plans[1]) is None
+    assert queue.submit(plans[2])[0] is plans[0], "full"
+    assert queue.submit(SchedulerOutput())[0] is plans[1], "nothing to plan"
+    assert len(queue.batch_queue) == 2 and queue.is_busy
     queue.restart()
     assert not queue.is_busy and asked[-1] == "give up"
 

@@ -89,7 +89,10 @@ REFUSED = [
         "parts.attention: need the standard one",
     ),
     (
-        {"tensor_parallel_size": 2, "parts": EngineParts(experts=lambda *a: a[0])},
+        {
+            "tensor_parallel_size": 2,
+            "parts": EngineParts(rooms={"models": {"experts": lambda *a: a[0]}}),
+        },
         "parts.experts: need the standard one",
     ),
     (

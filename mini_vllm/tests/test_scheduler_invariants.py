@@ -199,7 +199,7 @@ def test_s12_a_drained_engine_holds_nothing(scenario: Scenario):
     assert (len(scheduler.waiting), len(scheduler.running), scheduler.requests) == (0, 0, {})
     assert scheduler.kv.usage == 0.0
     assert scheduler.kv.req_to_blocks == {}
-    assert engine.rows.generators == {}
+    assert engine.row_sampler.generators == {}
     assert engine.step() == []
 
 

@@ -78,7 +78,7 @@ def test_what_does_not_go_together_is_refused_by_name():
     words("supports 128 tokens", speculative_config={**DRAFT, "model": tiny()}, max_model_len=200)
     few = {"max_num_batched_tokens": 10, "max_num_seqs": 8}
     words("twice max_num_seqs=8", speculative_config=DRAFT, **few)
-    parts = EngineParts(drafter=lambda context, n, k: [])
+    parts = EngineParts(rooms={"spec_decode": {"drafter": lambda context, n, k: []}})
     words("method is 'draft_model'", speculative_config=DRAFT, parts=parts)
 
 
@@ -92,7 +92,7 @@ def test_min_p_is_refused_with_drafts_and_changes_nothing():
     engine = LLMEngine("toy", speculative_config=NGRAM)
     with pytest.raises(ValueError, match=r"min_p=0.1: need 0.0 with speculative_config"):
         engine.add_request([1, 2], SamplingParams(temperature=1.0, min_p=0.1))
-    assert not engine.requests and not engine.rows.generators
+    assert not engine.requests and not engine.row_sampler.generators
 
 
 def test_running_requests_are_not_reset_under_drafts_in_flight():
@@ -105,7 +105,7 @@ def test_running_requests_are_not_reset_under_drafts_in_flight():
 
 @pytest.mark.parametrize("drafts", [[1] * 4, [300], ["a"]])
 def test_a_drafter_part_that_says_too_much_is_named(drafts):
-    parts = EngineParts(drafter=lambda context, n, k: drafts)
+    parts = EngineParts(rooms={"spec_decode": {"drafter": lambda context, n, k: drafts}})
     engine = LLMEngine("toy", speculative_config=NGRAM, parts=parts)
     with pytest.raises(RuntimeError, match="drafter part"):
         engine.generate([[1, 2, 1]], SamplingParams(max_tokens=4))

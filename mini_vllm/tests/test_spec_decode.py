@@ -289,9 +289,17 @@ def test_a_verifier_part_serves_and_a_wrong_one_shows():
     right, wrong = right_verifier(), right_verifier()
     wrong.residual_distribution = lambda p, q: p  # the token that was just refused may come again
     config = {**DRAFT, "draft_sample_method": "probabilistic"}
-    served = deviation(draws=1000, speculative_config=config, parts=EngineParts(verifier=right))
+    served = deviation(
+        draws=1000,
+        speculative_config=config,
+        parts=EngineParts(rooms={"spec_decode": {"verifier": right}}),
+    )
     assert served < LIMIT
-    shown = deviation(draws=1000, speculative_config=config, parts=EngineParts(verifier=wrong))
+    shown = deviation(
+        draws=1000,
+        speculative_config=config,
+        parts=EngineParts(rooms={"spec_decode": {"verifier": wrong}}),
+    )
     assert shown > 2 * LIMIT
 
 
@@ -302,7 +310,7 @@ def test_a_drafter_part_serves():
         asked.append((n, k))
         return [context[-n]] * k if len(context) > n else []
 
-    parts = EngineParts(drafter=ngram_propose)
+    parts = EngineParts(rooms={"spec_decode": {"drafter": ngram_propose}})
     config = {**NGRAM, "prompt_lookup_max": 2}
     wish = SamplingParams(max_tokens=10, ignore_eos=True)
     drafted = LLM(tiny(), dtype="float64", speculative_config=config, parts=parts)
@@ -348,7 +356,8 @@ def test_a_row_without_a_token_behind_the_end_or_behind_drafts_changes_nothing(
 
     method = "ngram_gpu" if is_async else "ngram"
     drafted = LLMEngine(
-        tiny(), logits_processors=[fourth], parts=EngineParts(drafter=oracle),
+        tiny(), logits_processors=[fourth],
+        parts=EngineParts(rooms={"spec_decode": {"drafter": oracle}}),
         async_scheduling=is_async, speculative_config=NGRAM | {"method": method},
     )  # fmt: skip
     plain = LLMEngine(tiny(), logits_processors=[fourth])

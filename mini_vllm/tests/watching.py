@@ -114,7 +114,9 @@ def engine_state(engine: LLMEngine) -> dict[str, Any]:
             request_id: {name: repr(getattr(request, name)) for name in slots}
             for request_id, request in scheduler.requests.items()
         },
-        "generators": {k: repr(g.bit_generator.state) for k, g in engine.rows.generators.items()},
+        "generators": {
+            k: repr(g.bit_generator.state) for k, g in engine.row_sampler.generators.items()
+        },
         "cache": None if cache is None else cache.tobytes(),
     }
 

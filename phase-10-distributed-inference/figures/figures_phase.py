@@ -87,7 +87,7 @@ def plans() -> list[tuple[dict[str, int], int]]:
         engine.add_request(prompt, params, request_id=name)
     found: list[tuple[dict[str, int], int]] = []
     while engine.has_unfinished_requests():
-        before = sum(bool(plan.scheduled_requests) for plan, _ in engine.executor.under_way)
+        before = sum(bool(plan.scheduled_requests) for plan, _ in engine.executor.batch_queue)
         engine.step()
         found.append((made[-1], before + bool(made[-1])))
     engine.close()

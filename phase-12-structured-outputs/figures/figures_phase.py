@@ -100,10 +100,10 @@ class _Watch:
     def __init__(self) -> None:
         self.rows: list[np.ndarray] = []
 
-    def vet(self, request: Any, beyond: Any, drafts: Any) -> list[int]:
+    def validate_drafts(self, request: Any, in_flight: Any, drafts: Any) -> list[int]:
         return list(drafts)
 
-    def failed(self) -> dict[str, str]:
+    def failures(self) -> dict[str, str]:
         return {}
 
     def __call__(self, request: Any, row: np.ndarray) -> np.ndarray:
@@ -115,7 +115,7 @@ class _Watch:
 def legal_mass() -> list[tuple[str, str, list[float]]]:
     """Of three greedy runs: a name, the text, and the legal tokens' probability at each place."""
     llm, watch = LLM(dtype="float64"), _Watch()
-    llm.llm_engine.rows.masks.append(watch)
+    llm.llm_engine.row_sampler.masks.append(watch)
     found = []
     for prompt, name, wanted in (
         ("The date is ", "date", StructuredOutputsParams(regex="[0-9]{4}-[0-9]{2}-[0-9]{2}")),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from mini_vllm.entrypoints.engine_core import News, Stats
+from mini_vllm.entrypoints.engine_core import News
+from mini_vllm.observe.stats import Stats
 
 if TYPE_CHECKING:
     from mini_vllm.entrypoints.async_llm import Stream
