@@ -341,7 +341,8 @@ def test_a_stream_is_written_under_its_adapter(made):
     llm = LLM(tiny(), enable_lora=True)
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     got = "".join(llm.stream("abc", params, made[0]))
-    assert got == ByteTokenizer().decode(alone(list(b"abc"), made[0]))
+    whole = ByteTokenizer().decode(alone(list(b"abc"), made[0]))
+    assert got == whole.removesuffix("\ufffd")  # what ends inside a character is not text
 
 
 @pytest.mark.parametrize("is_async", [False, True])
