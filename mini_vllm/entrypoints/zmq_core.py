@@ -122,6 +122,7 @@ class ZmqCore:
         with shaking:
             shaking.send(wire.pack({"status": "HELLO"} | about))
             found = dict(self._wait(shaking, leaving, timeout))
+            shaking.disable_monitor()
             if shaking not in found:
                 shaking.setsockopt(zmq.LINGER, 0)
                 how = "left before it answered" if found else f"did not answer for {timeout:g} s"

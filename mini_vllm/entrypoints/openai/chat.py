@@ -12,7 +12,7 @@ from typing import Any
 
 from mini_vllm.entrypoints.async_llm import Delta
 from mini_vllm.entrypoints.openai.errors import APIError
-from mini_vllm.entrypoints.openai.protocol import ChatCompletionRequest
+from mini_vllm.entrypoints.openai.protocol_chat import ChatCompletionRequest
 from mini_vllm.entrypoints.openai.reasoning_parsers import (
     ReasoningFirst,
     ThinkingStream,

@@ -1,9 +1,8 @@
-"""What a client may send, and what of it the engine is asked for.
+"""What a client may send, and what of it the engine is asked for; chats are in `protocol_chat.py`.
 
 Promises: fields, defaults and what is refused are vLLM's, with its status, `type`, `param` and
 `code`; messages are our own. Unknown fields are accepted and ignored, as there. Mirrors
-`vllm/entrypoints/openai/completion/protocol.py:42` `CompletionRequest` and
-`vllm/entrypoints/openai/chat_completion/protocol.py:183` `ChatCompletionRequest`.
+`vllm/entrypoints/openai/completion/protocol.py:42` `CompletionRequest`.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ _INT64 = {"ge": -(2**63), "le": 2**63 - 1}
 TokenId = Annotated[int, Field(ge=0)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool | None = True
     continuous_usage_stats: bool | None = False
 
 
-class JsonSchema(_Body):
+class JsonSchema(Body):
     name: str
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(Body):
     """Fields of `StructuredOutputsParams`, which checks them."""
 
     json_: str | dict[str, Any] | None = Field(default=None, alias="json")
@@ -61,7 +60,7 @@ class StructuredOutputs(_Body):
         return self
 
 
-class Generation(_Body):
+class Generation(Body):
     """What completions and chats have in common."""
 
     model: str | None = None
@@ -107,7 +106,7 @@ class Generation(_Body):
             raise FieldError("stream_options: need stream=true", "stream_options")
         if data.get("cache_salt") == "":
             raise ValueError("cache_salt='': need a text that is not empty")
-        count = _number(data, "prompt_logprobs")
+        count = number_of(data, "prompt_logprobs")
         if count is not None:
             if data.get("stream") and (count > 0 or count == -1):
                 raise FieldError(
@@ -243,7 +242,7 @@ def torch_seed(seed: int | None) -> int | None:
     return None if seed is None or seed == -1 else seed % (2**64 - 1) if seed < 0 else seed
 
 
-def _number(data: Mapping[str, Any], name: str) -> float | None:
+def number_of(data: Mapping[str, Any], name: str) -> float | None:
     """A field that upstream compares before any type is asked for, or None.
 
     Raises:
@@ -273,7 +272,7 @@ class CompletionRequest(Generation):
     def _check_prompt(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        count = _number(data, "logprobs")
+        count = number_of(data, "logprobs")
         if count is not None and count < 0:
             raise FieldError(f"logprobs={count}: need 0 or more", "logprobs")
         if data.get("prompt") is None or data["prompt"] == "":
@@ -297,141 +296,3 @@ class CompletionRequest(Generation):
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
-
-
-class Function(_Body):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(_Body):
-    type: Literal["function"] = "function"
-    function: Function
-
-
-class NamedFunction(_Body):
-    name: str
-
-
-class NamedTool(_Body):
-    function: NamedFunction
-    type: Literal["function"] = "function"
-
-
-class CalledFunction(_Body):
-    arguments: Any = None
-
-
-class CalledTool(_Body):
-    """A call in a message of the past."""
-
-    function: CalledFunction | None = None
-
-
-class Message(_Body):
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[CalledTool] | None = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> Message:
-        """As the types of `vllm/entrypoints/chat_utils.py:354` `ChatCompletionMessageParam`: who
-        calls tools may say nothing; others may leave the content out, but not name it null."""
-        silent = self.content is None and "content" in self.model_fields_set
-        if silent and self.role not in ("assistant", "function"):
-            raise ValueError(f"content of {self.role}: need a text or parts")
-        return self
-
-
-class ChatCompletionRequest(Generation):
-    messages: list[Message]
-    logprobs: bool | None = False
-    top_logprobs: int | None = 0
-    max_completion_tokens: int | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = "none"
-    parallel_tool_calls: bool | None = True
-    bad_words: list[str] = Field(default_factory=list)
-    echo: bool = False
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_prompt_text: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_chat(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        top = _number(data, "top_logprobs")
-        if top is not None:
-            if top < -1:
-                raise FieldError(f"top_logprobs={top}: need 0 or more, or -1", "top_logprobs")
-            if top and not data.get("logprobs"):
-                raise FieldError("top_logprobs: need logprobs=true", "top_logprobs")
-        if data.get("continue_final_message") and data.get("add_generation_prompt"):
-            raise ValueError("continue_final_message: need add_generation_prompt=false")
-        tools = data.get("tools")
-        if tools == []:
-            raise ValueError("tools: need at least one, or leave them out")
-        if tools and "tool_choice" not in data:
-            data = data | {"tool_choice": "auto"}
-        choice = data.get("tool_choice")
-        if choice not in (None, "none") and not tools:
-            raise ValueError("tool_choice: need tools")
-        if isinstance(choice, dict) and isinstance(tools, list):
-            function = choice.get("function")
-            name = function.get("name") if isinstance(function, dict) else None
-            offered = (t.get("function") for t in tools if isinstance(t, dict))
-            names = [each.get("name") for each in offered if isinstance(each, dict)]
-            if not name or name not in names:
-                raise ValueError(f"tool_choice: need one of the tools, {names}")
-        return data
-
-    @property
-    def named_tool(self) -> str | None:
-        """The one tool that must be called."""
-        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
-
-    def asked_output_tokens(self) -> tuple[str, int | None]:
-        if self.max_completion_tokens is not None:
-            return "max_completion_tokens", self.max_completion_tokens
-        return "max_tokens", self.max_tokens
-
-    def asked_logprobs(self) -> int | None:
-        return self.top_logprobs if self.logprobs else None
-
-    def _prompt_logprobs(self) -> int | None:
-        return (
-            self.top_logprobs
-            if self.prompt_logprobs is None and self.echo
-            else (self.prompt_logprobs)
-        )
-
-    def _bad_words(self) -> tuple[str, ...]:
-        return tuple(self.bad_words)
-
-
-class TokenizeRequest(_Body):
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    return_token_strs: bool | None = False
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    @model_validator(mode="after")
-    def _check_one(self) -> TokenizeRequest:
-        if self.prompt is None and self.messages is None:
-            raise ValueError("need a prompt or messages")
-        return self
-
-
-class DetokenizeRequest(_Body):
-    model: str | None = None
-    tokens: list[TokenId]

@@ -42,11 +42,10 @@ from mini_vllm.entrypoints.openai.openapi import (
     document,
     operation,
 )
-from mini_vllm.entrypoints.openai.protocol import (
+from mini_vllm.entrypoints.openai.protocol import CompletionRequest, Generation
+from mini_vllm.entrypoints.openai.protocol_chat import (
     ChatCompletionRequest,
-    CompletionRequest,
     DetokenizeRequest,
-    Generation,
     TokenizeRequest,
 )
 from mini_vllm.entrypoints.openai.serving import Served, new_id, version

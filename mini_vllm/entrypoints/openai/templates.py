@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mini_vllm.entrypoints.openai.errors import APIError
-from mini_vllm.entrypoints.openai.protocol import Message, Tool
+from mini_vllm.entrypoints.openai.protocol_chat import Message, Tool
 
 TEXT_PARTS = ("text", "refusal", "input_text", "output_text")
 OURS = ("messages", "tools", "self", "chat_template", "tokenize")
