@@ -8,6 +8,7 @@ request over a pipe; only names, places and sentences are ours. Mirrors `vllm/v1
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,7 @@ class Recorder:
         self._request: Request
         self._message = ("open", 1, NAME, (PROMPT, PARAMS))
         self._inbox: list[Any] = [self._message]
+        self._ended = threading.Event()
         self.engine.observers.append(self._planned)
         self._execute = self.engine.runner.execute
         self.engine.runner.execute = self._run  # type: ignore[method-assign]
@@ -105,13 +107,10 @@ class Recorder:
 
     # what the core asks of a pipe
 
-    def poll(self) -> bool:
-        """Whether a message waits."""
-        return bool(self._inbox)
-
     def recv(self) -> Any:
-        """The next message; nobody is there any more after the last."""
+        """The next message; the other side leaves once its request has ended."""
         if not self._inbox:
+            self._ended.wait(60)
             raise EOFError
         return self._inbox.pop(0)
 
@@ -188,6 +187,8 @@ class Recorder:
             "request_id": NAME, "text": self._text, "finished": delta.finish_reason is not None,
             "finish_reason": delta.finish_reason,
         })  # fmt: skip
+        if delta.finish_reason is not None:
+            self._ended.set()
 
 
 class _Word(str):

@@ -1,23 +1,17 @@
-"""No file grows past what a reader holds: 500 lines here and in conformance, 400 in mini_vllm."""
+"""What is long is named, with its lines; what is not, and tests, are not."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-LIMITS = {"course": 500, "conformance": 500, "mini_vllm": 400}
+from course.truth import sizes
 
 
-@pytest.mark.parametrize("folder", LIMITS)
-def test_no_file_is_longer_than_its_limit(folder):
-    files = [path for path in (ROOT / folder).rglob("*.py") if "testdata" not in path.parts]
-    assert files
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
-    over = {
-        str(path.relative_to(ROOT)): lines
-        for path, lines in lengths.items()
-        if lines > LIMITS[folder]
-    }
-    assert not over, f"split: {over}"
+def test_long_modules_and_functions_are_named(tmp_path):
+    body = "".join(f"    x = {i}\n" for i in range(sizes.FUNCTION_LINES))
+    folder = tmp_path / "mini_vllm"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "long.py").write_text(f'def f():\n    """One."""\n{body}' + "y = 1\n" * 400)
+    (folder / "short.py").write_text("def g():\n    return 1\n")
+    (folder / "tests" / "test_long.py").write_text("y = 1\n" * 500)
+    found = dict((name, lines) for lines, name in sizes.unusual(tmp_path))
+    assert found.keys() == {"mini_vllm/long.py", "mini_vllm/long.py, f"}
+    assert found["mini_vllm/long.py, f"] == sizes.FUNCTION_LINES + 1

@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -178,19 +177,3 @@ def test_the_package_needs_numpy_and_safetensors_alone():
                 assert {a.name.partition(".")[0] for a in node.names} <= allowed, module
             elif isinstance(node, ast.ImportFrom):
                 assert (node.module or "").partition(".")[0] in allowed, module
-
-
-def test_modules_and_functions_of_unusual_length_are_pointed_out():
-    """A length is a question to whoever reads the change, not a limit: the answer is a sentence in
-    the commit, and cutting where a reader would not is the wrong one."""
-    for path in ROOT.rglob("*.py"):
-        text = path.read_text()
-        if "tests" not in path.parts and len(text.splitlines()) > 400:
-            warnings.warn(f"{path.relative_to(ROOT)}: over 400 lines", LongModule, stacklevel=1)
-    for node in ast.walk(ast.parse((ROOT / "scheduler.py").read_text())):
-        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 40:
-            warnings.warn(f"scheduler.py, {node.name}: 40 lines", LongModule, stacklevel=1)
-
-
-class LongModule(UserWarning):
-    """Shown in pytest's summary."""
