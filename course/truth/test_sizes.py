@@ -12,6 +12,6 @@ def test_long_modules_and_functions_are_named(tmp_path):
     (folder / "long.py").write_text(f'def f():\n    """One."""\n{body}' + "y = 1\n" * 400)
     (folder / "short.py").write_text("def g():\n    return 1\n")
     (folder / "tests" / "test_long.py").write_text("y = 1\n" * 500)
-    found = dict((name, lines) for lines, name in sizes.unusual(tmp_path))
+    found = {name: lines for lines, name in sizes.unusual(tmp_path)}
     assert found.keys() == {"mini_vllm/long.py", "mini_vllm/long.py, f"}
     assert found["mini_vllm/long.py, f"] == sizes.FUNCTION_LINES + 1
