@@ -207,6 +207,23 @@ class MultiModalBudget:
         self.mm_max_toks_per_item = {"image": budget[1]}
 
 
+class Place:
+    """Where a picture stands in its prompt: `vllm/multimodal/inputs.py:119` `PlaceholderRange`."""
+
+    def __init__(self, offset: int, length: int, is_embed: Sequence[int] | None) -> None:
+        self.offset, self.length = offset, length
+        self._before = [0, *itertools.accumulate(is_embed or [1] * length)]
+        """Embeddings before each placeholder, and in all."""
+
+    def get_num_embeds(self) -> int:
+        """How many embeddings the picture has."""
+        return self._before[-1]
+
+    def get_embeds_indices_in_range(self, start: int, end: int) -> tuple[int, int]:
+        """Which of its embeddings stand at its placeholders from `start` up to `end`."""
+        return self._before[start], self._before[end]
+
+
 # ---------------------------------------------------------------------- names
 
 _RECORD = "a message between processes, of which only the fields matter"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -122,6 +123,8 @@ class _Run:
                 "num_lookahead_tokens": self.scheduler.num_lookahead_tokens,
                 "use_eagle": self.scheduler.use_eagle,
             }
+        sizes = [group["block_size"] for group in self.config.get("kv_groups", ())]
+        self.hash_block_size = math.gcd(*sizes) if sizes else self.config["block_size"]
         self.events = {event["step"]: event for event in workload["events"]}
         adds = [add for event in workload["events"] for add in event["add"]]
         self.has_grammars = any(add.get("grammar") for add in adds)
@@ -188,7 +191,7 @@ class _Run:
         ahead = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)  # from 0.33.0 on
         for add in event["add"]:
             request = self.real.make_request(
-                add, self.config["block_size"], self.workload["eos_token_id"],
+                add, self.hash_block_size, self.workload["eos_token_id"],
                 **({"num_hash_lookahead_tokens": ahead} if ahead else {}),
             )  # fmt: skip
             self.live[add["request_id"]] = request
@@ -211,6 +214,20 @@ class _Run:
 
     def _observe(self, plan: Any, held: dict[str, list[int]]) -> dict[str, Any]:
         step = observe(self.scheduler, plan)
+        if "kv_groups" in self.config:
+            manager = self.scheduler.kv_cache_manager
+            step["block_ids"] = {
+                request.request_id: [
+                    list(table) for table in manager.get_block_ids(request.request_id)
+                ]
+                for request in self.scheduler.running
+            }
+        if "encoder_cache_size" in self.config:
+            cache = self.scheduler.encoder_cache_manager
+            inputs = plan.scheduled_encoder_inputs.items()
+            step["encoder_inputs"] = {request_id: list(which) for request_id, which in inputs}
+            step["freed_encoder_hashes"] = list(plan.free_encoder_mm_hashes)
+            step["encoder_free"] = [cache.num_free_slots, cache.num_freeable_slots]
         if self.k:
             drafts = plan.scheduled_spec_decode_tokens
             step["scheduled_spec_decode_tokens"] = {r: list(t) for r, t in drafts.items() if t}
