@@ -23,7 +23,7 @@ from conformance import recording
 from conformance.real_core import answers
 from conformance.real_core.archive import ArchiveError, identity, number_of, open_archive
 from conformance.real_core.namespace import Namespace
-from conformance.real_core.stand_ins import Given, StubError
+from conformance.real_core.stand_ins import Given, Strict
 
 OLDEST = (0, 11, 0)
 """The first release whose core has the shape that is loaded here."""
@@ -80,6 +80,10 @@ class RealCore:
         """
         if async_scheduling or "speculative" in config:
             self._need_features("drafts and asynchronous plans")
+        if "encoder_cache_size" in config:
+            self._need_features("pictures", (0, 17, 0))
+        if "kv_groups" in config:
+            self._need_features("groups of several block sizes", (0, 20, 0))
         settings = self._settings(config, async_scheduling)
         groups = [
             self._interface.KVCacheGroupSpec([f"layer{index}"], self._spec(group))
@@ -183,10 +187,11 @@ class RealCore:
         """End a request from outside. One at a time: upstream walks several in set order."""
         scheduler.finish_requests(request_id, self._status.FINISHED_ABORTED)
 
-    def _need_features(self, what: str) -> None:
-        """Raises ValueError on a release whose requests do not yet say what a recorder reads."""
-        if self.number < (0, 16, 0):
-            raise ValueError(f"vLLM {self.version}: need 0.16.0 or newer for {what}")
+    def _need_features(self, what: str, since: tuple[int, int, int] = (0, 16, 0)) -> None:
+        """Raises ValueError on a release that is too old for what a recorder does with it."""
+        if self.number < since:
+            oldest = ".".join(map(str, since))
+            raise ValueError(f"vLLM {self.version}: need {oldest} or newer for {what}")
 
     # ------------------------------------------------------------------ configuration
 
@@ -263,7 +268,7 @@ _SCHEDULER_KEYS = (
 )  # fmt: skip
 
 
-class GrammarManager:
+class GrammarManager(Strict):
     """What the scheduler asks about grammars; `StructuredOutputManager` of a release compiles them.
 
     As `vllm/v1/structured_output/__init__.py:328` answers where no reasoning parser is set.
@@ -297,13 +302,8 @@ class GrammarManager:
             return drafts
         return list(request.structured_output_request.grammar.validate_tokens(drafts))
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise StubError(f"the core asks for structured_output_manager.{name}: no answer here")
 
-
-class _Constraint:
+class _Constraint(Strict):
     """Structured outputs are asked for; which, a recorder's grammar knows."""
 
     def all_constraints_none(self) -> bool:
