@@ -21,6 +21,7 @@ from conformance.real_core import core_of, why_not
 from conformance.recorders import (
     again,
     combined,
+    connector,
     encoder,
     grammar,
     hybrid,
@@ -106,16 +107,17 @@ def test_the_core_from_the_archive_decides_as_the_installed_package() -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + 4 * len(workloads.PROFILES)):
         made = [scheduler.record(workloads.generate(seed), real) for real in (installed, core)]
         assert made[0] == made[1], seed
-    for generate in (combined.generate, hybrid.generate, encoder.generate):
+    for family in (combined, hybrid, encoder, connector):
+        run = getattr(family, "run", combined.run)
         for seed in range(FIRST_SEED, FIRST_SEED + 60):
-            workload = generate(seed)
+            workload = family.generate(seed)
             try:
-                first = combined.run(workload, installed)
+                first = run(workload, installed)
             except combined.RefusedError:
                 with pytest.raises(combined.RefusedError):
-                    combined.run(workload, core)
+                    run(workload, core)
             else:
-                assert combined.run(workload, core) == first, (generate.__module__, seed)
+                assert run(workload, core) == first, (family.__name__, seed)
 
 
 @pytest.mark.upstream

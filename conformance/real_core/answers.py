@@ -206,6 +206,10 @@ class Grammar(metaclass=_Compiled):
     """A compiled grammar, of whatever class; a future of one is not."""
 
 
+class SupportsHMA:
+    """Connectors that keep several groups; a recorder's keeps one."""
+
+
 class MultiModalBudget(Strict):
     """The encoder's budget and cache, as the workload says them (in embeddings)."""
 
@@ -255,6 +259,9 @@ ANSWERS: dict[str, dict[str, Answer]] = {
     },
     "vllm.distributed.kv_events": {
         "EventPublisherFactory": Answer(EventPublisherFactory, "KV events are off"),
+    },
+    "vllm.distributed.kv_transfer.kv_connector.v1": {
+        "SupportsHMA": Answer(SupportsHMA, "a recorder's connector keeps one group"),
     },
     "vllm.multimodal.encoder_budget": {
         "MultiModalBudget": Answer(MultiModalBudget, "the workload says both sizes"),
