@@ -7,7 +7,8 @@ Prints every difference, then the counts. Two things are counted apart. On some 
 drafts, adapters and asynchronous plans the real scheduler fails an assertion of its own; the mini
 engine refuses that combination. And where a grammar refuses a token in the middle of an
 asynchronous frame, the real scheduler keeps the whole frame and indexes its blocks before it ends
-the request (`vllm/v1/core/sched/scheduler.py:1416`), where the mini one stops at the refused token.
+the request (`vllm/v1/core/sched/scheduler.py:1416` `Scheduler.update_from_output`), where the mini
+one stops at the refused token.
 No sampler that applies the grammar's mask produces such a frame.
 """
 

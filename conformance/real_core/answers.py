@@ -121,7 +121,7 @@ def cdiv(a: int, b: int) -> int:
 
 
 def sha256(value: object) -> bytes:
-    """The hash of a block's contents; `vllm/utils/hashing.py:13` `sha256` pickles likewise."""
+    """The hash of a block's contents; `vllm/utils/hashing.py:26` `sha256` pickles likewise."""
     return hashlib.sha256(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)).digest()
 
 

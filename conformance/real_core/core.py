@@ -271,7 +271,8 @@ _SCHEDULER_KEYS = (
 class GrammarManager(Strict):
     """What the scheduler asks about grammars; `StructuredOutputManager` of a release compiles them.
 
-    As `vllm/v1/structured_output/__init__.py:328` answers where no reasoning parser is set.
+    As `vllm/v1/structured_output/__init__.py:328` `StructuredOutputManager.should_advance` answers
+    where no reasoning parser is set.
     """
 
     backend: Any = None
