@@ -11,6 +11,7 @@ import atexit
 import functools
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -32,13 +33,20 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -120,6 +128,7 @@ def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Sc
             max_num_batched_tokens=config["max_num_batched_tokens"] + extra,
             enable_chunked_prefill=config["enable_chunked_prefill"],
             policy=config["policy"],
+            disable_chunked_mm_input=config.get("disable_chunked_mm_input", False),
             async_scheduling=async_scheduling,
         ),
         speculative_config=drafts,
@@ -129,21 +138,45 @@ def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Sc
     vllm_config.scheduler_config.long_prefill_token_threshold = config[
         "long_prefill_token_threshold"
     ]
-    spec = FullAttentionSpec(
-        block_size=config["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
+    one = {"kind": "full", "block_size": config["block_size"]}
+    groups = config.get("kv_groups", [one])
     scheduler = (AsyncScheduler if async_scheduling else Scheduler)(
         vllm_config=vllm_config,
         kv_cache_config=KVCacheConfig(
             num_blocks=config["num_blocks"],
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            kv_cache_groups=[
+                KVCacheGroupSpec([f"layer{index}"], _spec(group))
+                for index, group in enumerate(groups)
+            ],
         ),
         structured_output_manager=StructuredOutputManager(vllm_config),
         block_size=config["block_size"],
+        hash_block_size=math.gcd(*(group["block_size"] for group in groups)),
     )
+    if "encoder_cache_size" in config:  # the stand-in model takes no pictures: set directly
+        scheduler.max_num_encoder_input_tokens = config["encoder_compute_budget"]
+        scheduler.encoder_cache_manager = EncoderCacheManager(config["encoder_cache_size"])
     _assert_as_asked(scheduler, config)
     return scheduler
+
+
+def _spec(group: Mapping[str, Any]) -> FullAttentionSpec | SlidingWindowSpec:
+    """What one group of `config.kv_groups` keeps."""
+    told = {
+        "block_size": group["block_size"], "num_kv_heads": 1, "head_size": 1,
+        "dtype": torch.float32,
+    }  # fmt: skip
+    if group["kind"] == "full":
+        return FullAttentionSpec(**told)
+    return SlidingWindowSpec(**told, sliding_window=group["sliding_window"])
+
+
+def _picture(item: Mapping[str, Any]) -> MultiModalFeatureSpec:
+    """One entry of a recording's `add.mm`, without its data."""
+    mask = torch.tensor(item["is_embed"], dtype=torch.bool) if "is_embed" in item else None
+    place = PlaceholderRange(item["offset"], item["length"], mask)
+    return MultiModalFeatureSpec(None, "image", item["hash"], place, item["hash"])
 
 
 def _speculative_config(config: dict[str, Any], target: ModelConfig) -> SpeculativeConfig | None:
@@ -196,6 +229,7 @@ def make_request(
         prompt_token_ids=add["prompt_token_ids"],
         sampling_params=params,
         pooling_params=None,
+        mm_features=[_picture(item) for item in add.get("mm", ())],
         arrival_time=add["arrival_time"],
         priority=add["priority"],
         lora_request=lora_request(add.get("lora", 0)),

@@ -3,10 +3,11 @@
     python -m conformance.record --list
     python -m conformance.record free_queue check_stop          # into conformance/recordings
     python -m conformance.record scheduler                      # a group: nine files
-    python -m conformance.record basic --seeds 4711 --out /some/folder
+    python -m conformance.record basic --seeds 4711 --core --out /some/folder
 
 A part is one file of JSON lines, gzipped, made by one function of `recorders/`. Recording needs the
-pinned tree on `PYTHONPATH`, or the real engine; `--list` says which. Equal decisions give equal
+pinned tree on `PYTHONPATH`, or the real engine; `--list` says which. The scheduler's parts need
+neither with `--core`, but the tree in `upstream/`. Equal decisions give equal
 bytes. `PARTS` is the list: a new part is a line there.
 """
 
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance import recording, workloads
+from conformance.real_core import ArchiveError, LoadError, core_of
+from conformance.recorders.source import Real
 from conformance.releases import RELEASES
 from labkit.tables import markdown_table, write_section
 
@@ -31,6 +34,9 @@ COMMANDS = {
     "gpu": "course engine run -m conformance.record",
 }
 """How a part is recorded: with the pinned tree, with the real engine, with it on a GPU."""
+
+SCHEDULERS = tuple(f"recorders.{n}" for n in ("scheduler", "spec", "lora", "grammar", "pipeline"))
+"""Recorders that take where the real classes come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,27 +406,26 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def lines_of(name: str, seeds: Sequence[int] | None = None) -> Iterator[dict[str, Any]]:
+def lines_of(
+    name: str, seeds: Sequence[int] | None = None, real: Real | None = None
+) -> Iterator[dict[str, Any]]:
     """What the real part says now, line by line.
 
     Raises:
-        ValueError: `seeds` are given for a part that is not made from seeds.
+        ValueError: `seeds` or `real` are given for a part that does not take them.
     """
     part = PARTS[name]
     module_name, function = part.function.split(":")
     module = importlib.import_module(f"conformance.{module_name}")
     options = dict(part.options)
     if seeds is not None:
-        if module_name not in (
-            "recorders.scheduler",
-            "recorders.spec",
-            "recorders.lora",
-            "recorders.grammar",
-            "recorders.pipeline",
-            "releases.record",
-        ):
+        if module_name not in (*SCHEDULERS, "releases.record"):
             raise ValueError(f"seeds={list(seeds)}: {name} is not made from seeds")
         options["seeds"] = seeds
+    if real is not None:
+        if module_name not in SCHEDULERS:
+            raise ValueError(f"{name}: the core alone does not make it; leave out --core")
+        options["real"] = real
     if hasattr(module, "ABOUT"):
         yield {"upstream": recording.UPSTREAM, "part": name, "about": module.ABOUT}
     yield from getattr(module, function)(**options)
@@ -463,6 +468,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="every part, its count and command")
     parser.add_argument("--write", action="store_true", help="with --list: the table of README.md")
     parser.add_argument("--seeds", type=int, nargs="+", help="of scheduler parts: these seeds only")
+    parser.add_argument("--core", action="store_true", help="upstream/'s own core, without torch")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for the files")
     arguments = parser.parse_args(argv)
     if arguments.list:
@@ -476,13 +482,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.parts:
         parser.error("name a part or a group; --list says which there are")
     try:
+        real = core_of() if arguments.core else None
         for name in chosen(arguments.parts):
             path = arguments.out / PARTS[name].file
-            entries = list(lines_of(name, arguments.seeds))
+            entries = list(lines_of(name, arguments.seeds, real))
             path.parent.mkdir(parents=True, exist_ok=True)
             recording.write(path, entries)
             print(f"{path}: {count_of(name, arguments.out):,} {PARTS[name].unit}")
-    except ValueError as error:
+    except (ValueError, ArchiveError, LoadError) as error:
         parser.error(str(error))
     return 0
 

@@ -8,7 +8,6 @@ run, `CONFORMANCE_TIMES` makes it so many times as long.
 
 from __future__ import annotations
 
-import copy
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,19 @@ import pytest
 from benchmarks import bench_scheduler
 from conformance import mutants, recording, replay, together, workloads
 from conformance.real_core import core_of, why_not
-from conformance.recorders import again, combined, grammar, lora, pipeline, scheduler, source, spec
+from conformance.recorders import (
+    again,
+    combined,
+    connector,
+    encoder,
+    grammar,
+    hybrid,
+    lora,
+    pipeline,
+    scheduler,
+    source,
+    spec,
+)
 from mini_vllm.config import SamplingParams
 
 FIRST_SEED = int(os.environ.get("CONFORMANCE_SEED", random.randrange(10**6, 10**9)))
@@ -96,15 +107,17 @@ def test_the_core_from_the_archive_decides_as_the_installed_package() -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + 4 * len(workloads.PROFILES)):
         made = [scheduler.record(workloads.generate(seed), real) for real in (installed, core)]
         assert made[0] == made[1], seed
-    for seed in range(FIRST_SEED, FIRST_SEED + 60):
-        workload = combined.generate(seed)
-        try:
-            first = combined.run(copy.deepcopy(workload), installed)
-        except combined.RefusedError:
-            with pytest.raises(combined.RefusedError):
-                combined.run(workload, core)
-        else:
-            assert combined.run(workload, core) == first, seed
+    for family in (combined, hybrid, encoder, connector):
+        run = getattr(family, "run", combined.run)
+        for seed in range(FIRST_SEED, FIRST_SEED + 60):
+            workload = family.generate(seed)
+            try:
+                first = run(workload, installed)
+            except combined.RefusedError:
+                with pytest.raises(combined.RefusedError):
+                    run(workload, core)
+            else:
+                assert run(workload, core) == first, (family.__name__, seed)
 
 
 @pytest.mark.upstream

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance import record, recording
+from conformance.real_core import why_not
 
 NOT_KEPT = ("default-float32",)
 
@@ -50,6 +51,15 @@ def test_what_cannot_be_recorded_is_refused_in_words(capsys, tmp_path: Path):
             record.main([*arguments, "--out", str(tmp_path)])
         assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_part_is_recorded_again_from_the_core_alone(tmp_path: Path):
+    assert record.main(["lora", "--seeds", "60000", "--core", "--out", str(tmp_path)]) == 0
+    (again,) = recording.read(tmp_path / "lora.jsonl.gz")
+    assert again == next(recording.read(record.FOLDER / "lora.jsonl.gz"))
+    with pytest.raises(SystemExit):
+        record.main(["free_queue", "--core", "--out", str(tmp_path)])
 
 
 @pytest.mark.upstream

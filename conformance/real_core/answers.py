@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, dataclass_transform
 
+from conformance.real_core.stand_ins import Strict
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -59,7 +61,7 @@ class Struct:
 _CONTAINERS = (list, dict, set)
 
 
-class Logger:
+class Logger(Strict):
     """Nothing is printed; warnings and errors are kept for whoever looks, the latest last."""
 
     def __init__(self) -> None:
@@ -119,7 +121,7 @@ def cdiv(a: int, b: int) -> int:
 
 
 def sha256(value: object) -> bytes:
-    """The hash of a block's contents; `vllm/utils/hashing.py:13` `sha256` pickles likewise."""
+    """The hash of a block's contents; `vllm/utils/hashing.py:26` `sha256` pickles likewise."""
     return hashlib.sha256(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)).digest()
 
 
@@ -145,7 +147,13 @@ def _without_padding(drafts: list[int]) -> list[int]:
     return drafts[: drafts.index(-1)] if -1 in drafts else drafts
 
 
-class _NoEvents:
+def _features_in(features: Sequence[Any], start: int, end: int) -> tuple[int, int]:
+    """Which of the pictures, in order and apart, overlap the positions from `start` up to `end`."""
+    first = sum(f.mm_position.offset + f.mm_position.length <= start for f in features)
+    return first, sum(f.mm_position.offset < end for f in features)
+
+
+class _NoEvents(Strict):
     """A publisher that is asked to publish nothing."""
 
     def publish(self, events: Any) -> None:
@@ -165,7 +173,7 @@ class EventPublisherFactory:
         return _NoEvents()
 
 
-class _Platform:
+class _Platform(Strict):
     """The platform, which may add kinds of cache to the usual ones."""
 
     def register_custom_kv_cache_specs(self, vllm_config: Any) -> None:
@@ -176,7 +184,7 @@ class _Platform:
         return False
 
 
-class Registry:
+class Registry(Strict):
     """Which models take pictures: those of a workload with an encoder."""
 
     def supports_multimodal_inputs(self, model_config: Any, *arguments: Any) -> bool:
@@ -198,13 +206,34 @@ class Grammar(metaclass=_Compiled):
     """A compiled grammar, of whatever class; a future of one is not."""
 
 
-class MultiModalBudget:
+class SupportsHMA:
+    """Connectors that keep several groups; a recorder's keeps one."""
+
+
+class MultiModalBudget(Strict):
     """The encoder's budget and cache, as the workload says them (in embeddings)."""
 
     def __init__(self, vllm_config: Any, *arguments: Any, **named: Any) -> None:
         budget = vllm_config.encoder_budget
         self.encoder_compute_budget, self.encoder_cache_size = budget
         self.mm_max_toks_per_item = {"image": budget[1]}
+
+
+class Place(Strict):
+    """Where a picture stands in its prompt: `vllm/multimodal/inputs.py:119` `PlaceholderRange`."""
+
+    def __init__(self, offset: int, length: int, is_embed: Sequence[int] | None) -> None:
+        self.offset, self.length = offset, length
+        self._before = [0, *itertools.accumulate(is_embed or [1] * length)]
+        """Embeddings before each placeholder, and in all."""
+
+    def get_num_embeds(self) -> int:
+        """How many embeddings the picture has."""
+        return self._before[-1]
+
+    def get_embeds_indices_in_range(self, start: int, end: int) -> tuple[int, int]:
+        """Which of its embeddings stand at its placeholders from `start` up to `end`."""
+        return self._before[start], self._before[end]
 
 
 # ---------------------------------------------------------------------- names
@@ -231,6 +260,9 @@ ANSWERS: dict[str, dict[str, Answer]] = {
     "vllm.distributed.kv_events": {
         "EventPublisherFactory": Answer(EventPublisherFactory, "KV events are off"),
     },
+    "vllm.distributed.kv_transfer.kv_connector.v1": {
+        "SupportsHMA": Answer(SupportsHMA, "a recorder's connector keeps one group"),
+    },
     "vllm.multimodal.encoder_budget": {
         "MultiModalBudget": Answer(MultiModalBudget, "the workload says both sizes"),
     },
@@ -252,6 +284,7 @@ ANSWERS: dict[str, dict[str, Answer]] = {
         "MULTIMODAL_REGISTRY": Answer(Registry(), "asked which models take pictures"),
     },
     "vllm.multimodal.utils": {
+        "get_mm_features_in_window": Answer(_features_in, "which intervals overlap another"),
         "strip_covered_mm_data": Answer(
             _as_it_is, "it drops pixels that the worker will not need; there are none here"
         ),

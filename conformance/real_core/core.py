@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from conformance import recording
 from conformance.real_core import answers
 from conformance.real_core.archive import ArchiveError, identity, number_of, open_archive
 from conformance.real_core.namespace import Namespace
-from conformance.real_core.stand_ins import Given, StubError
+from conformance.real_core.stand_ins import Given, Strict
 
 OLDEST = (0, 11, 0)
 """The first release whose core has the shape that is loaded here."""
@@ -79,13 +80,15 @@ class RealCore:
         """
         if async_scheduling or "speculative" in config:
             self._need_features("drafts and asynchronous plans")
+        if "encoder_cache_size" in config:
+            self._need_features("pictures", (0, 17, 0))
+        if "kv_groups" in config:
+            self._need_features("groups of several block sizes", (0, 20, 0))
         settings = self._settings(config, async_scheduling)
-        spec = _call(
-            self._interface.FullAttentionSpec,
-            block_size=config["block_size"], num_kv_heads=1, head_size=1, dtype="float32",
-            use_mla=False,
-        )  # fmt: skip
-        groups = [self._interface.KVCacheGroupSpec(["layer"], spec)]
+        groups = [
+            self._interface.KVCacheGroupSpec([f"layer{index}"], self._spec(group))
+            for index, group in enumerate(groups_of(config))
+        ]
         kv_cache_config = _call(
             self._interface.KVCacheConfig,
             num_blocks=config["num_blocks"], kv_cache_tensors=[], kv_cache_groups=groups,
@@ -97,12 +100,24 @@ class RealCore:
             kv_cache_config=kv_cache_config,
             structured_output_manager=GrammarManager(),
             block_size=config["block_size"],
+            hash_block_size=math.gcd(*(group["block_size"] for group in groups_of(config))),
             mm_registry=answers.Registry(),
             log_stats=False,
         )
         if self.number < (0, 12, 0):
             _note_preemptions(made, self._status.PREEMPTED)
         return made
+
+    def _spec(self, group: Mapping[str, Any]) -> Any:
+        """What one group keeps: full attention, or a sliding window."""
+        told = {
+            "block_size": group["block_size"], "num_kv_heads": 1, "head_size": 1,
+            "dtype": "float32", "use_mla": False,
+        }  # fmt: skip
+        if group["kind"] == "full":
+            return _call(self._interface.FullAttentionSpec, **told)
+        window = group["sliding_window"]
+        return _call(self._interface.SlidingWindowSpec, **told, sliding_window=window)
 
     def make_request(
         self,
@@ -133,6 +148,7 @@ class RealCore:
             prompt_token_ids=add["prompt_token_ids"],
             sampling_params=Given("sampling_params", told),
             pooling_params=None,
+            mm_features=[_picture(item) for item in add.get("mm", ())],
             eos_token_id=eos_token_id,
             arrival_time=add["arrival_time"],
             priority=add["priority"],
@@ -171,10 +187,11 @@ class RealCore:
         """End a request from outside. One at a time: upstream walks several in set order."""
         scheduler.finish_requests(request_id, self._status.FINISHED_ABORTED)
 
-    def _need_features(self, what: str) -> None:
-        """Raises ValueError on a release whose requests do not yet say what a recorder reads."""
-        if self.number < (0, 16, 0):
-            raise ValueError(f"vLLM {self.version}: need 0.16.0 or newer for {what}")
+    def _need_features(self, what: str, since: tuple[int, int, int] = (0, 16, 0)) -> None:
+        """Raises ValueError on a release that is too old for what a recorder does with it."""
+        if self.number < since:
+            oldest = ".".join(map(str, since))
+            raise ValueError(f"vLLM {self.version}: need {oldest} or newer for {what}")
 
     # ------------------------------------------------------------------ configuration
 
@@ -229,6 +246,10 @@ class RealCore:
                 "speculative_config": drafts,
                 "lora_config": adapters,
                 "use_v2_model_runner": self.number >= answers.SECOND_RUNNER,
+                "encoder_budget": (
+                    config.get("encoder_compute_budget", 0),
+                    config.get("encoder_cache_size", 0),
+                ),
                 "ec_manager_config": made.pop("encoder_manager_config"),
                 "num_speculative_tokens": count,
                 "num_lookahead_tokens": count if drafts and drafts.reserves_slots else 0,
@@ -247,10 +268,11 @@ _SCHEDULER_KEYS = (
 )  # fmt: skip
 
 
-class GrammarManager:
+class GrammarManager(Strict):
     """What the scheduler asks about grammars; `StructuredOutputManager` of a release compiles them.
 
-    As `vllm/v1/structured_output/__init__.py:328` answers where no reasoning parser is set.
+    As `vllm/v1/structured_output/__init__.py:328` `StructuredOutputManager.should_advance` answers
+    where no reasoning parser is set.
     """
 
     backend: Any = None
@@ -281,13 +303,8 @@ class GrammarManager:
             return drafts
         return list(request.structured_output_request.grammar.validate_tokens(drafts))
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise StubError(f"the core asks for structured_output_manager.{name}: no answer here")
 
-
-class _Constraint:
+class _Constraint(Strict):
     """Structured outputs are asked for; which, a recorder's grammar knows."""
 
     def all_constraints_none(self) -> bool:
@@ -301,6 +318,19 @@ def _options(part: str) -> dict[str, Any]:
         for path, answer in answers.OPTIONS.items()
         if path.partition(".")[0] == part
     }
+
+
+def groups_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The groups of a recording's `config`: those of `kv_groups`, else one of full attention."""
+    one = {"kind": "full", "block_size": config["block_size"]}
+    return list(config.get("kv_groups", ())) or [one]
+
+
+def _picture(item: Mapping[str, Any]) -> Given:
+    """`MultiModalFeatureSpec` without its data, for one entry of a recording's `add.mm`."""
+    place = answers.Place(item["offset"], item["length"], item.get("is_embed"))
+    told = {"data": None, "modality": "image", "identifier": item["hash"], "mm_position": place}
+    return Given("mm_feature", {**told, "mm_hash": item["hash"]})
 
 
 def _adapter(adapter_id: int) -> Given | None:

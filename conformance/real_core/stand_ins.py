@@ -130,6 +130,15 @@ class Stub(types.ModuleType):
         return made
 
 
+class Strict:
+    """An object whose attributes are those its class defines; another one raises `StubError`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if _is_private(name):
+            raise AttributeError(name)
+        raise StubError(f"the core asks for {type(self).__name__}.{name}, which has no answer here")
+
+
 class Given:
     """An object whose every attribute is listed; reading another raises.
 

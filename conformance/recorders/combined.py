@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -94,14 +95,14 @@ def run(
     tried = copy.deepcopy(workload)
     while True:
         try:
-            return _Run(copy.deepcopy(tried), real).recorded(most)
+            return Run(copy.deepcopy(tried), real).recorded(most)
         except Stalled:
             if not grows:
                 raise
             tried["config"]["num_blocks"] += 1
 
 
-class _Run:
+class Run:
     """The real scheduler on the way through one workload."""
 
     def __init__(self, workload: dict[str, Any], real: Real) -> None:
@@ -122,9 +123,17 @@ class _Run:
                 "num_lookahead_tokens": self.scheduler.num_lookahead_tokens,
                 "use_eagle": self.scheduler.use_eagle,
             }
+        sizes = [group["block_size"] for group in self.config.get("kv_groups", ())]
+        self.hash_block_size = math.gcd(*sizes) if sizes else self.config["block_size"]
         self.events = {event["step"]: event for event in workload["events"]}
         adds = [add for event in workload["events"] for add in event["add"]]
         self.has_grammars = any(add.get("grammar") for add in adds)
+        kv = {add["request_id"]: add["kv"] for add in adds if add.get("kv")}
+        self.connector: Any = None
+        if kv:
+            from conformance.recorders.connector import Connector
+
+            self.connector = self.scheduler.connector = Connector(kv)
         self.pending: dict[str, tuple[int, Future[Scripted], Scripted]] = {}
         self.live: dict[str, Any] = {}
         self.num_sampled: dict[str, int] = dict.fromkeys(self.script, 0)
@@ -136,10 +145,16 @@ class _Run:
         in_flight: collections.deque[tuple[Any, dict[str, list[int]]]] = collections.deque()
         depth, idle = 2 if self.is_async else 1, 0
         while (
-            self.scheduler.has_unfinished_requests()
+            (
+                self.scheduler.requests
+                if self.connector
+                else self.scheduler.has_unfinished_requests()
+            )
             or any(plan.num_scheduled_tokens for plan, _ in in_flight)
             or self._waits()
         ) and (most is None or len(self.steps) < most):
+            if self.connector:
+                self.connector.now = len(self.steps)
             reasons = self._apply()
             held = {r: list(q.spec_token_ids) for r, q in self.live.items() if q.spec_token_ids}
             plan = self._ask(self.scheduler.schedule)
@@ -180,6 +195,10 @@ class _Run:
     def _waits(self) -> bool:
         """Whether an event or a grammar is still to come."""
         coming = any(request_id in self.live for request_id in self.pending)
+        if self.connector:
+            known = (kv["known_at"] for r, kv in self.connector.script.items() if r in self.live)
+            coming = coming or bool(self.connector.loads or self.connector.sends)
+            coming = coming or any(step >= len(self.steps) for step in known)
         return coming or any(step >= len(self.steps) for step in self.events)
 
     def _apply(self) -> dict[str, str]:
@@ -188,7 +207,7 @@ class _Run:
         ahead = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)  # from 0.33.0 on
         for add in event["add"]:
             request = self.real.make_request(
-                add, self.config["block_size"], self.workload["eos_token_id"],
+                add, self.hash_block_size, self.workload["eos_token_id"],
                 **({"num_hash_lookahead_tokens": ahead} if ahead else {}),
             )  # fmt: skip
             self.live[add["request_id"]] = request
@@ -211,6 +230,20 @@ class _Run:
 
     def _observe(self, plan: Any, held: dict[str, list[int]]) -> dict[str, Any]:
         step = observe(self.scheduler, plan)
+        if "kv_groups" in self.config:
+            manager = self.scheduler.kv_cache_manager
+            step["block_ids"] = {
+                request.request_id: [
+                    list(table) for table in manager.get_block_ids(request.request_id)
+                ]
+                for request in self.scheduler.running
+            }
+        if "encoder_cache_size" in self.config:
+            cache = self.scheduler.encoder_cache_manager
+            inputs = plan.scheduled_encoder_inputs.items()
+            step["encoder_inputs"] = {request_id: list(which) for request_id, which in inputs}
+            step["freed_encoder_hashes"] = list(plan.free_encoder_mm_hashes)
+            step["encoder_free"] = [cache.num_free_slots, cache.num_freeable_slots]
         if self.k:
             drafts = plan.scheduled_spec_decode_tokens
             step["scheduled_spec_decode_tokens"] = {r: list(t) for r, t in drafts.items() if t}
@@ -222,11 +255,29 @@ class _Run:
                 for request_id, request in self.scheduler.requests.items()
                 if request.num_output_placeholders
             }
+        if self.connector:
+            self._observe_connector(step)
         if self.has_grammars:
             step["skipped"] = {r.request_id: status(r) for r in skipped(self.scheduler)}
             masked = self.scheduler.get_grammar_bitmask(plan)
             step["grammar_rows"] = list(masked.structured_output_request_ids) if masked else []
         return step
+
+    def _observe_connector(self, step: dict[str, Any]) -> None:
+        """The second queue, and everybody who holds blocks: loading, loaded, or being sent."""
+        waits = skipped(self.scheduler)
+        if self.config["policy"] == "priority":
+            waits = sorted(waits)
+        tables = {
+            request_id: list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
+            for request_id in self.scheduler.requests
+        }
+        step["skipped"] = {request.request_id: status(request) for request in waits}
+        step["block_ids"] = {request_id: ids for request_id, ids in tables.items() if ids}
+        step["num_computed_tokens"] |= {
+            r.request_id: r.num_computed_tokens for r in waits if r.num_computed_tokens
+        }
+        step["finished_recving"], step["finished_sending"] = self.connector.reports()
 
     def _sample(self, plan: Any) -> dict[str, list[int]]:
         """What the runner returns for this plan, before stops trim it."""
@@ -262,6 +313,9 @@ class _Run:
         before = {request.request_id: request.num_output_tokens for request in planned}
         if plan.num_scheduled_tokens or not self.is_async:
             output = self.real.runner_output(plan, sampled)
+            if self.connector:
+                told = self.steps[-1]["finished_recving"], self.steps[-1]["finished_sending"]
+                output.kv_connector_output = self.connector.output(*told)
             self._ask(self.scheduler.update_from_output, plan, output)
         for request in planned:
             self.used[request.request_id] += request.num_output_tokens - before[request.request_id]

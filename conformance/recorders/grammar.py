@@ -152,5 +152,8 @@ def run(workload: Mapping[str, Any], real: Real | None = None) -> recording.Reco
 
 def status(request: Any) -> str:
     """The format's word for a status of the second queue."""
-    words = {"WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": "grammar"}
+    words = {
+        "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": "grammar",
+        "WAITING_FOR_REMOTE_KVS": "remote_kvs",
+    }
     return words.get(request.status.name, request.status.name.lower())
