@@ -72,6 +72,9 @@ class KVCacheManager:
         self.enable_caching = enable_caching
         self.max_model_len: int | None = None
         """Longest sequence: slots beyond it are never allocated. The scheduler sets it."""
+        self.max_num_batched_tokens = 0
+        """The budget of a step, which bounds what a window of tokens holds. The scheduler sets it.
+        """
         self.use_eagle = False
         """Leave the last block of a hit out, because a drafter that reads the target's hidden
         states needs them computed again. The scheduler sets it."""

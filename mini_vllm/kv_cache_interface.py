@@ -1,4 +1,4 @@
-"""What a model's layers keep per token, and what a manager of several block tables asks of each.
+"""What a model's layers keep per token, and where: one cache for all groups of layers.
 
 Promises: layers that keep the same, and forget at the same time, share a group and its block table;
 all groups take their blocks from one pool, so a block of any group has the same number of bytes.
@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-
-from mini_vllm.block_pool import KVCacheBlock
-from mini_vllm.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +49,3 @@ def allocate_caches(
         raise ValueError(f"kv_specs: blocks of {sorted(pages)} elements per layer, need one size")
     buffer = np.zeros(max(shapes, key=lambda shape: shape[0], default=(0,)), dtype=dtype)
     return [buffer[: shape[0]].reshape(shape) for shape in shapes]
-
-
-class CacheGroup(Protocol):
-    """The blocks of one group of layers, for all requests; several share a pool.
-
-    Mirrors `vllm/v1/core/single_type_kv_cache_manager.py:31` `SingleTypeKVCacheManager`.
-    """
-
-    def get_num_blocks_to_allocate(
-        self, request_id: str, num_tokens: int, hits: Sequence[KVCacheBlock], num_computed: int
-    ) -> int:
-        """Free blocks it takes to hold `num_tokens`, of which `num_computed` are there."""
-        ...
-
-    def find_longest_cache_hit(self, request: Request, max_length: int) -> list[KVCacheBlock]:
-        """The table that the longest cached prefix of at most `max_length` tokens would have."""
-        ...
-
-    def allocate_new_blocks(
-        self, request_id: str, num_tokens: int, hits: Sequence[KVCacheBlock]
-    ) -> list[KVCacheBlock]:
-        """Adopt the hits, then take new blocks up to `num_tokens`; the new ones."""
-        ...
-
-    def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Index the full blocks among the first `num_tokens` tokens."""
-        ...
-
-    def remove_skipped_blocks(self, request_id: str, num_computed: int) -> None:
-        """Free the blocks that no token after the first `num_computed` attends to."""
-        ...
-
-    def free(self, request_id: str) -> None:
-        """Free all of a request's blocks."""
-        ...

@@ -32,6 +32,7 @@ class Scheduler(RequestQueues):
         self.max_num_seqs = self.config.max_num_seqs or 0
         self.max_model_len = kv.max_model_len = self.config.max_model_len
         kv.use_eagle = self.config.use_eagle
+        kv.max_num_batched_tokens = self.config.max_num_batched_tokens
         self._limit = self.max_model_len or sys.maxsize
         self.requests: dict[str, Request] = {}
         self._finished_req_ids: set[str] = set()

@@ -1,0 +1,244 @@
+"""The blocks of one group of layers: of those that see everything, and of those that see a window.
+
+Promises: a table only grows; what no later token attends to is replaced by the null block and goes
+back to the pool; a hit of a window needs the blocks inside it and none before. Mirrors
+`vllm/v1/core/single_type_kv_cache_manager.py:481` `FullAttentionManager` and
+`vllm/v1/core/single_type_kv_cache_manager.py:542` `SlidingWindowManager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mini_vllm.block_pool import BlockPool, KVCacheBlock
+from mini_vllm.kv_cache_interface import KVCacheSpec
+from mini_vllm.request import Request
+
+Table = list[KVCacheBlock]
+
+
+class CacheGroup:
+    """Layers that attend to every token before; the base of those that do not."""
+
+    def __init__(self, index: int, spec: KVCacheSpec, block_size: int, pool: BlockPool) -> None:
+        """Empty tables.
+
+        Args:
+            index: of the group; part of what its blocks are found by.
+            spec: what its layers keep.
+            block_size: tokens per block of this group.
+            pool: shared with the other groups.
+        """
+        self.index, self.spec, self.block_size, self.pool = index, spec, block_size, pool
+        self.tables: dict[str, Table] = {}
+        self.num_cached: dict[str, int] = {}
+        """Leading blocks of each table that are in the index, or never will be."""
+
+    def num_skipped_tokens(self, num_computed: int) -> int:
+        """How many tokens nothing attends to once `num_computed` are there."""
+        return 0
+
+    def most_blocks(self, max_num_batched_tokens: int, max_model_len: int) -> int | None:
+        """Blocks that one request holds at most at a time; None: as many as it has tokens for."""
+        return None
+
+    def num_needed(
+        self, request_id: str, num_tokens: int, hits: Sequence[KVCacheBlock], num_computed: int,
+        most: int | None = None,
+    ) -> int:  # fmt: skip
+        """Free blocks it takes to hold `num_tokens`: new ones, and hits in the queue.
+
+        As `vllm/v1/core/single_type_kv_cache_manager.py:89`
+        `SingleTypeKVCacheManager.get_num_blocks_to_allocate`; `most` caps what is asked for the
+        whole sequence.
+        """
+        required = -(-num_tokens // self.block_size)
+        if most is not None:
+            required = min(required, most)
+        held = len(self.tables.get(request_id, ()))
+        if request_id in self.num_cached:
+            return max(required - held, 0)
+        skipped = self.num_skipped_tokens(num_computed) // self.block_size
+        new = max(required - max(skipped, len(hits) + held), 0)
+        behind = hits[max(0, skipped - held) :]
+        return new + sum(b.ref_cnt == 0 and not b.is_null for b in behind)
+
+    def adopt(
+        self, request_id: str, hits: Sequence[KVCacheBlock], num_computed: int, num_external: int
+    ) -> None:
+        """Begin a table: null blocks, then hits, then new blocks for what comes from outside."""
+        if request_id in self.num_cached:
+            return
+        table = self.tables.setdefault(request_id, [])
+        skipped_tokens = self.num_skipped_tokens(num_computed)
+        skipped = skipped_tokens // self.block_size
+        kept = hits[skipped:]
+        self.pool.touch(kept)
+        table += [self.pool.null_block] * skipped
+        table += kept
+        self.num_cached[request_id] = len(table)
+        if min(num_computed - skipped_tokens, num_external) > 0:
+            table += self.pool.get_new_blocks(-(-num_computed // self.block_size) - len(table))
+
+    def extend(self, request_id: str, num_tokens: int) -> Table:
+        """Take new blocks up to `num_tokens`; the new ones."""
+        table = self.tables.setdefault(request_id, [])
+        missing = -(-num_tokens // self.block_size) - len(table)
+        new = self.pool.get_new_blocks(missing) if missing > 0 else []
+        table += new
+        return new
+
+    def remove_skipped_blocks(self, request_id: str, num_computed: int) -> None:
+        """Free the blocks that no token after the first `num_computed` attends to."""
+        table = self.tables.get(request_id)
+        skipped = self.num_skipped_tokens(num_computed) // self.block_size
+        if not table or not skipped:
+            return
+        removed = []
+        for place in range(min(skipped, len(table)) - 1, -1, -1):
+            if table[place].is_null:
+                break  # those before it were freed earlier
+            removed.append(table[place])
+            table[place] = self.pool.null_block
+        self.pool.free_blocks(removed)
+
+    def cache_blocks(
+        self, request: Request, num_tokens: int, hashes: Sequence[int], alignment: int
+    ) -> None:
+        """Index the full blocks among the first `num_tokens` tokens, those that a hit can use.
+
+        Args:
+            hashes: of every full block of this group's size.
+            alignment: hits are multiples of this many tokens.
+        """
+        start, stop = self.num_cached.get(request.request_id, 0), num_tokens // self.block_size
+        if stop <= start:
+            return
+        table = self.tables[request.request_id]
+        wanted = [i for i in range(start, stop) if self._serves_a_hit(i, alignment)]
+        keys = [self.key(hashes[i]) for i in wanted]
+        self.pool.cache_full_blocks([table[i] for i in wanted], keys)
+        self.num_cached[request.request_id] = stop
+
+    def _serves_a_hit(self, index: int, alignment: int) -> bool:
+        return True
+
+    def free(self, request_id: str) -> None:
+        """Free a request's table, tail first."""
+        self.num_cached.pop(request_id, None)
+        if table := self.tables.pop(request_id, None):
+            self.pool.free_blocks(reversed(table))
+
+    def key(self, block_hash: int) -> int:
+        """What a block of this group with this hash is found by."""
+        return hash((block_hash, self.index))
+
+
+class SlidingWindowGroup(CacheGroup):
+    """Layers whose tokens attend to the last `spec.sliding_window` tokens, themselves included."""
+
+    def num_skipped_tokens(self, num_computed: int) -> int:
+        """`vllm/v1/core/single_type_kv_cache_manager.py:654`
+        `SlidingWindowManager.get_num_skipped_tokens`."""
+        return max(0, num_computed - self.window + 1)
+
+    def most_blocks(self, max_num_batched_tokens: int, max_model_len: int) -> int | None:
+        """`vllm/v1/kv_cache_interface.py:463`
+        `SlidingWindowSpec.max_admission_blocks_per_request`."""
+        longest = min(self.window - 1 + max_num_batched_tokens, max_model_len)
+        return -(-longest // self.block_size) + 1
+
+    @property
+    def window(self) -> int:
+        """Tokens that a token attends to."""
+        assert self.spec.sliding_window is not None
+        return self.spec.sliding_window
+
+    @property
+    def num_contiguous(self) -> int:
+        """Blocks that a hit must end with, unless it begins at the first block."""
+        return -(-(self.window - 1) // self.block_size)
+
+    def _serves_a_hit(self, index: int, alignment: int) -> bool:
+        """Whether it may be among the last blocks of a hit, which ends at a multiple of the
+        alignment."""
+        per_segment = alignment // self.block_size
+        return per_segment == 1 or index % per_segment >= per_segment - self.num_contiguous
+
+
+def full_hit(groups: Sequence[CacheGroup], hashes: Sequence[int], use_eagle: bool, alignment: int,
+             max_length: int) -> list[Table]:  # fmt: skip
+    """The tables of the longest prefix, of at most `max_length` tokens, that all `groups` have.
+
+    Their specs are equal. `use_eagle`: the last block is left out.
+    """
+    tables: list[Table] = [[] for _ in groups]
+    for block_hash in hashes[: max_length // groups[0].block_size]:
+        found = _in_all(groups, block_hash)
+        if found is None:
+            break
+        for table, block in zip(tables, found, strict=True):
+            table.append(block)
+    if use_eagle:
+        _pop(tables)
+    _align(tables, groups[0].block_size, alignment)
+    return tables
+
+
+def window_hit(groups: Sequence[CacheGroup], hashes: Sequence[int], use_eagle: bool,
+               alignment: int, max_length: int) -> list[Table]:  # fmt: skip
+    """The same for windows: from the right, the first run of cached blocks that fills one.
+
+    Before it stand null blocks. Where no run is long enough, the one that begins at the first block
+    counts.
+    """
+    first = groups[0]
+    assert isinstance(first, SlidingWindowGroup)
+    size, most = first.block_size, max_length // first.block_size
+    wanted = first.num_contiguous + use_eagle
+    tables: list[Table] = [[group.pool.null_block] * most for group in groups]
+    run = 0
+    for place in range(most - 1, -1, -1):
+        found = _in_all(groups, hashes[place])
+        if found is None:
+            run = 0
+            continue
+        if run == 0 and (place + (not use_eagle)) * size % alignment:
+            continue  # a hit that ended here would be no multiple of the alignment
+        for table, block in zip(tables, found, strict=True):
+            table[place] = block
+        run += 1
+        if run >= wanted:
+            for table in tables:
+                del table[place + run :]
+            break
+    else:
+        for table in tables:
+            del table[run:]
+        _align(tables, size, alignment)
+    if use_eagle:
+        _pop(tables)
+        _align(tables, size, alignment)
+    return tables
+
+
+def _in_all(groups: Sequence[CacheGroup], block_hash: int) -> list[KVCacheBlock] | None:
+    """The block of each group that holds this prefix; None if one has none."""
+    found = []
+    for group in groups:
+        block = group.pool.get_cached_block(group.key(block_hash))
+        if block is None:
+            return None
+        found.append(block)
+    return found
+
+
+def _pop(tables: Sequence[Table]) -> None:
+    for table in tables if tables[0] else ():
+        table.pop()
+
+
+def _align(tables: Sequence[Table], block_size: int, alignment: int) -> None:
+    """Shorten the tables until they hold a multiple of the alignment."""
+    while len(tables[0]) * block_size % alignment:
+        _pop(tables)
