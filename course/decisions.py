@@ -100,9 +100,10 @@ def bisect(console: Console, name: str, fields: Sequence[str], good: str, bad: s
         and (not bad or here.index(v) <= here.index(bad))
     ]
     if len(versions) < 2:
+        first, last = good or "the oldest", bad or "the newest"
         raise CourseError(
-            f"From --good {good or 'the oldest'} to --bad {bad or 'the newest'} there is one release "
-            f"at most. Here are {', '.join(here) or 'none'}: course upstream fetch --version VERSION"
+            f"From --good {first} to --bad {last} there is one release at most. "
+            f"Here are {', '.join(here) or 'none'}: course upstream fetch --version VERSION"
         )
     try:
         change = decisions.bisect(asked, versions, fields or decisions.DECISIONS)
