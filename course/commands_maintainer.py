@@ -267,8 +267,7 @@ def bisect_command(
     """Between which two releases vLLM began to decide a workload another way."""
     from course.decisions import bisect
 
-    root = course_root()
-    raise typer.Exit(bisect(terminal.make_console(), workload, field or [], good, bad, root))
+    raise typer.Exit(bisect(terminal.make_console(), workload, field or [], good, bad))
 
 
 @release_app.command("add")

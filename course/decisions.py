@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -88,11 +87,9 @@ def drift(console: Console, one: str, other: str, count: int) -> int:
     return 0
 
 
-def bisect(
-    console: Console, name: str, fields: Sequence[str], good: str, bad: str, root: Path
-) -> int:
+def bisect(console: Console, name: str, fields: Sequence[str], good: str, bad: str) -> int:
     """Print between which releases a decision changed; 1 where it did not."""
-    asked, here = workload(name), present(root)
+    asked, here = workload(name), present()
     for version in (good, bad):
         if version:
             core(version)
@@ -102,6 +99,12 @@ def bisect(
         if (not good or here.index(v) >= here.index(good))
         and (not bad or here.index(v) <= here.index(bad))
     ]
+    if len(versions) < 2:
+        first, last = good or "the oldest", bad or "the newest"
+        raise CourseError(
+            f"From --good {first} to --bad {last} there is one release at most. "
+            f"Here are {', '.join(here) or 'none'}: course upstream fetch --version VERSION"
+        )
     try:
         change = decisions.bisect(asked, versions, fields or decisions.DECISIONS)
     except (ArchiveError, LoadError, ValueError) as error:

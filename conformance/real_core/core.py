@@ -48,22 +48,19 @@ class RealCore:
         load = self.namespace.load
         self._scheduler = load("vllm.v1.core.sched.scheduler").Scheduler
         self._async_scheduler = load("vllm.v1.core.sched.async_scheduler").AsyncScheduler
-        self._request, self._status = (
-            load("vllm.v1.request").Request,
-            load("vllm.v1.request").RequestStatus,
-        )
-        self._interface, self._outputs = (
-            load("vllm.v1.kv_cache_interface"),
-            load("vllm.v1.outputs"),
-        )
+        request = load("vllm.v1.request")
+        self._request, self._status = request.Request, request.RequestStatus
+        self._interface = load("vllm.v1.kv_cache_interface")
+        self._outputs = load("vllm.v1.outputs")
         self._utils = load("vllm.v1.core.kv_cache_utils")
         _call(self._utils.init_none_hash, hash_fn=answers.sha256)
 
     @property
     def upstream(self) -> dict[str, str]:
         """What a recording made here says it was made from."""
-        if self.version == recording.UPSTREAM["version"]:
-            return dict(recording.UPSTREAM)
+        pin = recording.UPSTREAM
+        if self.version == pin["version"] and self.commit.startswith(pin["commit"]):
+            return dict(pin)
         return {"version": self.version, "commit": self.commit}
 
     # ------------------------------------------------------------------ the face of `real`
