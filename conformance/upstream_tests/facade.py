@@ -22,6 +22,8 @@ from vllm.v1.kv_cache_interface import KVCacheSpecKind
 from mini_vllm import async_scheduler, block_pool, kv_cache, plan, request, scheduler
 from mini_vllm.block_pool import ROOT_HASH, KVCacheBlock, KVEvent
 from mini_vllm.config import SamplingParams, SchedulerConfig
+from mini_vllm.spec_decode.metrics import SpecDecodingStats
+from mini_vllm.structured_output.gate import GrammarGate
 
 NONE_HASH = ROOT_HASH
 RequestStatus = SimpleNamespace(
@@ -103,6 +105,9 @@ class Truth(int):
         return bool(self)
 
 
+_ALL_TOKEN_IDS: Any = request.Request.__dict__["all_token_ids"]
+
+
 class Request(request.Request):
     """A mini request made from upstream's arguments. Pictures are left out of what it computes."""
 
@@ -135,10 +140,38 @@ class Request(request.Request):
             priority=priority,
             cache_salt=cache_salt,
         )
+        if sampling_params.structured_outputs is not None:
+            self.waits_for = "grammar"
         self.mm_features = list(mm_features or ())
         self.block_hasher = block_hasher
-        if block_hasher is not None:
-            block_hasher(self)
+        self.update_block_hashes()
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt; a test may write another one."""
+        return self.all_token_ids[: self.num_prompt_tokens]
+
+    @prompt_token_ids.setter
+    def prompt_token_ids(self, token_ids: Sequence[int]) -> None:
+        self.num_prompt_tokens = len(token_ids)
+
+    @property
+    def all_token_ids(self) -> list[int]:  # type: ignore[override]
+        """Every token; upstream's is a view that a test replaces with the list behind it."""
+        return _ALL_TOKEN_IDS.__get__(self)
+
+    @all_token_ids.setter
+    def all_token_ids(self, token_ids: Sequence[int]) -> None:
+        _ALL_TOKEN_IDS.__set__(self, list(token_ids))
+        self.num_tokens = len(token_ids)
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        return self.num_tokens + len(self.spec_token_ids)
+
+    def update_block_hashes(self) -> None:
+        if self.block_hasher is not None:
+            self.block_hasher(self)
 
     @property
     def is_finished(self) -> Truth:  # type: ignore[override]
@@ -147,8 +180,7 @@ class Request(request.Request):
     def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
         for token in [token_ids] if isinstance(token_ids, int) else token_ids:
             self.append_output_token(token)
-        if self.block_hasher is not None:
-            self.block_hasher(self)
+        self.update_block_hashes()
 
 
 def check_stop(made: Request, max_model_len: int) -> bool:
@@ -306,6 +338,7 @@ class KVCacheManager:
         enable_caching: bool = True,
         log_stats: bool = True,
         enable_kv_cache_events: bool = False,
+        use_eagle: bool = False,
     ) -> None:
         (group,) = kv_cache_config.kv_cache_groups
         kind = KVCacheSpecKind.FULL_ATTENTION.value
@@ -322,7 +355,7 @@ class KVCacheManager:
             enable_caching,
             block_pool=lambda *_: self.block_pool.mini,
         )
-        self.mini.max_model_len = max_model_len
+        self.mini.max_model_len, self.mini.use_eagle = max_model_len, use_eagle
         self.log_stats = log_stats
         tables = SimpleNamespace(
             req_to_blocks=self.mini.req_to_blocks, num_cached_block=self.mini._num_cached
@@ -396,7 +429,7 @@ class Scheduler:
             async_scheduling=asked.async_scheduling,
             num_speculative_tokens=drafts.num_speculative_tokens if drafts else 0,
         )
-        self.mini = self.part(self.kv_cache_manager.mini, config)
+        self.mini = self.part(self.kv_cache_manager.mini, config, [GrammarGate()])
         self.add_request = self.mini.add_request
         self.reset_prefix_cache = self.mini.reset_prefix_cache
         self.encoder_cache_manager = SimpleNamespace(freed=(), cached=())  # mini has none
@@ -424,7 +457,12 @@ class Scheduler:
         self.plans[id(output)] = output, made
         return output
 
-    def update_from_output(self, output: UpstreamPlan, sampled: Any) -> None:
+    def update_draft_token_ids(self, drafts: Any) -> None:
+        made = zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
+        self.mini.update_draft_token_ids(dict(made))
+
+    def update_from_output(self, output: UpstreamPlan, sampled: Any) -> dict[int, Any]:
+        """Mini's update; what a test reads of upstream's answer are the counters of drafts."""
         _, made = self.plans.pop(id(output), (None, None))
         if made is None:  # a plan written by the test
             counts = output.num_scheduled_tokens
@@ -438,6 +476,12 @@ class Scheduler:
         )
         self._move(made, -1)
         self.mini.update_from_output(made, tokens)
+        counted = SpecDecodingStats(self.mini.config.num_speculative_tokens)
+        for request_id, drafts in made.spec_token_ids.items():
+            if sampled_tokens := tokens.get(request_id):
+                counted.observe_draft(len(drafts), len(sampled_tokens) - 1)
+        stats = SimpleNamespace(spec_decoding_stats=counted if counted.num_drafts else None)
+        return {0: SimpleNamespace(scheduler_stats=stats)}
 
     def _move(self, made: plan.SchedulerOutput, sign: int) -> None:
         """Mini's plain scheduler advances in `update_from_output`; here the step is in flight."""
