@@ -33,7 +33,7 @@ REAL = (
 )
 """Modules, and packages with all below them, that are the release's own code."""
 
-LIBRARIES = ("numpy", "cachetools", "typing_extensions")
+LIBRARIES = ("numpy", "typing_extensions")
 """Packages that the core really uses."""
 
 
@@ -169,10 +169,7 @@ def _library(name: str, fromlist: Sequence[str] | None) -> types.ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in LIBRARIES:
             raise
-        raise LoadError(
-            f"{error.name} is not installed: pip install -e '.[real-core]' "
-            "(or `uv sync --extra real-core`)"
-        ) from error
+        raise LoadError(f"{error.name} is not installed: pip install {error.name}") from error
     if fromlist:
         for attribute in fromlist:
             if hasattr(module, "__path__") and not hasattr(module, attribute):

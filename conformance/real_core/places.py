@@ -35,7 +35,7 @@ def why_not(version: str = PIN, root: Path = ROOT) -> str:
     """What keeps a release's core from loading here, "" when nothing does."""
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
-        return f"{', '.join(missing)}: uv sync --extra real-core"
+        return f"{missing[0]} is not installed: pip install {' '.join(missing)}"
     if not (tree_of(version, root) / "vllm" / "_version.py").is_file():
         wanted = "" if version == PIN else f" --version {version}"
         return f"vLLM {version} is not here: course upstream fetch{wanted}"
