@@ -156,7 +156,7 @@ class Request(request.Request):
         self.num_prompt_tokens = len(token_ids)
 
     @property
-    def all_token_ids(self) -> list[int]:  # type: ignore[override]
+    def all_token_ids(self) -> list[int]:
         """Every token; upstream's is a view that a test replaces with the list behind it."""
         return _ALL_TOKEN_IDS.__get__(self)
 
