@@ -65,7 +65,7 @@ def observed(scheduler: Any, plan: Any) -> dict[str, Any]:
         plan.bind(scheduler.kv)
         rows = gate.rows(plan)
     skipped = getattr(scheduler, "skipped", ())
-    waits = {r.request_id: getattr(r, "waits_for", None) or "waiting" for r in skipped}
+    waits = {r.request_id: getattr(r, "waits_for", None) or r.status.name.lower() for r in skipped}
     return {"skipped": waits, "grammar_rows": rows}
 
 

@@ -43,6 +43,8 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from conformance import recording
+
 __all__ = [
     "FullAttentionSpec",
     "KVCacheConfig",
@@ -58,9 +60,13 @@ __all__ = [
     "model_config",
     "runner_output",
     "sha256",
+    "upstream",
 ]
 
 logging.disable(logging.WARNING)
+
+upstream = recording.UPSTREAM
+"""What a recording made here says it was made from; a later release puts its own name there."""
 
 OPT_CONFIG = {
     "architectures": ["OPTForCausalLM"],
@@ -171,8 +177,14 @@ def _assert_as_asked(scheduler: Scheduler, config: dict[str, Any]) -> None:
         assert scheduler.num_spec_tokens == config["speculative"]["num_speculative_tokens"]
 
 
-def make_request(add: dict[str, Any], block_size: int, eos_token_id: int) -> Request:
-    """The real request for one entry of a recording's `events[...].add`."""
+def make_request(
+    add: dict[str, Any], block_size: int, eos_token_id: int, num_hash_lookahead_tokens: int = 0
+) -> Request:
+    """The real request for one entry of a recording's `events[...].add`.
+
+    `num_hash_lookahead_tokens` is that of the scheduler it goes to (0.33.0 and newer).
+    """
+    ahead = (num_hash_lookahead_tokens,) if num_hash_lookahead_tokens else ()
     asked = StructuredOutputsParams(regex="scripted") if add.get("grammar") else None
     params = SamplingParams(
         temperature=0.0, max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"],
@@ -187,7 +199,7 @@ def make_request(add: dict[str, Any], block_size: int, eos_token_id: int) -> Req
         arrival_time=add["arrival_time"],
         priority=add["priority"],
         lora_request=lora_request(add.get("lora", 0)),
-        block_hasher=get_request_block_hasher(block_size, sha256),
+        block_hasher=get_request_block_hasher(block_size, sha256, *ahead),
     )
 
 

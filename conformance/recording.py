@@ -332,6 +332,18 @@ def problem_of(recording: object, upstream: Mapping[str, str] | None = UPSTREAM)
     return ""
 
 
+def problem_of_workload(workload: object) -> str:
+    """What is wrong with a workload that has no steps yet, "" when nothing is."""
+    if not isinstance(workload, dict):
+        return "not an object"
+    config = workload.get("config")
+    if isinstance(config, dict) and isinstance(config.get("speculative"), dict):
+        read_back = {"num_lookahead_tokens": 0, "use_eagle": False}  # from the real scheduler
+        config = {**config, "speculative": read_back | config["speculative"]}
+    whole = {"upstream": {}, "outputs": {}, **workload, "config": config, "steps": []}
+    return next(_problems(whole), "")
+
+
 def _problems(recording: Recording) -> Iterator[str]:
     """Every check in turn, each only once those before it have found nothing."""
     yield from _misshapen(recording, "", _RECORDING)

@@ -178,12 +178,12 @@ def replay(
     Returns:
         How many steps were compared, and the first difference or None.
     """
-    events = _events_by_step(entry)
-    driven: _Driven | None = None
+    events = events_by_step(entry)
+    driven: Driven | None = None
     for index, expected in enumerate(entry["steps"]):
         event = events.get(index, {})
         try:
-            driven = driven or _Driven(entry, build(config_of(entry)), make_request)
+            driven = driven or Driven(entry, build(config_of(entry)), make_request)
             told = expected.get("sampled_token_ids"), expected.get("draft_token_ids")
             got = driven.step(event, *told)
         except Exception as error:  # whatever a learner's part raises is a difference, not a crash
@@ -260,8 +260,8 @@ def run(
     Raises:
         RuntimeError: it did not end within `max_steps`.
     """
-    driven = _Driven(workload, build(config_of(workload)), make_request)
-    events = _events_by_step(workload)
+    driven = Driven(workload, build(config_of(workload)), make_request)
+    events = events_by_step(workload)
     steps: list[dict[str, Any]] = []
     while driven.is_busy() or len(steps) <= max(events):
         if len(steps) == max_steps:
@@ -273,7 +273,7 @@ def run(
 # ---------------------------------------------------------------------- one step
 
 
-def _events_by_step(entry: Mapping[str, Any]) -> dict[int, dict[str, list[Any]]]:
+def events_by_step(entry: Mapping[str, Any]) -> dict[int, dict[str, list[Any]]]:
     """Arrivals and aborts of each step; a file may give several events for one."""
     merged: dict[int, dict[str, list[Any]]] = {}
     for event in entry["events"]:
@@ -283,7 +283,7 @@ def _events_by_step(entry: Mapping[str, Any]) -> dict[int, dict[str, list[Any]]]
     return merged
 
 
-class _Driven:
+class Driven:
     """A scheduler under test on the way through one workload."""
 
     def __init__(
@@ -430,7 +430,7 @@ def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> b
 # ---------------------------------------------------------------------- command
 
 
-def _load(spec: str) -> Any:
+def load_part(spec: str) -> Any:
     """The object named by `module:Name` or `path/to/file.py:Name`."""
     source, _, name = spec.rpartition(":")
     if not source:
@@ -455,7 +455,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Replay recordings of the real v0.22.1 scheduler and compare every decision.",
         epilog="With --release recordings are of a later release, and so are parts not named.",
     )
-    part: dict[str, Any] = {"type": _load, "metavar": "MODULE:NAME"}
+    part: dict[str, Any] = {"type": load_part, "metavar": "MODULE:NAME"}
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.gz")
     parser.add_argument("--scheduler", help="scheduler class to test", **part)
     parser.add_argument("--kv-cache-manager", help="its manager", **part)

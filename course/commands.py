@@ -281,6 +281,30 @@ def doctor() -> None:
     raise typer.Exit(module.run(terminal.make_console(), course_root()))
 
 
+@app.command("ask")
+def ask_command(
+    workload: Annotated[str, typer.Argument(help="a seed, FILE or FILE:SEED")],
+    release: Annotated[str, typer.Option(help="which vLLM is asked")] = "0.22.1",
+    scheduler: Annotated[str, typer.Option(help="yours: FILE.py:CLASS")] = "",
+    kv_cache_manager: Annotated[str, typer.Option(help="yours: FILE.py:CLASS")] = "",
+    block_pool: Annotated[str, typer.Option(help="yours: FILE.py:CLASS")] = "",
+) -> None:
+    """vLLM's own scheduler beside this one, step by step, on one workload."""
+    from argparse import ArgumentTypeError
+
+    from conformance.replay import load_part
+    from course.decisions import beside
+
+    named = {
+        "scheduler": scheduler, "kv_cache_manager": kv_cache_manager, "block_pool": block_pool,
+    }  # fmt: skip
+    try:
+        parts = {name: load_part(where) for name, where in named.items() if where}
+    except ArgumentTypeError as error:
+        raise CourseError(str(error)) from None
+    raise typer.Exit(beside(terminal.make_console(), workload, release, parts))
+
+
 @gpu_app.command("run")
 def gpu_run(
     lab: Annotated[str | None, typer.Argument(metavar="[LAB]", help="default: all")] = None,

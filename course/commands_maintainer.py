@@ -240,12 +240,35 @@ def upstream_show(
 def drift_command(
     to: Annotated[str, typer.Option(help="the release; default: the newest compared")] = "",
     write: Annotated[bool, typer.Option("--write", help="compute the table again")] = False,
+    decisions: Annotated[
+        tuple[str, str], typer.Option(help="two releases whose schedulers are compared")
+    ] = ("", ""),
+    workloads: Annotated[int, typer.Option(min=1, help="with --decisions: how many")] = 240,
 ) -> None:
-    """What became of every citation by a later release: same, moved, changed, gone."""
+    """What became of every citation, or of the scheduler's decisions, by another release."""
     from course import releases
+    from course.decisions import drift
 
+    if any(decisions):
+        raise typer.Exit(drift(terminal.make_console(), *decisions, workloads))
     version = to or releases.NEWEST
     raise typer.Exit(releases.show_drift(terminal.make_console(), course_root(), version, write))
+
+
+@app.command("bisect")
+def bisect_command(
+    workload: Annotated[str, typer.Argument(help="a seed, FILE or FILE:SEED")],
+    field: Annotated[
+        list[str] | None, typer.Option(help="what counts as the decision; may be repeated")
+    ] = None,
+    good: Annotated[str, typer.Option(help="the oldest release; default: of those here")] = "",
+    bad: Annotated[str, typer.Option(help="the newest release; default: of those here")] = "",
+) -> None:
+    """Between which two releases vLLM began to decide a workload another way."""
+    from course.decisions import bisect
+
+    root = course_root()
+    raise typer.Exit(bisect(terminal.make_console(), workload, field or [], good, bad, root))
 
 
 @release_app.command("add")

@@ -16,15 +16,20 @@ from concurrent.futures import Future
 from typing import Any
 
 from conformance import recording, workloads
-from conformance.recorders.scheduler import MAX_STEPS, STALL_STEPS, Stalled, observe
+from conformance.recorders.scheduler import MAX_STEPS, STALL_STEPS, Stalled, observe, skipped
+from conformance.recorders.source import Real, installed
 
 SEEDS = range(70_000, 71_000)
 
 
 def generate(seed: int) -> dict[str, Any]:
     """The workload of a seed: that of `workloads.generate`, with `add.grammar` for most."""
-    workload = workloads.generate(seed)
-    rng = random.Random(seed * 13 + 5)
+    return with_grammars(workloads.generate(seed))
+
+
+def with_grammars(workload: workloads.Workload) -> dict[str, Any]:
+    """`workload` itself, with grammars for most of its requests."""
+    rng = random.Random(workload["seed"] * 13 + 5)
     share, slowest = rng.choice((0.4, 0.7, 0.9, 1.0)), rng.choice((1, 3, 6, 12))
     refusing = rng.choice((0.0, 0.2, 0.4))
     for event in workload["events"]:
@@ -42,7 +47,7 @@ def generate(seed: int) -> dict[str, Any]:
     return workload
 
 
-class _Scripted:
+class Scripted:
     """What the real engine asks of a grammar."""
 
     def __init__(self, reject_at: int | None) -> None:
@@ -52,6 +57,15 @@ class _Scripted:
         first, self.position = self.position, self.position + len(tokens)
         return self.reject_at is None or not first <= self.reject_at < self.position
 
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """The drafts before the position that it refuses."""
+        if self.reject_at is None:
+            return tokens
+        return tokens[: max(0, self.reject_at - self.position)]
+
+    def rollback(self, num_tokens: int) -> None:
+        self.position -= num_tokens
+
     def is_terminated(self) -> bool:
         return False
 
@@ -59,7 +73,7 @@ class _Scripted:
         bitmask[index] = 0
 
 
-class _Masks:
+class Masks:
     """The backend, as far as the manager needs it to fill rows."""
 
     def allocate_token_bitmask(self, rows: int) -> Any:
@@ -68,27 +82,26 @@ class _Masks:
         return torch.zeros((rows, 1), dtype=torch.int32)
 
 
-def record(seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recording]:
+def record(seeds: Iterable[int] = SEEDS, real: Real | None = None) -> Iterator[recording.Recording]:
     """Each seed on the real scheduler, every field of every step."""
     for seed in seeds:
-        yield run(generate(seed))
+        yield run(generate(seed), real)
 
 
-def run(workload: Mapping[str, Any]) -> recording.Recording:
+def run(workload: Mapping[str, Any], real: Real | None = None) -> recording.Recording:
     """Run one workload on the real scheduler and note every field of every step.
 
     Raises:
         Stalled: unfinished work, no event or grammar to come, and nothing scheduled.
     """
-    from conformance import real
-
+    real = real or installed()
     logging.disable(logging.ERROR)  # the scheduler reports every refused token
     config, script = workload["config"], workload["outputs"]
     scheduler: Any = real.make_scheduler(config)
-    scheduler.structured_output_manager.backend = _Masks()
+    scheduler.structured_output_manager.backend = Masks()
     events = {event["step"]: event for event in workload["events"]}
     live: dict[str, Any] = {}
-    pending: dict[str, tuple[int, Future[_Scripted], _Scripted]] = {}
+    pending: dict[str, tuple[int, Future[Scripted], Scripted]] = {}
     used: dict[str, int] = dict.fromkeys(script, 0)
     steps: list[dict[str, Any]] = []
     idle = 0
@@ -100,9 +113,9 @@ def run(workload: Mapping[str, Any]) -> recording.Recording:
             request = real.make_request(add, config["block_size"], workload["eos_token_id"])
             live[request_id] = request
             if wanted := add.get("grammar"):
-                future: Future[_Scripted] = Future()
+                future: Future[Scripted] = Future()
                 request.structured_output_request.grammar = future
-                pending[request_id] = wanted["ready_at"], future, _Scripted(wanted["reject_at"])
+                pending[request_id] = wanted["ready_at"], future, Scripted(wanted["reject_at"])
             scheduler.add_request(request)
         for request_id in event["abort"]:
             real.abort(scheduler, request_id)
@@ -114,7 +127,7 @@ def run(workload: Mapping[str, Any]) -> recording.Recording:
                 del pending[request_id]
         plan = scheduler.schedule()
         step = observe(scheduler, plan)
-        step["skipped"] = {r.request_id: _status(r) for r in scheduler.skipped_waiting}
+        step["skipped"] = {r.request_id: status(r) for r in skipped(scheduler)}
         masked = scheduler.get_grammar_bitmask(plan)
         step["grammar_rows"] = list(masked.structured_output_request_ids) if masked else []
         sampled: dict[str, int] = {}
@@ -134,10 +147,10 @@ def run(workload: Mapping[str, Any]) -> recording.Recording:
         if idle >= STALL_STEPS or len(steps) >= MAX_STEPS:
             raise Stalled(f"seed {workload['seed']}: no progress after {len(steps)} steps")
     outputs = {request_id: script[request_id][:count] for request_id, count in used.items()}
-    return {"upstream": recording.UPSTREAM, **workload, "outputs": outputs, "steps": steps}
+    return {"upstream": real.upstream, **workload, "outputs": outputs, "steps": steps}
 
 
-def _status(request: Any) -> str:
+def status(request: Any) -> str:
     """The format's word for a status of the second queue."""
     words = {"WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": "grammar"}
     return words.get(request.status.name, request.status.name.lower())

@@ -16,14 +16,19 @@ from typing import Any
 from conformance import recording, workloads
 from conformance.recorders.scheduler import record as run
 from conformance.recorders.scheduler import record_async as run_async
+from conformance.recorders.source import Real
 
 SEEDS = range(60_000, 61_000)
 
 
 def generate(seed: int) -> dict[str, Any]:
     """The workload of a seed: that of `workloads.generate`, `config.max_loras` and `add.lora`."""
-    workload = workloads.generate(seed)
-    rng = random.Random(seed * 11 + 3)
+    return with_adapters(workloads.generate(seed))
+
+
+def with_adapters(workload: workloads.Workload) -> dict[str, Any]:
+    """`workload` itself, with slots for adapters and requests that ask for some."""
+    rng = random.Random(workload["seed"] * 11 + 3)
     config = workload["config"]
     config["max_loras"] = rng.choice((1, 1, 1, 2, 2, 3))
     if rng.random() < 0.6 and config["max_num_seqs"] < 4:  # else few wait for a slot alone
@@ -39,13 +44,13 @@ def generate(seed: int) -> dict[str, Any]:
     return workload
 
 
-def record(seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recording]:
+def record(seeds: Iterable[int] = SEEDS, real: Real | None = None) -> Iterator[recording.Recording]:
     """Each seed on the real scheduler, every field of every step."""
     for seed in seeds:
-        yield run(generate(seed))
+        yield run(generate(seed), real)
 
 
-def record_async(seeds: Iterable[int]) -> Iterator[recording.Recording]:
+def record_async(seeds: Iterable[int], real: Real | None = None) -> Iterator[recording.Recording]:
     """Each seed on the real `AsyncScheduler`; not kept, compared live."""
     for seed in seeds:
-        yield run_async(generate(seed))
+        yield run_async(generate(seed), real)

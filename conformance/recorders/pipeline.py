@@ -18,6 +18,7 @@ from typing import Any
 
 from conformance import recording, workloads
 from conformance.recorders.scheduler import MAX_STEPS, STALL_STEPS, Stalled, observe
+from conformance.recorders.source import Real, installed
 
 SEEDS = range(50_000, 50_900)
 """300 of each depth, every profile in turn."""
@@ -28,15 +29,16 @@ class SamplesTwiceError(Exception):
     """The real scheduler sampled a position while a token for it was on its way."""
 
 
-def record_pipeline(workload: workloads.Workload, depth: int) -> recording.Recording:
+def record_pipeline(
+    workload: workloads.Workload, depth: int, real: Real | None = None
+) -> recording.Recording:
     """Run one workload on the real scheduler with `depth` batches in flight.
 
     Raises:
         Stalled: unfinished work, no event to come, nothing in flight and nothing scheduled.
         SamplesTwiceError: see above.
     """
-    from conformance import real
-
+    real = real or installed()
     config = {**workload["config"], "pipeline_parallel_size": depth}
     script, scheduler = workload["outputs"], real.make_scheduler(workload["config"])
     events = {event["step"]: event for event in workload["events"]}
@@ -109,17 +111,17 @@ def record_pipeline(workload: workloads.Workload, depth: int) -> recording.Recor
             raise Stalled(f"seed {workload['seed']}: no progress after {len(steps)} steps")
     outputs = {request_id: script[request_id][:count] for request_id, count in used.items()}
     return {
-        "upstream": recording.UPSTREAM, **workload, "config": config, "outputs": outputs,
+        "upstream": real.upstream, **workload, "config": config, "outputs": outputs,
         "steps": steps,
     }  # fmt: skip
 
 
-def record(seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recording]:
+def record(seeds: Iterable[int] = SEEDS, real: Real | None = None) -> Iterator[recording.Recording]:
     """The recordings of those of `seeds` whose positions are each sampled once; the depth goes
     round with the seed's ninth part, so that each profile has each depth."""
     for seed in seeds:
         try:
-            yield record_pipeline(workloads.generate(seed), depth_of(seed))
+            yield record_pipeline(workloads.generate(seed), depth_of(seed), real)
         except SamplesTwiceError as error:
             print(f"left out: {error}")
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from conformance import recording, workloads
+from conformance.recorders.source import Real, installed
 
 MAX_STEPS = 2000
 STALL_STEPS = 3
@@ -24,7 +25,7 @@ class Stalled(Exception):
     """The real scheduler stopped scheduling with work left: the workload asks the impossible."""
 
 
-def record(workload: workloads.Workload) -> recording.Recording:
+def record(workload: workloads.Workload, real: Real | None = None) -> recording.Recording:
     """Run one workload on the real scheduler and note every field of every step.
 
     Aborts of a step are applied after its arrivals, one by one in the order given. The script of
@@ -33,8 +34,7 @@ def record(workload: workloads.Workload) -> recording.Recording:
     Raises:
         Stalled: unfinished work, no event to come, and nothing scheduled.
     """
-    from conformance import real
-
+    real = real or installed()
     config, script = workload["config"], workload["outputs"]
     scheduler = real.make_scheduler(config)
     block_size, eos = config["block_size"], workload["eos_token_id"]
@@ -70,10 +70,10 @@ def record(workload: workloads.Workload) -> recording.Recording:
         if idle >= STALL_STEPS or len(steps) >= MAX_STEPS:
             raise Stalled(f"seed {workload['seed']}: no progress after {len(steps)} steps")
     outputs = {request_id: script[request_id][:count] for request_id, count in used.items()}
-    return {"upstream": recording.UPSTREAM, **workload, "outputs": outputs, "steps": steps}
+    return {"upstream": real.upstream, **workload, "outputs": outputs, "steps": steps}
 
 
-def record_async(workload: workloads.Workload) -> recording.Recording:
+def record_async(workload: workloads.Workload, real: Real | None = None) -> recording.Recording:
     """As `record`, on the real `AsyncScheduler` with a queue of two batches.
 
     Step k is planned, observed, and then step k - 1 is updated: `EngineCore.step_with_batch_queue`
@@ -83,8 +83,7 @@ def record_async(workload: workloads.Workload) -> recording.Recording:
     Raises:
         Stalled: unfinished work, no event to come, and nothing scheduled.
     """
-    from conformance import real
-
+    real = real or installed()
     config, script = {**workload["config"], "async_scheduling": True}, workload["outputs"]
     scheduler = real.make_scheduler(config, async_scheduling=True)
     events = {event["step"]: event for event in workload["events"]}
@@ -154,20 +153,32 @@ def record_async(workload: workloads.Workload) -> recording.Recording:
             raise Stalled(f"seed {workload['seed']}: no progress after {len(steps)} steps")
     outputs = {request_id: script[request_id][:count] for request_id, count in used.items()}
     return {
-        "upstream": recording.UPSTREAM, **workload, "config": config, "outputs": outputs,
+        "upstream": real.upstream, **workload, "config": config, "outputs": outputs,
         "steps": steps,
     }  # fmt: skip
+
+
+def skipped(scheduler: Any) -> list[Any]:
+    """The second waiting queue; from 0.31 on there is one queue, and this is empty."""
+    return list(getattr(scheduler, "skipped_waiting", ()))
+
+
+def _resumed(cached: Any) -> list[str]:
+    """Who comes back after a preemption; before 0.11.1 a flag per request says so."""
+    if hasattr(cached, "resumed_req_ids"):
+        return sorted(cached.resumed_req_ids)
+    flags = zip(cached.req_ids, cached.resumed_from_preemption, strict=True)
+    return sorted(request_id for request_id, resumed in flags if resumed)
 
 
 def observe(scheduler: Any, plan: Any) -> dict[str, Any]:
     """The state between `schedule` and the update: the counters have already advanced."""
     running, manager = scheduler.running, scheduler.kv_cache_manager
-    skipped = [request.request_id for request in scheduler.skipped_waiting]
     return {
         "num_scheduled_tokens": dict(plan.num_scheduled_tokens),
         "new": [data.req_id for data in plan.scheduled_new_reqs],
-        "resumed": sorted(plan.scheduled_cached_reqs.resumed_req_ids),
-        "preempted": sorted(plan.preempted_req_ids),
+        "resumed": _resumed(plan.scheduled_cached_reqs),
+        "preempted": sorted(plan.preempted_req_ids or ()),
         "finished_before": sorted(plan.finished_req_ids),
         "running": [request.request_id for request in running],
         "waiting": [request.request_id for request in scheduler.waiting],
@@ -179,18 +190,26 @@ def observe(scheduler: Any, plan: Any) -> dict[str, Any]:
             request.request_id: request.num_computed_tokens for request in running
         },
         "free_blocks": manager.block_pool.get_num_free_blocks(),
-        **({"skipped_waiting": skipped} if scheduler.lora_config else {}),
+        **(
+            {"skipped_waiting": [request.request_id for request in skipped(scheduler)]}
+            if scheduler.lora_config
+            else {}
+        ),
     }
 
 
-def profile(name: str, seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recording]:
+def profile(
+    name: str, seeds: Iterable[int] = SEEDS, real: Real | None = None
+) -> Iterator[recording.Recording]:
     """The recordings of one profile, of those of `seeds` that have it."""
     for seed in seeds:
         if workloads.profile_of(seed) == name:
-            yield record(workloads.generate(seed))
+            yield record(workloads.generate(seed), real)
 
 
-def asynchronous(seeds: Iterable[int] = ASYNC_SEEDS) -> Iterator[recording.Recording]:
+def asynchronous(
+    seeds: Iterable[int] = ASYNC_SEEDS, real: Real | None = None
+) -> Iterator[recording.Recording]:
     """The recordings of the asynchronous scheduler, every profile in turn."""
     for seed in seeds:
-        yield record_async(workloads.generate(seed))
+        yield record_async(workloads.generate(seed), real)

@@ -17,6 +17,7 @@ from typing import Any
 
 from conformance import recording, workloads
 from conformance.recorders.scheduler import MAX_STEPS, STALL_STEPS, Stalled, observe
+from conformance.recorders.source import Real, installed
 
 SEEDS = range(40_000, 41_000)
 """Of `spec.jsonl.gz`."""
@@ -35,7 +36,12 @@ def generate(seed: int, is_async: bool = False) -> dict[str, Any]:
         `max_tokens`, because an accepted draft may lie behind the stop. `acceptance` is how often
         a draft token is the target's; it is not part of the recording.
     """
-    workload = workloads.generate(seed)
+    return with_drafts(workloads.generate(seed), is_async)
+
+
+def with_drafts(workload: workloads.Workload, is_async: bool) -> dict[str, Any]:
+    """`workload` itself, with a drafter; see `generate`."""
+    seed = workload["seed"]
     rng = random.Random(seed * 7 + 1)
     methods = ASYNC_METHODS if is_async else METHODS
     method, k = methods[seed % len(methods)], rng.choice((1, 2, 3, 4, 4, 5, 8))
@@ -53,23 +59,25 @@ def generate(seed: int, is_async: bool = False) -> dict[str, Any]:
     return workload
 
 
-def record(seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recording]:
+def record(seeds: Iterable[int] = SEEDS, real: Real | None = None) -> Iterator[recording.Recording]:
     """Each seed on the real synchronous scheduler, every field of every step."""
     for seed in seeds:
-        yield _until_it_ends(generate(seed), _record)
+        yield _until_it_ends(generate(seed), _record, real)
 
 
-def record_async(seeds: Iterable[int] = ASYNC_SEEDS) -> Iterator[recording.Recording]:
+def record_async(
+    seeds: Iterable[int] = ASYNC_SEEDS, real: Real | None = None
+) -> Iterator[recording.Recording]:
     """Each seed on the real `AsyncScheduler` with a queue of two batches."""
     for seed in seeds:
-        yield _until_it_ends(generate(seed, is_async=True), _record_async)
+        yield _until_it_ends(generate(seed, is_async=True), _record_async, real)
 
 
-def _until_it_ends(workload: dict[str, Any], run: Any) -> recording.Recording:
+def _until_it_ends(workload: dict[str, Any], run: Any, real: Real | None) -> recording.Recording:
     """Record; a pool in which a lone request preempts itself for ever grows by a block."""
     while True:
         try:
-            return run(copy.deepcopy(workload))
+            return run(copy.deepcopy(workload), real)
         except Stalled:
             workload["config"]["num_blocks"] += 1
 
@@ -77,9 +85,8 @@ def _until_it_ends(workload: dict[str, Any], run: Any) -> recording.Recording:
 class _Run:
     """The real scheduler on the way through one workload: what both recorders share."""
 
-    def __init__(self, workload: dict[str, Any]) -> None:
-        from conformance import real
-
+    def __init__(self, workload: dict[str, Any], real: Real | None) -> None:
+        real = real or installed()
         self.real, self.workload = real, workload
         self.acceptance = workload.pop("acceptance")
         self.config, self.script = workload["config"], workload["outputs"]
@@ -104,9 +111,11 @@ class _Run:
         """This step's arrivals, then its aborts one by one; the reasons of the aborted."""
         event = self.events.get(len(self.steps), {"add": [], "abort": []})
         for add in event["add"]:
+            ahead = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)  # from 0.33.0 on
             request = self.real.make_request(
-                add, self.config["block_size"], self.workload["eos_token_id"]
-            )
+                add, self.config["block_size"], self.workload["eos_token_id"],
+                **({"num_hash_lookahead_tokens": ahead} if ahead else {}),
+            )  # fmt: skip
             self.live[add["request_id"]] = request
             self.scheduler.add_request(request)
         reasons: dict[str, str] = {}
@@ -142,7 +151,7 @@ class _Run:
     def recording(self) -> recording.Recording:
         outputs = {r: self.script[r][:count] for r, count in self.used.items()}
         return {
-            "upstream": recording.UPSTREAM, **self.workload, "outputs": outputs,
+            "upstream": self.real.upstream, **self.workload, "outputs": outputs,
             "steps": self.steps,
         }  # fmt: skip
 
@@ -170,9 +179,9 @@ class _Run:
         ]
 
 
-def _record(workload: dict[str, Any]) -> recording.Recording:
+def _record(workload: dict[str, Any], real: Real | None) -> recording.Recording:
     """One synchronous workload. Raises Stalled."""
-    run = _Run(workload)
+    run = _Run(workload, real)
     scheduler = run.scheduler
     while scheduler.has_unfinished_requests() or run.waits():
         reasons = run.apply()
@@ -217,13 +226,13 @@ def _offer(run: _Run, request_id: str, request: Any, sampled: Mapping[str, list[
     return run.drafts(request_id, request.num_output_tokens, request.num_tokens)
 
 
-def _record_async(workload: dict[str, Any]) -> recording.Recording:
+def _record_async(workload: dict[str, Any], real: Real | None) -> recording.Recording:
     """One asynchronous workload. Raises Stalled.
 
     Step k is planned and observed, then step k - 1 is updated, as in
     `EngineCore.step_with_batch_queue` where no batch is ever done early.
     """
-    run = _Run(workload)
+    run = _Run(workload, real)
     scheduler = run.scheduler
     num_sampled: dict[str, int] = dict.fromkeys(run.script, 0)
     in_flight: tuple[Any, dict[str, list[int]]] | None = None

@@ -9,13 +9,16 @@ this one; the proof lives here.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from conformance import recording
 from conformance.replay import Build, MakeRequest, mini_request, mini_scheduler
 from mini_vllm.parts import EngineParts
 from mini_vllm.releases import parts_of
+from mini_vllm.scheduler import Scheduler
 
 FOLDER = Path(recording.__file__).parent / "recordings" / "releases"
 SEEDS = range(3_600)
@@ -81,10 +84,14 @@ def release_of(version: str) -> Release:
 def builders(release: str | EngineParts) -> tuple[Build, MakeRequest]:
     """`build` and `make_request` for `conformance.replay`, from a release's parts or from any."""
     parts = parts_of(release) if isinstance(release, str) else release
-    build = functools.partial(
-        mini_scheduler,
-        scheduler=parts.scheduler,
-        kv_cache_manager=parts.kv_cache_manager,
-        block_pool=parts.block_pool,
-    )
+
+    def build(config: Mapping[str, Any], **named: Any) -> Scheduler:
+        is_async = bool(config.get("async_scheduling"))
+        mine = {
+            "scheduler": parts.async_scheduler if is_async else parts.scheduler,
+            "kv_cache_manager": parts.kv_cache_manager,
+            "block_pool": parts.block_pool,
+        }
+        return mini_scheduler(config, **{**mine, **named})
+
     return build, functools.partial(mini_request, request=parts.request)

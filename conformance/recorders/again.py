@@ -1,0 +1,28 @@
+"""Record a kept workload once more: the recorder that its keys name, on any real scheduler."""
+
+from __future__ import annotations
+
+from conformance import recording, workloads
+from conformance.recorders import grammar, lora, pipeline, scheduler, spec
+from conformance.recorders.source import Real
+
+
+def record(kept: recording.Recording, real: Real | None = None) -> recording.Recording:
+    """The workload of `kept["seed"]`, made by the recorder that made `kept`.
+
+    Args:
+        kept: a recording of one of the files in `recordings/`.
+        real: where the real classes come from; None: the installed package.
+    """
+    config, seed = kept["config"], kept["seed"]
+    is_async = bool(config.get("async_scheduling"))
+    if "grammar_rows" in kept["steps"][0]:
+        return next(grammar.record([seed], real))
+    if "max_loras" in config:
+        return next((lora.record_async if is_async else lora.record)([seed], real))
+    if "pipeline_parallel_size" in config:
+        return next(pipeline.record([seed], real))
+    if "speculative" in config:
+        return next((spec.record_async if is_async else spec.record)([seed], real))
+    made = scheduler.record_async if is_async else scheduler.record
+    return made(workloads.generate(seed), real)

@@ -1,0 +1,305 @@
+"""Every feature at once: drafts, adapters, grammars, asynchronous plans and priorities together.
+
+    python -m conformance.together 20000 --seed 900000
+
+Nothing here is kept: the workloads are decided by the real core and by the mini engine in one
+process. A recording has the keys of all the features it combines.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import random
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from conformance import recording, workloads
+from conformance.real_core import LoadError, StubError
+from conformance.recorders.grammar import Masks, Scripted, status, with_grammars
+from conformance.recorders.lora import with_adapters
+from conformance.recorders.scheduler import MAX_STEPS, STALL_STEPS, Stalled, observe, skipped
+from conformance.recorders.source import Real, installed
+from conformance.recorders.spec import with_drafts
+
+FEATURES = ("drafts", "adapters", "grammars", "async")
+
+
+class RefusedError(Exception):
+    """The real scheduler itself fails on this workload: an assertion, or an error it raises."""
+
+    def __init__(self, message: str, entry: recording.Recording) -> None:
+        super().__init__(message)
+        self.entry = entry
+        """The workload with the steps before it failed."""
+
+
+def features_of(seed: int) -> frozenset[str]:
+    """Which features a seed combines: at least two."""
+    rng = random.Random(seed * 17 + 7)
+    count = rng.choice((2, 2, 3, 3, 4))
+    return frozenset(rng.sample(FEATURES, count))
+
+
+def generate(seed: int, features: Iterable[str] | None = None) -> dict[str, Any]:
+    """The workload of a seed with those features, or with those that `features_of` draws.
+
+    Raises:
+        ValueError: a feature has another name than those of `FEATURES`.
+    """
+    chosen = features_of(seed) if features is None else frozenset(features)
+    if unknown := sorted(chosen - set(FEATURES)):
+        raise ValueError(f"features={unknown}: need some of {', '.join(FEATURES)}")
+    workload = workloads.generate(seed)
+    is_async = "async" in chosen
+    if is_async:
+        workload["config"]["async_scheduling"] = True
+    if "drafts" in chosen:
+        workload = with_drafts(workload, is_async)
+    if "adapters" in chosen:
+        workload = with_adapters(workload)
+    if "grammars" in chosen:
+        workload = with_grammars(workload)
+    return workload
+
+
+def record(
+    seeds: Iterable[int], real: Real | None = None, features: Iterable[str] | None = None
+) -> Iterator[recording.Recording]:
+    """Each seed on the real scheduler, every field of every step."""
+    for seed in seeds:
+        yield run(generate(seed, features), real)
+
+
+def run(
+    workload: workloads.Workload,
+    real: Real | None = None,
+    grows: bool = True,
+    most: int | None = None,
+) -> recording.Recording:
+    """Run one workload, with or without any feature, on the real scheduler.
+
+    Args:
+        workload: as `generate` or `workload_file.read` gives it; it is left as it is.
+        real: where the real classes come from; None: the installed package.
+        grows: where the scheduler stands still for ever, add a block to the pool and try again.
+        most: stop after so many steps; None: at the end.
+
+    Raises:
+        RefusedError: the real scheduler itself fails.
+        Stalled: it stands still for ever, and `grows` is off.
+    """
+    real = real or installed()
+    tried = copy.deepcopy(workload)
+    while True:
+        try:
+            return _Run(copy.deepcopy(tried), real).recorded(most)
+        except Stalled:
+            if not grows:
+                raise
+            tried["config"]["num_blocks"] += 1
+
+
+class _Run:
+    """The real scheduler on the way through one workload."""
+
+    def __init__(self, workload: dict[str, Any], real: Real) -> None:
+        self.real, self.workload = real, workload
+        self.acceptance: float = workload.pop("acceptance", 0.0)
+        self.config, self.script = workload["config"], workload["outputs"]
+        self.is_async = bool(self.config.get("async_scheduling"))
+        self.k = self.config.get("speculative", {}).get("num_speculative_tokens", 0)
+        for event in workload["events"]:  # a script by hand may be shorter than what is asked for
+            for add in event["add"]:
+                said = self.script.setdefault(add["request_id"], [])
+                said += [recording.BEYOND] * (add["max_tokens"] + self.k + 2 - len(said))
+        self.rng = random.Random(workload["seed"] * 7 + 2)
+        self.scheduler = real.make_scheduler(self.config, self.is_async)
+        self.scheduler.structured_output_manager.backend = Masks()
+        if self.k:
+            self.config["speculative"] |= {
+                "num_lookahead_tokens": self.scheduler.num_lookahead_tokens,
+                "use_eagle": self.scheduler.use_eagle,
+            }
+        self.events = {event["step"]: event for event in workload["events"]}
+        adds = [add for event in workload["events"] for add in event["add"]]
+        self.has_grammars = any(add.get("grammar") for add in adds)
+        self.pending: dict[str, tuple[int, Future[Scripted], Scripted]] = {}
+        self.live: dict[str, Any] = {}
+        self.num_sampled: dict[str, int] = dict.fromkeys(self.script, 0)
+        self.used: dict[str, int] = dict.fromkeys(self.script, 0)
+        self.steps: list[dict[str, Any]] = []
+
+    def recorded(self, most: int | None = None) -> recording.Recording:
+        """All steps, or the first ones. Raises Stalled, RefusedError."""
+        in_flight: collections.deque[tuple[Any, dict[str, list[int]]]] = collections.deque()
+        depth, idle = 2 if self.is_async else 1, 0
+        while (
+            self.scheduler.has_unfinished_requests()
+            or any(plan.num_scheduled_tokens for plan, _ in in_flight)
+            or self._waits()
+        ) and (most is None or len(self.steps) < most):
+            reasons = self._apply()
+            held = {r: list(q.spec_token_ids) for r, q in self.live.items() if q.spec_token_ids}
+            plan = self._ask(self.scheduler.schedule)
+            step = self._observe(plan, held)
+            sampled = step["sampled_token_ids"] = self._sample(plan)
+            self.steps.append(step)
+            in_flight.append((plan, sampled))
+            before = dict(self.live)
+            finished: list[str] = []
+            if len(in_flight) == depth:
+                finished = self._update(*in_flight.popleft(), reasons)
+            step |= {"finished": finished, "finish_reasons": reasons}
+            if self.k and not self.is_async:
+                step["draft_token_ids"] = self._offer(plan, sampled, before)
+            idle = 0 if plan.num_scheduled_tokens or self._waits() else idle + 1
+            if idle >= STALL_STEPS + depth - 1 or len(self.steps) >= MAX_STEPS:
+                raise Stalled(f"seed {self.workload['seed']}: after {len(self.steps)} steps")
+        return self._entry()
+
+    def _entry(self) -> recording.Recording:
+        """The whole steps so far."""
+        outputs = {r: self.script[r][:count] for r, count in self.used.items()}
+        steps = [step for step in self.steps if "finished" in step]
+        return {
+            "upstream": self.real.upstream, **self.workload, "outputs": outputs, "steps": steps,
+        }  # fmt: skip
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        """A call into the real scheduler. Raises RefusedError where it fails by itself."""
+        try:
+            return question(*arguments)
+        except (StubError, LoadError):
+            raise
+        except Exception as error:
+            said = f"seed {self.workload['seed']}, step {len(self.steps)}: {type(error).__name__}"
+            raise RefusedError(f"{said} {error}".rstrip(), self._entry()) from error
+
+    def _waits(self) -> bool:
+        """Whether an event or a grammar is still to come."""
+        coming = any(request_id in self.live for request_id in self.pending)
+        return coming or any(step >= len(self.steps) for step in self.events)
+
+    def _apply(self) -> dict[str, str]:
+        """This step's arrivals, aborts and grammars; the reasons of the aborted."""
+        event = self.events.get(len(self.steps), {"add": [], "abort": []})
+        ahead = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)  # from 0.33.0 on
+        for add in event["add"]:
+            request = self.real.make_request(
+                add, self.config["block_size"], self.workload["eos_token_id"],
+                **({"num_hash_lookahead_tokens": ahead} if ahead else {}),
+            )  # fmt: skip
+            self.live[add["request_id"]] = request
+            if wanted := add.get("grammar"):
+                future: Future[Scripted] = Future()
+                request.structured_output_request.grammar = future
+                scripted = Scripted(wanted["reject_at"])
+                self.pending[add["request_id"]] = wanted["ready_at"], future, scripted
+            self._ask(self.scheduler.add_request, request)
+        reasons: dict[str, str] = {}
+        for request_id in event["abort"]:
+            self.real.abort(self.scheduler, request_id)
+            if self.live.pop(request_id, None):
+                reasons[request_id] = "abort"
+        for request_id, (ready_at, future, grammar) in list(self.pending.items()):
+            if ready_at <= len(self.steps):
+                future.set_result(grammar)
+                del self.pending[request_id]
+        return reasons
+
+    def _observe(self, plan: Any, held: dict[str, list[int]]) -> dict[str, Any]:
+        step = observe(self.scheduler, plan)
+        if self.k:
+            drafts = plan.scheduled_spec_decode_tokens
+            step["scheduled_spec_decode_tokens"] = {r: list(t) for r, t in drafts.items() if t}
+            if not self.is_async:
+                step["spec_token_ids"] = held
+        if self.is_async:
+            step["num_output_placeholders"] = {
+                request_id: request.num_output_placeholders
+                for request_id, request in self.scheduler.requests.items()
+                if request.num_output_placeholders
+            }
+        if self.has_grammars:
+            step["skipped"] = {r.request_id: status(r) for r in skipped(self.scheduler)}
+            masked = self.scheduler.get_grammar_bitmask(plan)
+            step["grammar_rows"] = list(masked.structured_output_request_ids) if masked else []
+        return step
+
+    def _sample(self, plan: Any) -> dict[str, list[int]]:
+        """What the runner returns for this plan, before stops trim it."""
+        sampled: dict[str, list[int]] = {}
+        for request_id in plan.num_scheduled_tokens:
+            request = self.live[request_id]
+            # Before 0.16 a request does not say it, and only plain workloads are recorded.
+            if getattr(
+                request, "is_prefill_chunk", request.num_computed_tokens < request.num_tokens
+            ):
+                continue
+            drafts = plan.scheduled_spec_decode_tokens.get(request_id, ())
+            if self.is_async:  # the scheduler does not know the drafts
+                start, accepted = self.num_sampled[request_id], 0
+                while accepted < len(drafts) and self.rng.random() < self.acceptance:
+                    accepted += 1
+                said = self.script[request_id][start : start + accepted + 1]
+                sampled[request_id] = said + [recording.BEYOND] * (accepted + 1 - len(said))
+                self.num_sampled[request_id] += accepted + 1
+                continue
+            said = self.script[request_id][request.num_output_tokens :]
+            accepted = 0
+            while accepted < len(drafts) and drafts[accepted] == said[accepted]:
+                accepted += 1
+            sampled[request_id] = said[: accepted + 1]
+        return sampled
+
+    def _update(
+        self, plan: Any, sampled: dict[str, list[int]], reasons: dict[str, str]
+    ) -> list[str]:
+        """Hand the tokens over and note how many each request kept; the ids of those that ended."""
+        planned = [self.live[r] for r in plan.num_scheduled_tokens if r in self.live]
+        before = {request.request_id: request.num_output_tokens for request in planned}
+        if plan.num_scheduled_tokens or not self.is_async:
+            output = self.real.runner_output(plan, sampled)
+            self._ask(self.scheduler.update_from_output, plan, output)
+        for request in planned:
+            self.used[request.request_id] += request.num_output_tokens - before[request.request_id]
+        ended = [request for request in planned if request.is_finished()]
+        for request in ended:
+            reasons[request.request_id] = str(request.get_finished_reason())
+            del self.live[request.request_id]
+        return sorted(request.request_id for request in ended)
+
+    def _offer(
+        self, plan: Any, sampled: dict[str, list[int]], before: dict[str, Any]
+    ) -> dict[str, list[int]]:
+        """The drafts a runner hands over after a step, already cut where a grammar refuses them."""
+        if not plan.num_scheduled_tokens or self.rng.random() < 0.03:
+            return {}
+        offered = {}
+        for request_id in plan.num_scheduled_tokens:
+            request = before[request_id]
+            drafts = self._drafts(request_id, request, request_id in sampled)
+            grammar = (
+                request.structured_output_request and request.structured_output_request.grammar
+            )
+            offered[request_id] = grammar.validate_tokens(drafts) if grammar else drafts
+        self.scheduler.update_draft_token_ids(self.real.draft_token_ids(offered))
+        return offered
+
+    def _drafts(self, request_id: str, request: Any, samples: bool) -> list[int]:
+        """What the drafter says will come; n-gram skips rows that did not sample."""
+        is_ngram, length = self.config["speculative"]["method"] == "ngram", self.k
+        if is_ngram and not samples:
+            return []
+        if is_ngram:  # it may find little, or nothing
+            found = self.rng.choice((0, 1, self.k, self.k, self.rng.randint(0, self.k)))
+            length = min(found, self.config["max_model_len"] - request.num_tokens)
+        coming = self.script[request_id][request.num_output_tokens :]
+        return [
+            coming[i]
+            if i < len(coming) and self.rng.random() < self.acceptance
+            else self.rng.randint(43, 60)
+            for i in range(max(0, length))
+        ]
