@@ -67,7 +67,7 @@ def import_release(release: Release, tree: Path) -> None:
 
 def record_release(release: Release, seeds: Iterable[int]) -> Iterator[recording.Recording]:
     """One recording per seed; the release must be the `vllm` that is imported."""
-    from conformance.recorders.scheduler import record
+    from conformance.features.core.recorder import record
 
     for seed in seeds:
         yield {**record(workloads.generate(seed)), "upstream": release.upstream}
@@ -82,8 +82,8 @@ def kept(version: str, seeds: Iterable[int] = SEEDS) -> Iterator[recording.Recor
 def hazard(version: str) -> Iterator[recording.Recording]:
     """The priority hazard, somebody else waiting, as a release that is kept decides it."""
     import_release(release_of(version), tree_of(version))
+    from conformance.features.core.recorder import record
     from conformance.hazard import WITH_A_THIRD
-    from conformance.recorders.scheduler import record
 
     yield {**record(WITH_A_THIRD), "upstream": release_of(version).upstream}
 
@@ -91,7 +91,7 @@ def hazard(version: str) -> Iterator[recording.Recording]:
 def stops(version: str) -> Iterator[recording.Recording]:
     """When a request ends, as a release that is kept decides it, behind a line that says so."""
     import_release(release_of(version), tree_of(version))
-    from conformance.recorders import check_stop
+    from conformance.features.core import check_stop
 
     upstream = release_of(version).upstream
     yield {"upstream": upstream, "part": "check_stop", "about": check_stop.ABOUT}
