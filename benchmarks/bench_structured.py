@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import README, Paired, machine
-from conformance import grammar_peers, parts
+from conformance import parts
+from conformance.features.structured_output import peers as grammar_peers
 from labkit.tables import markdown_table, write_section
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.structured_output import StructuredOutputsParams

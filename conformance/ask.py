@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from conformance import replay
-from conformance.grammars import config_of
+from conformance.features.core.recorder import Stalled
 from conformance.recorders import combined
-from conformance.recorders.scheduler import Stalled
 from conformance.recorders.source import Real
+from conformance.replay import config_of
 from conformance.words import show
 from conformance.workloads import Workload
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conformance.features.core.recorder import Stalled
 from conformance.real_core import ArchiveError, LoadError, core_of
 from conformance.recorders import combined
-from conformance.recorders.scheduler import Stalled
 from conformance.recorders.source import Real
 from conformance.shrink import shrink
 from conformance.words import show

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from conformance import replay, shadow
-from conformance.recorders import scheduler
+from conformance.features.core import recorder as scheduler
 from mini_vllm.scheduler import Scheduler
 
 WORKLOAD: dict[str, Any] = {

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from conformance import recording, replay, shadow
-from conformance.recorders.scheduler import MAX_STEPS, observe
+from conformance.features.core.recorder import MAX_STEPS, observe
 from labkit import versions
 from mini_vllm import EngineParts, LLMEngine, Sampler, SamplingParams
 

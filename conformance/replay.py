@@ -22,20 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from conformance import recording
-from conformance.grammars import config_of, observed, scripted, tell_time
+from conformance.features import Find, Replayed, holding
 from conformance.words import context, show
-from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.config import SamplingParams, SchedulerConfig
-from mini_vllm.distributed.pipeline import PipelineScheduler
 from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.lora.gate import AdapterGate
-from mini_vllm.lora.request import LoRARequest
 from mini_vllm.plan import Gate
 from mini_vllm.request import Request
 from mini_vllm.scheduler import Scheduler
-from mini_vllm.structured_output.gate import GrammarGate
-from mini_vllm.structured_output.request import constrained
 
 SCHEDULE_FIELDS = (
     "preempted", "num_scheduled_tokens", "new", "resumed", "finished_before", "running", "waiting",
@@ -46,11 +40,11 @@ SCHEDULE_FIELDS = (
 UPDATE_FIELDS = ("finished", "finish_reasons")
 """Compared after the update."""
 
-FEATURE_FIELDS = (
-    "spec_token_ids", "scheduled_spec_decode_tokens", "num_output_placeholders",
-    "sampled_token_ids", "skipped_waiting", "skipped", "grammar_rows",
-)  # fmt: skip
-"""Compared where a recording has them: with drafts, `async_scheduling`, adapters or grammars."""
+FEATURES: tuple[Replayed, ...] = tuple(module.FEATURE for module in holding("replaying").values())
+"""What each feature adds to a replay of the recordings that have its keys."""
+
+FEATURE_FIELDS = tuple(dict.fromkeys(name for feature in FEATURES for name in feature.fields))
+"""Compared where a recording has them."""
 
 FIELDS = SCHEDULE_FIELDS + FEATURE_FIELDS + UPDATE_FIELDS
 
@@ -106,18 +100,32 @@ class Result:
         return "\n".join(lines if len(self.differences) > 1 else lines[-1:])
 
 
+def find_part(module: str, name: str) -> Any:
+    """A class of `mini_vllm`, by the module that holds it."""
+    return getattr(importlib.import_module(f"mini_vllm.{module}"), name)
+
+
+def config_of(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A workload's configuration, with what features read off its requests."""
+    config = entry["config"]
+    for feature in FEATURES:
+        config = {**config, **feature.asked(entry)}
+    return config
+
+
 def mini_scheduler(
     config: Mapping[str, Any],
     scheduler: Callable[..., Scheduler] = Scheduler,
     kv_cache_manager: Callable[..., KVCacheManager] = KVCacheManager,
     block_pool: Callable[[int, bool], BlockPool] = BlockPool,
-    adapter_gate: Callable[[int], Gate] = AdapterGate,
-    grammar_gate: Callable[[], Gate] = GrammarGate,
+    gates: Mapping[str, Callable[..., Gate]] | None = None,
+    find: Find = find_part,
 ) -> Scheduler:
     """A scheduler for a recording's `config`; any part may be a learner's class.
 
     `functools.partial(mini_scheduler, block_pool=lab.BlockPool)` is a `build` for the functions
-    below; a scheduler whose constructor differs needs a function of its own.
+    below; a scheduler whose constructor differs needs a function of its own. `gates` are by the
+    names of features, in place of theirs. `find` gives every class that no argument names.
     """
     kv = kv_cache_manager(
         config["num_blocks"],
@@ -125,35 +133,38 @@ def mini_scheduler(
         config["enable_prefix_caching"],
         block_pool=block_pool,
     )
-    if config.get("async_scheduling") and scheduler is Scheduler:
-        scheduler = AsyncScheduler
-    if config.get("pipeline_parallel_size", 1) > 1 and scheduler is Scheduler:
-        scheduler = PipelineScheduler
+    is_theirs = scheduler is find("scheduler", "Scheduler")
+    opened, knobs = [], dict(config)
+    for feature in FEATURES:
+        if not feature.is_on(config):
+            continue
+        knobs |= feature.knobs(config)
+        if feature.scheduler and is_theirs:
+            scheduler = find(*feature.scheduler)
+        if feature.gate:
+            make = (gates or {}).get(feature.name) or find(*feature.gate)
+            opened.append(make(*(config[key] for key in feature.gate_takes)))
     names = {field.name for field in dataclasses.fields(SchedulerConfig)}
-    knobs = {**config, **config.get("speculative", {})}
     made = SchedulerConfig(**{k: v for k, v in knobs.items() if k in names})
-    gates = [adapter_gate(config["max_loras"])] if "max_loras" in config else []
-    gates += [grammar_gate()] if config.get("grammars") else []
-    return scheduler(kv, made, gates) if gates else scheduler(kv, made)
+    return scheduler(kv, made, opened) if opened else scheduler(kv, made)
 
 
 def mini_request(
     add: Mapping[str, Any],
     eos_token_id: int,
     request: Callable[..., Request] = Request,
-    constrain: Callable[..., Callable[..., Request]] = constrained,
+    find: Find = find_part,
 ) -> Request:
     """The mini request, or a learner's, for one entry of `events[...].add`."""
-    adapter = add.get("lora", 0)
-    keys = (LoRARequest(f"lora{adapter}", adapter, "none"),) if adapter else ()
-    return scripted(add, request, constrain)(
+    for feature in FEATURES:
+        request = feature.request(add, request, find)
+    return request(
         add["request_id"],
         add["prompt_token_ids"],
         SamplingParams(max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"]),
         eos_token_id=eos_token_id,
         arrival_time=add["arrival_time"],
         priority=add["priority"],
-        **({"extra_keys": keys} if keys else {}),
     )
 
 
@@ -291,8 +302,9 @@ class Driven:
     ) -> None:
         self.entry, self.scheduler, self.make_request = entry, scheduler, make_request
         self.requests: dict[str, Request] = {}
-        self.is_async = bool(entry["config"].get("async_scheduling"))
-        self.depth = 2 if self.is_async else entry["config"].get("pipeline_parallel_size", 1)
+        config = entry["config"]
+        self.depth = max([1, *(each.depth(config) for each in FEATURES)])
+        self.fills_up = any(each.fills_up and each.is_on(config) for each in FEATURES)
         self.in_flight: deque[tuple[Any, dict[str, list[int]]]] = deque()
         self.num_sampled: dict[str, int] = {}
         self.num_steps = 0
@@ -315,21 +327,19 @@ class Driven:
         scheduler is given the `drafts` that were recorded, if any.
         """
         scheduler, reasons = self.scheduler, self._apply(event)
-        tell_time(self.requests, self.num_steps)
+        for feature in FEATURES:
+            feature.begin(self.requests, self.num_steps)
         self.num_steps += 1
-        held = _nonempty(
-            {
-                request_id: getattr(request, "spec_token_ids", ())
-                for request_id, request in getattr(scheduler, "requests", {}).items()
-            }
-        )
+        before = {k: v for each in FEATURES for k, v in each.before(scheduler).items()}
         plan = scheduler.schedule()
-        got = {**self._observe(plan), "spec_token_ids": held, **observed(scheduler, plan)}
+        got = {**self._observe(plan), **before}
+        for feature in FEATURES:
+            got |= feature.observe(scheduler, plan)
         sampled = got["sampled_token_ids"] = self._sample(plan, recorded)
         self.in_flight.append((plan, sampled))
         full = len(self.in_flight) == self.depth
         finished: list[Request] = []
-        if full or not (self.is_async or plan.num_scheduled_tokens):
+        if full or not (self.fills_up or plan.num_scheduled_tokens):
             finished = scheduler.update_from_output(*self.in_flight.popleft())
         if drafts and plan.num_scheduled_tokens:
             scheduler.update_draft_token_ids(drafts)
@@ -363,19 +373,12 @@ class Driven:
             "finished_before": sorted(plan.finished_req_ids),
             "running": [request.request_id for request in scheduler.running],
             "waiting": [request.request_id for request in scheduler.waiting],
-            "skipped_waiting": [r.request_id for r in getattr(scheduler, "skipped", ())],
             "block_ids": {r: list(ids) for r in self.requests if (ids := get_block_ids(r))},
             "num_computed_tokens": {
                 r.request_id: r.num_computed_tokens + ahead.get(r.request_id, 0)
                 for r in scheduler.running
             },
             "free_blocks": scheduler.kv.block_pool.get_num_free_blocks(),
-            "scheduled_spec_decode_tokens": _nonempty(getattr(plan, "spec_token_ids", {})),
-            "num_output_placeholders": {
-                request_id: request.num_output_placeholders
-                for request_id, request in scheduler.requests.items()
-                if getattr(request, "num_output_placeholders", 0)
-            },
         }
 
     def _sample(self, plan: Any, recorded: Mapping[str, list[int]] | None) -> dict[str, list[int]]:
@@ -400,11 +403,6 @@ class Driven:
                 sampled[request_id] = [recording.BEYOND]
             self.num_sampled[request_id] = position + 1
         return sampled
-
-
-def _nonempty(drafts: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """The drafts of those requests that have any."""
-    return {request_id: list(tokens) for request_id, tokens in drafts.items() if len(tokens)}
 
 
 def _agree(field: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance import hazard, mutants, recording, replay, shadow, workloads
-from conformance.recorders import scheduler
+from conformance.features.core import recorder as scheduler
 from conformance.shadow import Stale
 
 KEPT = mutants.RECORDINGS / "hazard" / "priority.jsonl.gz"

@@ -17,20 +17,13 @@ import pytest
 
 from benchmarks import bench_scheduler
 from conformance import mutants, recording, replay, together, workloads
+from conformance.features.core import recorder as scheduler
+from conformance.features.distributed import recorder as pipeline
+from conformance.features.lora import recorder as lora
+from conformance.features.spec_decode import recorder as spec
+from conformance.features.structured_output import recorder as grammar
 from conformance.real_core import core_of, why_not
-from conformance.recorders import (
-    again,
-    combined,
-    connector,
-    encoder,
-    grammar,
-    hybrid,
-    lora,
-    pipeline,
-    scheduler,
-    source,
-    spec,
-)
+from conformance.recorders import again, combined, connector, encoder, hybrid, source
 from mini_vllm.config import SamplingParams
 
 FIRST_SEED = int(os.environ.get("CONFORMANCE_SEED", random.randrange(10**6, 10**9)))

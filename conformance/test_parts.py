@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from conformance import parts, recording
-from conformance.recorders import paged_attention as attention
+from conformance.features.attention import paged_attention as attention
 from mini_vllm.attention import paged_attention, paged_attention_reference
 from mini_vllm.block_pool import ROOT_HASH, BlockPool, KVCacheBlock, hash_block_tokens
 from mini_vllm.sampler import _apply_min_p, _apply_top_k, _apply_top_p

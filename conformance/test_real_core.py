@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conformance import recording, workloads
+from conformance.features.core import recorder as scheduler
 from conformance.real_core import (
     ArchiveError,
     LoadError,
@@ -23,7 +24,7 @@ from conformance.real_core.archive import identity, open_archive
 from conformance.real_core.namespace import Namespace
 from conformance.real_core.places import tree_of
 from conformance.real_core.stand_ins import Given, Placeholder
-from conformance.recorders import again, scheduler
+from conformance.recorders import again
 
 RECORDINGS = Path(recording.__file__).parent / "recordings"
 KEPT = sorted(RECORDINGS.glob("*.jsonl.gz"))

@@ -248,7 +248,7 @@ class StandIn:
 @pytest.mark.upstream
 def test_the_probe_notes_what_the_real_scheduler_does(work, tokens):
     from conformance import real
-    from conformance.recorders import scheduler as recorder
+    from conformance.features.core import recorder
 
     scheduler = real.make_scheduler(work["config"])
     engine = StandIn(scheduler, tokens, real)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance import record, recording
+from conformance.features import FOLDER, holding
 from conformance.real_core import why_not
 
 NOT_KEPT = ("default-float32",)
@@ -19,9 +20,11 @@ def test_every_kept_file_is_a_part_and_all_parts_but_these_are_kept():
 
 
 @pytest.mark.slow
-def test_the_table_on_the_page_is_what_the_list_and_the_files_give():
-    page = record.README.read_text(encoding="utf-8")
-    assert record.table() in page, "python -m conformance.record --list --write"
+def test_the_tables_on_the_pages_are_what_the_lists_and_the_files_give():
+    assert record.overview() in record.README.read_text(encoding="utf-8")
+    for room, module in holding("recorded").items():
+        page = (FOLDER / room / "README.md").read_text(encoding="utf-8")
+        assert record.table(module.PARTS) in page, "python -m conformance.record --list --write"
 
 
 def test_a_file_of_cases_begins_with_what_a_case_holds():

@@ -6,7 +6,6 @@ import copy
 import gzip
 import itertools
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from conformance import mutants, recording, replay, situations, workloads
-from conformance.async_mutants import ASYNC_MUTANTS
+from conformance import mutants, recording, replay, workloads
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.scheduler import Scheduler
 
@@ -62,39 +60,6 @@ def test_the_mini_engine_decides_as_the_real_scheduler_did(path: Path) -> None:
     result = replay.replay_files([path])
     assert not result.differences, str(result.differences[0])
     assert result.num_workloads == COUNTS.get(path.name.removesuffix(".jsonl.gz"), 400)
-
-
-def test_every_situation_occurs_in_the_recordings() -> None:
-    missing = set(situations.SITUATIONS)
-    files = [mutants.RECORDINGS / f"{profile}.jsonl.gz" for profile in workloads.PROFILES]
-    for entries in zip(*map(recording.read, files), strict=True):  # one of each: soon complete
-        missing -= set().union(*map(situations.situations_of, entries))
-        if not missing:
-            break
-    assert not missing, f"the recordings no longer hold: {sorted(missing)}"
-
-
-@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_recordings_catch_the_mutant(mutant: mutants.Mutant) -> None:
-    make_scheduler, make_request = mutants.build(mutant)
-    path = mutants.RECORDINGS / f"{mutant.profile}.jsonl.gz"
-    difference = replay.first_difference(path, make_scheduler, make_request)
-    assert difference, f"a scheduler that {mutant.name} replays {path.name} without a difference"
-    caught_by = next(e for e in recording.read(path) if e["seed"] == difference.seed)
-    assert mutant.situation in situations.situations_of(caught_by)
-
-
-@pytest.mark.parametrize("mutant", ASYNC_MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_asynchronous_recordings_catch_the_mutant(mutant: mutants.Mutant) -> None:
-    path = mutants.RECORDINGS / "async.jsonl.gz"
-    difference = replay.first_difference(path, *mutants.build(mutant))
-    assert difference, f"a scheduler that {mutant.name} replays {path.name} without a difference"
-
-
-def test_a_mutant_whose_source_has_moved_on_is_an_error() -> None:
-    lost = mutants.Mutant("?", (("scheduler", "no such text", ""),), "basic", "preemption")
-    with pytest.raises(ValueError, match="holds 0 times 'no such text'"):
-        mutants.build(lost)
 
 
 def test_the_first_difference_names_seed_step_field_and_both_values(entry: dict[str, Any]) -> None:
@@ -401,47 +366,8 @@ def test_recordings_are_written_reproducibly(entry: dict[str, Any], tmp_path: Pa
     assert list(recording.read(tmp_path / "a.jsonl.gz")) == [entry]
 
 
-def test_situations_are_not_counted_on_unequal_decisions(entry: dict[str, Any]) -> None:
-    wrong = copy.deepcopy(entry)
-    wrong["steps"][0]["free_blocks"] += 1
-    with pytest.raises(ValueError, match="situations need equal decisions"):
-        situations.situations_of(wrong)
-
-
-def test_the_counts_of_situations_include_those_that_never_occur(
-    entry: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(entry, tmp_path / "one.jsonl")
-    assert situations.main([str(tmp_path / "one.jsonl")]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(situations.SITUATIONS)
-    assert "     1  preemption" in lines
-    assert "     0  victim withdrawn from the plan" in lines
-
-
 def test_the_scheduler_of_a_configuration_has_its_bounds(entry: dict[str, Any]) -> None:
     scheduler = replay.mini_scheduler(entry["config"])
     assert isinstance(scheduler, Scheduler)
     assert scheduler.max_num_seqs == entry["config"]["max_num_seqs"]
     assert scheduler.max_model_len == entry["config"]["max_model_len"]
-
-
-def test_the_readme_lists_every_situation_and_every_mutant() -> None:
-    page = situations.README.read_text()
-    for name, meaning in situations.SITUATIONS.items():
-        assert f"| {name} | {meaning} | " in page, name
-    for mutant in mutants.MUTANTS:
-        assert f"| {mutant.name} | {mutant.situation} | `{mutant.profile}` | " in page, mutant.name
-    for mutant in ASYNC_MUTANTS:
-        assert re.search(rf"^\| {mutant.name} \| [1-9]\d* \| `", page, re.MULTILINE), mutant.name
-
-
-def test_a_catalogue_that_is_none_is_refused_in_words(capsys):
-    with pytest.raises(SystemExit):
-        mutants.main(["bogus"])
-    assert "catalogue 'bogus': there are mutants, async-mutants" in capsys.readouterr().err
-
-
-def test_every_catalogue_has_its_section_in_the_readme():
-    page = situations.README.read_text(encoding="utf-8")
-    assert [name for name in mutants.tables() if f"<!-- {name} -->" not in page] == []

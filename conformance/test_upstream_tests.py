@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance import mutants
+from conformance.features.core import mutants as core
 from conformance.upstream_tests import catches, harness
 
 MUTANT = "frees a table head first"
@@ -59,8 +59,9 @@ def command_on_the_page(engine: str) -> list[str]:
 def printed() -> Iterator[dict[str, str]]:
     """What the page's two commands and one mutant's run print; all three at once."""
     code = (
-        "from conformance import mutants; from conformance.upstream_tests import catches, harness\n"
-        f"(mutant,) = [m for m in mutants.MUTANTS if m.name == {MUTANT!r}]\n"
+        "from conformance.features.core import mutants as core\n"
+        "from conformance.upstream_tests import catches, harness\n"
+        f"(mutant,) = [m for m in core.MUTANTS if m.name == {MUTANT!r}]\n"
         "harness.prepare_real(); print(*catches.caught_by(mutant), sep=chr(10))"
     )
     processes = {
@@ -112,7 +113,7 @@ def test_a_wrong_engine_fails_the_items_that_the_table_is_made_of(printed: dict[
 
 def test_the_table_holds_every_mutant_and_is_on_the_page() -> None:
     kept = json.loads(catches.DATA.read_text(encoding="utf-8"))
-    assert list(kept) == [mutant.name for mutant in mutants.MUTANTS]
+    assert list(kept) == [mutant.name for mutant in core.MUTANTS]
     assert catches.section(kept) in catches.PAGE.read_text(encoding="utf-8")
 
 

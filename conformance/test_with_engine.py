@@ -15,20 +15,13 @@ from typing import Any
 
 import pytest
 
-from conformance import (
-    lora_texts,
-    moe_texts,
-    public_api,
-    real_engine,
-    real_spec,
-    record,
-    recording,
-    replay,
-    sampling_texts,
-    serve_stream,
-    shadow,
-    structured_texts,
-)
+from conformance import real_engine, record, recording, replay, serve_stream, shadow
+from conformance.features.entrypoints import public_api
+from conformance.features.lora import texts as lora_texts
+from conformance.features.moe import texts as moe_texts
+from conformance.features.sampling import texts as sampling_texts
+from conformance.features.spec_decode import texts as real_spec
+from conformance.features.structured_output import texts as structured_texts
 from labkit import environment, processes
 from mini_vllm import LLM, SamplingParams
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.moe_texts import random_checkpoint
+from conformance.features.moe.texts import random_checkpoint
 from course.files import load_module
 from course.learning import mine
 from course.learning.labs import find_labs

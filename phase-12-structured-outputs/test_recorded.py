@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance import grammar_situations, recording
+from conformance import recording
+from conformance.features.structured_output import situations as grammar_situations
 from course.files import load_module
 
 LABS = Path(__file__).parent / "labs"

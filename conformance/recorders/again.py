@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from conformance import recording, workloads
-from conformance.recorders import grammar, lora, pipeline, scheduler, spec
+from conformance.features.core import recorder as scheduler
+from conformance.features.distributed import recorder as pipeline
+from conformance.features.lora import recorder as lora
+from conformance.features.spec_decode import recorder as spec
+from conformance.features.structured_output import recorder as grammar
 from conformance.recorders.source import Real
 
 

@@ -17,12 +17,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from conformance import recording, workloads
+from conformance.features.core.recorder import MAX_STEPS, STALL_STEPS, Stalled, observe, skipped
+from conformance.features.lora.recorder import with_adapters
+from conformance.features.spec_decode.recorder import with_drafts
+from conformance.features.structured_output.recorder import Masks, Scripted, status, with_grammars
 from conformance.real_core import LoadError, StubError
-from conformance.recorders.grammar import Masks, Scripted, status, with_grammars
-from conformance.recorders.lora import with_adapters
-from conformance.recorders.scheduler import MAX_STEPS, STALL_STEPS, Stalled, observe, skipped
 from conformance.recorders.source import Real, installed
-from conformance.recorders.spec import with_drafts
 
 FEATURES = ("drafts", "adapters", "grammars", "async")
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from conformance import recording, workloads
+from conformance.features.core.recorder import Stalled, skipped
 from conformance.real_core.stand_ins import Given, Strict
 from conformance.recorders import combined
-from conformance.recorders.scheduler import Stalled, skipped
 from conformance.recorders.source import Real, installed
 
 

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from conformance import recording, workloads
+from conformance.features.core import check_stop
+from conformance.features.core import recorder as scheduler
 from conformance.real_core import ArchiveError, LoadError, RealCore, core_of
 from conformance.real_core.places import ROOT
-from conformance.recorders import check_stop, scheduler
 from conformance.releases import RELEASES, SEEDS, release_of
 
 

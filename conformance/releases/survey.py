@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from conformance import replay
 from conformance.decisions import DECISIONS, FAMILIES
+from conformance.features.core.recorder import Stalled
 from conformance.real_core import RealCore
 from conformance.recorders import combined
-from conformance.recorders.scheduler import Stalled
 from conformance.releases import builders
 from conformance.releases.rules import SETS, named, parts_with
 from conformance.shrink import shrink

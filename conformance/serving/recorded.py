@@ -97,7 +97,7 @@ def flags(port: int) -> list[str]:
         f"--enforce-eager --gpu-memory-utilization 0.1 --served-model-name {MODEL} "
         "--enable-auto-tool-choice --tool-call-parser hermes --enable-lora --max-loras 4 "
         "--max-cpu-loras 4 --max-lora-rank 8 --worker-extension-cls "
-        f"conformance.lora_worker.NoPinning --api-key {KEY}"
+        f"conformance.features.lora.worker.NoPinning --api-key {KEY}"
     )
     return [
         *plain.split(), "--chat-template", str(TEMPLATE.relative_to(ROOT)), "--lora-modules",

@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from conformance import mutants
+from conformance.features.core import mutants as core
 from conformance.upstream_tests import harness
 from labkit.tables import markdown_table, write_section
 
@@ -125,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     right = run_apart(None, ["-k", "not blast"]) or {"": "endless"}
     assert set(right.values()) == {"passed"}, "the right engine fails"
     catches = {}
-    for mutant in mutants.MUTANTS:
+    for mutant in core.MUTANTS:
         name = mutant.name
         catches[name] = kept[name] if name in kept else caught_by(mutant)
         print(f"{len(catches[name]):3}  {name}", flush=True)

@@ -1,7 +1,8 @@
 """Which attention backend the real selector takes, and what the others object to.
 
-Promises: every outcome is one of the recording `conformance/recorders/attention_selector.py`
-makes of upstream's own code; the browser looks up and decides nothing.
+Promises: every outcome is one of the recording that
+`conformance/features/attention/attention_selector.py` makes of upstream's own code; the browser
+looks up and decides nothing.
 Mirrors `vllm/platforms/cuda.py:258` `CudaPlatformBase.get_valid_backends`.
 """
 

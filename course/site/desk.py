@@ -34,7 +34,10 @@ SCRIPTS = (
 )
 ASKING = ("desk-judge.js", "desk-predict.js")
 """Besides, where a lab asks for predictions; they stand on the scripts of the exercises' boxes."""
-APART = {"conformance/README.md": "they replay every recording, which takes a page minutes"}
+APART = {
+    f"conformance/features/{room}/README.md": "they replay recordings, which takes a page minutes"
+    for room in ("core", "engine", "entrypoints")
+}
 """Pages whose blocks are not offered, and why; `play_excepted` names single blocks."""
 END = '<nav class="neighbours"'
 """What follows a lab's text: the desk stands before it."""

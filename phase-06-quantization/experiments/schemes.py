@@ -122,7 +122,7 @@ def uint4b8(weight: np.ndarray, group_size: int) -> tuple[np.ndarray, np.ndarray
     """Upstream's symmetric rule: 16 codes with a bias of 8, the scale that needs no clipping.
 
     Mirrors `vllm/model_executor/layers/quantization/utils/quant_utils.py:556` `quantize_weights`;
-    equal to its recordings, bit for bit (`conformance/test_quantization.py`).
+    equal to its recordings, bit for bit (`conformance/features/quantization/test_quantization.py`).
 
     Returns:
         `(codes, scales, zeros)`: int32 0..15 [out, in], float32 [out, num_groups], and 8s of the

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from conformance.invariance import kept
+from conformance.features.sampling.invariance import kept
 from course.site import sampling_knobs
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 from mini_vllm import BeamSearchParams, LLMEngine, SamplingParams

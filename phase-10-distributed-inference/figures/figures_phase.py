@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 
 from conformance import recording
-from conformance.rank_texts import KEPT
+from conformance.features.distributed.texts import KEPT
 from course.site import shard_matrix
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 from course.truth.plots import Axes

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from conformance import parts
-from conformance.recorders import paged_attention as recorder
+from conformance.features.attention import paged_attention as recorder
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 from mini_vllm.attention import paged_attention as shipped_attention
 

@@ -61,7 +61,7 @@ CASES: tuple[tuple[dict[str, Any], str | None], ...] = (
 
 def simulate(capability: str) -> None:
     """Make this process believe in a GPU, as the recorder does."""
-    from conformance.recorders import attention_selector
+    from conformance.features.attention import attention_selector
 
     setting = {"capability": capability, "fa4": True, "trtllm": True, "batch_invariant": False}
     attention_selector.GRID = {name: values[:1] for name, values in attention_selector.GRID.items()}

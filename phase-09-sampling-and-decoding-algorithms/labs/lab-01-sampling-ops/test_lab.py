@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conformance import parts
-from conformance.recorders.sampler import read, tolerance
+from conformance.features.sampling.sampler import read, tolerance
 from labkit import refused, same, shipped_model
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 

@@ -70,7 +70,7 @@ def one_engine(arguments: argparse.Namespace) -> None:
         knobs = {"enable_lora": True, "max_loras": slots, "max_lora_rank": rank}
         knobs["max_cpu_loras"] = max(slots, 2)
         if cpu:  # a torch that was built for CUDA pins memory, which no processor can
-            knobs["worker_extension_cls"] = "conformance.lora_worker.NoPinning"
+            knobs["worker_extension_cls"] = "conformance.features.lora.worker.NoPinning"
     llm = LLM(
         model=str(MODEL),
         dtype="float32" if cpu else "auto",

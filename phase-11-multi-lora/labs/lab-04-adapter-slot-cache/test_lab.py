@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance import lora_situations, parts, recording, replay
+from conformance import parts, recording, replay
+from conformance.features.lora import situations as lora_situations
 from labkit import refused, same
 from mini_vllm.lora.request import LoRARequest
 from mini_vllm.plan import SchedulerOutput
@@ -417,7 +418,7 @@ def recorded():
 
 @pytest.mark.parametrize("part", range(3))
 def test_the_real_scheduler_agrees(lab, part):
-    build = functools.partial(replay.mini_scheduler, adapter_gate=lab.AdapterGate)
+    build = functools.partial(replay.mini_scheduler, gates={"lora": lab.AdapterGate})
     skips = 0
     for entry in recorded()[part::3]:
         _, difference = replay.replay(entry, build)

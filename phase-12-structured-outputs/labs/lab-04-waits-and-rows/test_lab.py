@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from conformance import grammar_situations, parts, recording, replay
+from conformance import parts, recording, replay
+from conformance.features.structured_output import situations as grammar_situations
 from labkit import refused, same
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import RequestStatus
@@ -184,7 +185,7 @@ def recorded():
 @pytest.mark.parametrize("part", range(3))
 def test_the_real_scheduler_agrees(lab, part):
     """Any of the above, in a place that the examples do not have."""
-    build = functools.partial(replay.mini_scheduler, grammar_gate=lab.GrammarGate)
+    build = functools.partial(replay.mini_scheduler, gates={"structured_output": lab.GrammarGate})
     make = functools.partial(replay.mini_request, constrain=lab.constrained)
     for entry in recorded()[part::3]:
         _, difference = replay.replay(entry, build, make)

@@ -1,0 +1,1 @@
+"""Steps planned before the tokens of the last one are known."""

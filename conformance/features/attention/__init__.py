@@ -1,0 +1,1 @@
+"""Which attention backend is chosen, and what one computes."""

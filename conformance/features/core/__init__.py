@@ -1,0 +1,1 @@
+"""The scheduler, its KV cache and what ends a request."""

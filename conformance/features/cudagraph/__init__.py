@@ -1,0 +1,1 @@
+"""Which captured graph a batch runs."""

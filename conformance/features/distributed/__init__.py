@@ -1,0 +1,1 @@
+"""Ranks, stages and replicas."""

@@ -1,0 +1,1 @@
+"""vLLM whole, on the shipped model."""

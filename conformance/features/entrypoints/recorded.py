@@ -1,0 +1,38 @@
+"""What is recorded of the way between the engine and its caller."""
+
+from conformance.features import Part, cases, run
+
+PARTS = {
+    "tool_parsers": cases(
+        "entrypoints", "tool_parsers",
+        "`vllm/tool_parsers/hermes_tool_parser.py:34` `Hermes2ProToolParser` and forced calls, "
+        "texts cut at every place",
+        "`test_tool_parsers.py`, lab 16-01",
+    ),
+    "reasoning_parsers": cases(
+        "entrypoints", "reasoning_parsers",
+        "`vllm/reasoning/deepseek_r1_reasoning_parser.py:10` `DeepSeekR1ReasoningParser` before a "
+        "tool parser, texts cut between tokens",
+        "`test_tool_parsers.py`",
+    ),
+    "detokenizer": cases(
+        "entrypoints", "detokenizer",
+        "`vllm/v1/engine/detokenizer.py:250` `SlowIncrementalDetokenizer` and the fast one, byte "
+        "by byte",
+        "`test_detokenizer.py`, lab 16-03",
+    ),
+    "output_collector": cases(
+        "entrypoints", "output_collector",
+        "`vllm/v1/engine/output_processor.py:45` `RequestOutputCollector`, readers who are late",
+        "lab 16-04",
+    ),
+    "serving": Part(
+        "engine/serving.jsonl.gz", "serving.recorded:recorded",
+        "`vllm serve`: every request of `serving/battery.py`, answers and chunks",
+        "`serving`", "requests", "engine", "engine",
+    ),
+    "public-api": run(
+        "public-api", "features.entrypoints.public_api:recorded", "`LLM.generate`, 29 calls",
+        "`test_public_api.py`",
+    ),
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Adapters, and who waits for a slot."""

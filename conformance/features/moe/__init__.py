@@ -1,0 +1,1 @@
+"""Experts: routing, placement, balance."""

@@ -1,0 +1,19 @@
+"""What is recorded of experts."""
+
+from conformance.features import Part, run
+
+PARTS = {
+    "moe": Part(
+        "parts/moe.jsonl.gz", "features.moe.recorder:cases",
+        "routing, the aligned blocks' reference, placement of experts, and the load balancer's "
+        "packing, copies and slots",
+        "`test_moe.py`, labs 07-01 and 07-04",
+    ),
+    **{
+        f"texts-{name}": run(
+            f"texts-{name}", "features.moe.texts:recorded",
+            f"greedy texts of 100 prompts, a model with experts: {name}", "`texts moe`", name=name,
+        )
+        for name in ("qwen3-moe", "mixtral", "byte-moe")
+    },
+}  # fmt: skip

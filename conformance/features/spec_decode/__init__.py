@@ -1,0 +1,1 @@
+"""Drafts: planned, verified, trimmed and rejected."""
