@@ -39,7 +39,7 @@ FRONT = (
     "GLOSSARY",
     "CAREER",
 )
-BACK = ("PUBLISHING", "CHANGES")
+BACK = ("ARCHITECTURE", "CONTRIBUTING", "PUBLISHING", "CHANGES")
 """For who keeps the course, not for who takes it: after the phases."""
 CHAPTERS = ("00-guide.md", "01-deep-dive.md", "02-mini-build.md")
 LABS = "labs/README.md"

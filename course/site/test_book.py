@@ -206,11 +206,12 @@ def test_pages_that_pages_link_follow_their_lab_their_phase_or_the_last_phase(ro
 
 
 def test_what_is_for_those_who_keep_the_course_follows_the_phases(root):
-    for name in ("PUBLISHING", "CHANGES"):
+    for name in ("ARCHITECTURE", "CONTRIBUTING", "PUBLISHING", "CHANGES"):
         (root / f"{name}.md").write_text(f"# {name.capitalize()}\n", encoding="utf-8")
     assert staged(root) == []
     assert page_of_book(root, "SUMMARY.md").endswith(
         f"- [00 Cheat sheet]({PHASE}/CHEATSHEET.md)\n\n# Reference\n\n"
+        "- [Architecture](ARCHITECTURE.md)\n- [Contributing](CONTRIBUTING.md)\n"
         "- [Publishing](PUBLISHING.md)\n- [Changes](CHANGES.md)\n"
     )
 

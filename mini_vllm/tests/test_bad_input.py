@@ -10,9 +10,9 @@ import pytest
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
 from mini_vllm.llm import LLM
+from mini_vllm.models.tests.test_shipped_model import model
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.request import Request
-from mini_vllm.tests.test_shipped_model import model
 from mini_vllm.tests.watching import engine_state
 
 NAN, INF = float("nan"), float("inf")

@@ -20,11 +20,11 @@ from mini_vllm.batch import ForwardBatch
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.model_runner import ModelRunner
+from mini_vllm.models.tests.test_shipped_model import MAX_TOKENS, TEXTS, check_e1, expected, model
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.models.transformer import Transformer
 from mini_vllm.scheduler import Scheduler
 from mini_vllm.tests.support import Scenario, ScenarioRequest
-from mini_vllm.tests.test_shipped_model import MAX_TOKENS, TEXTS, check_e1, expected, model
 from mini_vllm.tests.watching import drive_with_shadow
 from mini_vllm.tokenizer import ByteTokenizer
 

@@ -9,8 +9,8 @@ import pytest
 
 from mini_vllm.config import SamplingParams
 from mini_vllm.llm import LLM, stream_text
+from mini_vllm.models.tests.test_checkpoint import write_checkpoint
 from mini_vllm.tests.support import ScriptedModel
-from mini_vllm.tests.test_checkpoint import write_checkpoint
 
 ROCKET = "\N{ROCKET}"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

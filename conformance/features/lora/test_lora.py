@@ -15,7 +15,8 @@ from mini_vllm.lora.adapters import Adapters
 from mini_vllm.lora.config import LoRAConfig
 from mini_vllm.lora.request import LoRARequest
 from mini_vllm.lora.slots import AdapterSlotCache
-from mini_vllm.tests import lora_support, test_lora_refused
+from mini_vllm.lora.tests import test_lora_refused
+from mini_vllm.tests import lora_support
 
 # ------------------------------------------------------------------ slots and memory
 

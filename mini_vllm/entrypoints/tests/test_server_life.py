@@ -23,7 +23,7 @@ from mini_vllm.entrypoints.openai.checkpoint import (  # isort: skip
     names_of_tokens,
 )
 from mini_vllm.entrypoints.openai.http import BoundedH11, listening  # isort: skip
-from mini_vllm.tests.test_server import COMPLETIONS, begin_stream, make_engine  # isort: skip
+from mini_vllm.entrypoints.tests.test_server import COMPLETIONS, begin_stream, make_engine  # isort: skip
 
 HELLO = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 

@@ -17,8 +17,7 @@ from mini_vllm.models.loader import (
     parse_config,
     resolve,
 )
-from mini_vllm.models.transformer import Transformer
-from mini_vllm.tests.test_checkpoint import (
+from mini_vllm.models.tests.test_checkpoint import (
     CONFIG,
     LLAMA3,
     SHARDS,
@@ -28,6 +27,7 @@ from mini_vllm.tests.test_checkpoint import (
     write_checkpoint,
     write_shards,
 )
+from mini_vllm.models.transformer import Transformer
 from mini_vllm.tokenizer import ByteTokenizer
 
 

@@ -12,7 +12,7 @@ from mini_vllm.models.config import expected_shapes
 from mini_vllm.models.transformer import ModelConfig, Transformer
 from mini_vllm.spec_decode.config import SpeculativeConfig
 from mini_vllm.spec_decode.ngram import ngram_propose
-from mini_vllm.tests.test_spec_decode import DRAFT, NGRAM, tiny
+from mini_vllm.spec_decode.tests.test_spec_decode import DRAFT, NGRAM, tiny
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from mini_vllm.models.moe import (
     route,
     sparse_layers,
 )
+from mini_vllm.models.tests.test_checkpoint import random_weights, write_checkpoint
 from mini_vllm.models.transformer import Linear, Transformer
 from mini_vllm.observe.trace import traced_steps
-from mini_vllm.tests.test_checkpoint import random_weights, write_checkpoint
 
 QWEN = {
     "architectures": ["Qwen3MoeForCausalLM"],

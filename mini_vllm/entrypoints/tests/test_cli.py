@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 import mini_vllm.entrypoints.cli as cli
 from mini_vllm.engine import LLMEngine
+from mini_vllm.models.tests.test_checkpoint import write_checkpoint
 from mini_vllm.tests.support import ScriptedModel
-from mini_vllm.tests.test_checkpoint import write_checkpoint
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROCKET = "\N{ROCKET}"
 
 

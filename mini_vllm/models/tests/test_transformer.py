@@ -11,6 +11,7 @@ import pytest
 from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SamplingParams
+from mini_vllm.models.tests.test_shipped_model import TEXTS, dense_logits, model
 from mini_vllm.models.transformer import (
     Linear,
     ModelConfig,
@@ -20,7 +21,6 @@ from mini_vllm.models.transformer import (
     rope_frequencies,
     rotate,
 )
-from mini_vllm.tests.test_shipped_model import TEXTS, dense_logits, model
 
 
 def make_config(**changes) -> ModelConfig:

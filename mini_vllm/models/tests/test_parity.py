@@ -20,8 +20,8 @@ from mini_vllm.batch import ForwardBatch
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
 from mini_vllm.models.loader import load_checkpoint, resolve
+from mini_vllm.models.tests.test_checkpoint import byte_tokenizer_json
 from mini_vllm.models.transformer import Transformer
-from mini_vllm.tests.test_checkpoint import byte_tokenizer_json
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from mini_vllm.config import SamplingParams
 from mini_vllm.engine import LLMEngine
 from mini_vllm.models.loader import load_checkpoint
-from mini_vllm.tests.test_checkpoint import CONFIG, random_weights, write_checkpoint
+from mini_vllm.models.tests.test_checkpoint import CONFIG, random_weights, write_checkpoint
 
 LLAMA3 = {
     "rope_type": "llama3",

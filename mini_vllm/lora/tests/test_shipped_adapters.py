@@ -18,8 +18,8 @@ from mini_vllm import LLM, EngineParts, SamplingParams
 from mini_vllm.lora.layers import AdaptedModel
 from mini_vllm.lora.request import LoRARequest
 from mini_vllm.models.loader import MODELS, SHIPPED_MODEL
+from mini_vllm.models.tests.test_parity import float64_inside, load_theirs
 from mini_vllm.tests.lora_support import Watching
-from mini_vllm.tests.test_parity import float64_inside, load_theirs
 
 FOLDERS = sorted((MODELS / "adapters").iterdir())
 NAMES = [folder.name for folder in FOLDERS]

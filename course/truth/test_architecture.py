@@ -1,0 +1,97 @@
+"""What ARCHITECTURE says is there: its paths, its names, its rooms, its moments."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+PATH = re.compile(r"`((?:mini_vllm|course|conformance|labkit|book)/[\w./-]*)`")
+SYMBOL = re.compile(PATH.pattern + r" `([A-Za-z_][\w.]*)`")
+
+
+def paths(text: str) -> list[str]:
+    """Files and folders of the repository that a text names."""
+    return sorted(set(PATH.findall(" ".join(text.split()))))
+
+
+def symbols(text: str) -> list[tuple[str, str]]:
+    """Files, each with a name that a text says is in it."""
+    return sorted(set(SYMBOL.findall(" ".join(text.split()))))
+
+
+def names(body: list[ast.stmt], before: str = "") -> set[str]:
+    """Classes, functions and variables of a module or class, those in a class with its name."""
+    found: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(before + node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= names(node.body, f"{before}{node.name}.")
+        elif isinstance(node, ast.Assign):
+            found |= {before + each.id for each in node.targets if isinstance(each, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(before + node.target.id)
+    return found
+
+
+def has(path: str, symbol: str) -> bool:
+    """Whether a file has a name."""
+    return symbol in names(ast.parse((ROOT / path).read_text(encoding="utf-8")).body)
+
+
+def moments(path: str, name: str) -> list[str]:
+    """The public methods of a class, in their order."""
+    body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    [found] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name]
+    return [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
+
+
+def first_cells(title: str) -> list[str]:
+    """The names that begin the rows of the table under a title."""
+    section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([\w/]+)` \|", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", paths(PAGE))
+def test_a_path_on_the_page_is_there(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(("path", "symbol"), symbols(PAGE))
+def test_a_name_on_the_page_is_in_its_file(path, symbol):
+    assert has(path, symbol)
+
+
+def test_a_path_and_a_name_are_found_across_a_line_and_a_wrong_name_is_not_there():
+    text = "see `mini_vllm/engine.py`\n`LLMEngine.step` and `mini_vllm/engine.py` `LLMEngine.stop`"
+    assert symbols(text) == [
+        ("mini_vllm/engine.py", "LLMEngine.step"),
+        ("mini_vllm/engine.py", "LLMEngine.stop"),
+    ]
+    assert [has(*each) for each in symbols(text)] == [True, False]
+
+
+def test_the_page_names_every_room():
+    rooms = {
+        f"mini_vllm/{path.parent.name}/"
+        for path in (ROOT / "mini_vllm").glob("*/__init__.py")
+        if path.parent.name != "tests"
+    }
+    assert set(first_cells("The picture")) == rooms
+
+
+@pytest.mark.parametrize(
+    ("title", "path", "name"),
+    [
+        ("The moments of a feature", "mini_vllm/feature.py", "Feature"),
+        ("The moments of a gate", "mini_vllm/plan.py", "Gate"),
+    ],
+)
+def test_the_page_names_every_moment_in_its_order(title, path, name):
+    assert first_cells(title) == moments(path, name)
