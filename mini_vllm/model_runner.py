@@ -78,9 +78,9 @@ class ModelRunner:
         starts = [plan.num_computed_tokens[r] for r in plan.num_scheduled_tokens]
         computed = np.array(starts, dtype=np.int64)
         query_start_loc = np.zeros(num_reqs + 1, dtype=np.int64)
-        np.cumsum(counts, out=query_start_loc[1:])
+        counts.cumsum(out=query_start_loc[1:])
         # Token t of request i sits at position computed[i] + (t - query_start_loc[i]).
-        owner = np.repeat(np.arange(num_reqs), counts.astype(np.intp))  # [num_tokens]
+        owner = np.arange(num_reqs).repeat(counts.astype(np.intp, copy=False))  # [num_tokens]
         positions = np.arange(len(owner)) + (computed - query_start_loc[:-1])[owner]
         batch = ForwardBatch(
             token_ids=self._token_ids(plan),
@@ -90,10 +90,11 @@ class ModelRunner:
             logits_indices=self._logits_indices(plan, query_start_loc[1:] - 1),
             **self._tables_of(0, plan.block_ids, plan, owner, positions),
         )
-        batch.groups = tuple(
-            replace(batch, **self._tables_of(group, table, plan, owner, positions))
-            for group, table in enumerate(plan.group_block_ids, 1)
-        )
+        if plan.group_block_ids:
+            batch.groups = tuple(
+                replace(batch, **self._tables_of(group, table, plan, owner, positions))
+                for group, table in enumerate(plan.group_block_ids, 1)
+            )
         return batch
 
     def _tables_of(

@@ -101,10 +101,11 @@ class SchedulerOutput:
                 if start + counts[request_id] >= request.num_tokens:
                     self.sampling_req_ids.add(request_id)
         self.block_ids = {request_id: kv.get_block_ids(request_id) for request_id in counts}
-        self.group_block_ids = [
-            {request_id: kv.get_block_ids(request_id, group) for request_id in counts}
-            for group in range(1, num_groups)
-        ]
+        if num_groups > 1:
+            self.group_block_ids = [
+                {request_id: kv.get_block_ids(request_id, group) for request_id in counts}
+                for group in range(1, num_groups)
+            ]
 
 
 class ExternalTokens(NamedTuple):

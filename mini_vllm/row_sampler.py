@@ -7,8 +7,7 @@ mates; a generator can go back to where it stood before a step that did not happ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -154,11 +153,16 @@ class RowSampler:
             drafts = plan.spec_token_ids.get(request_id, ())
             end = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
             unknown = in_flight.get(request_id, ())[: end - len(drafts) - request.num_tokens]
-            with _holding(request, unknown):
-                try:
-                    sampled[request_id] = self._tokens(request, rows, drafts)
-                except _NoTokenAllowedError as error:
-                    failures[request_id] = Failure(f"the request's wishes leave {error}")
+            num_known = request.num_tokens
+            for token in unknown:
+                request.append_output_token(token)
+            try:
+                sampled[request_id] = self._tokens(request, rows, drafts)
+            except _NoTokenAllowedError as error:
+                failures[request_id] = Failure(f"the request's wishes leave {error}")
+            finally:  # the scheduler appends what it takes
+                del request.all_token_ids[num_known:]
+                request.num_tokens = num_known
         return sampled, failures
 
     def _tokens(self, request: Request, rows: np.ndarray, drafts: Sequence[int]) -> list[int]:
@@ -240,16 +244,3 @@ class RowSampler:
                 f"{request.request_id!r}, need a token id from 0 to {len(row) - 1}"
             )
         return int(token)
-
-
-@contextmanager
-def _holding(request: Request, tokens: Sequence[int]) -> Iterator[None]:
-    """The request with `tokens` in flight, and what is appended meanwhile, for the block's time."""
-    num_known = request.num_tokens
-    for token in tokens:
-        request.append_output_token(token)
-    try:
-        yield
-    finally:
-        del request.all_token_ids[num_known:]
-        request.num_tokens = num_known
