@@ -3,8 +3,8 @@
     python recorded.py --file starter.py        all choices, a few seconds
 
 The recording was made by `conformance/features/attention/attention_selector.py`, which runs
-vLLM's own code for devices that it simulates. The lab's tests use a sample: the first configuration of every
-distinct outcome of every device, and every 97th. Given; nothing here is for you to write.
+vLLM's own code for devices that it simulates. The lab's tests use a sample: the first configuration
+of every distinct outcome of every device, and every 97th. Given; nothing here is for you to write.
 """
 
 from __future__ import annotations
