@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance import recording
+from conformance.features import RECORDINGS
 from conformance.features.structured_output import situations as grammar_situations
 from course.files import load_module
 
@@ -20,7 +21,7 @@ OUTPUT = json.loads((CAPTURED / "captured" / "cpu.json").read_text(encoding="utf
 def test_the_workloads_of_lab_04_hold_every_situation_of_grammars() -> None:
     seeds = load_module(LABS / "lab-04-waits-and-rows" / "test_lab.py").SEEDS
     missing = set(grammar_situations.SITUATIONS)
-    for entry in recording.read(grammar_situations.FILE):
+    for entry in recording.read(RECORDINGS / "grammar.jsonl.gz"):
         if entry["seed"] in seeds:
             missing -= grammar_situations.situations_of(entry)
     assert not missing

@@ -1,6 +1,6 @@
 """Record what the real v0.22.1 scheduler decides on generated workloads, step by step.
 
-Needs the pinned tree on `PYTHONPATH` (`conformance/README.md` has the commands). One workload per
+Needs the pinned tree on `PYTHONPATH` (`README.md` beside it has the commands). One workload per
 line, in the format of `recording.py`.
 """
 

@@ -211,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds that a rank may wait")
-    parser.add_argument("--write", action="store_true", help="update conformance/README.md")
+    parser.add_argument("--write", action="store_true", help="update the README.md beside it")
     arguments = parser.parse_args(argv)
     began, pools = time.monotonic(), dict[str, RankPool]()
     hangs = differ = steps = 0

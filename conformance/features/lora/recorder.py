@@ -4,7 +4,7 @@
 
 The workloads are those of `workloads.py`, each request with an adapter or none: fewer slots than
 adapters most of the time, so that requests are passed over, and prompts that begin alike under
-different adapters, whose blocks must not be shared. `conformance/README.md` has the keys they add.
+different adapters, whose blocks must not be shared. `README.md` beside it has the keys they add.
 """
 
 from __future__ import annotations

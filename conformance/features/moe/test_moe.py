@@ -1,7 +1,7 @@
 """Routing, alignment, placement, balancing as the pinned tree has them; the real engine's texts.
 
 What the tree gave is in `recordings/parts/moe.jsonl.gz`; the texts are in `recordings/engine`, by
-`moe_texts.py`.
+`texts.py`.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def kept(dtype: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m conformance.features.sampling.invariance")
-    parser.add_argument("--write", action="store_true", help="update conformance/README.md")
+    parser.add_argument("--write", action="store_true", help="update the README.md beside it")
     arguments = parser.parse_args(argv)
     rows = [row(f"vLLM on the CPU, {dtype}", kept(dtype)) for dtype in REAL]
     rows += [row(f"`mini_vllm`, {dtype}", mini(dtype)) for dtype in OURS]

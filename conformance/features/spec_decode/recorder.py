@@ -5,7 +5,7 @@
 `spec.jsonl.gz` is the synchronous scheduler with real draft
 ids, `async_spec.jsonl.gz` the asynchronous one with a queue of two batches and placeholders. The
 workloads are those of `workloads.py` with a drafter on top: how many tokens it says, and how often
-it says what the target will. `conformance/README.md` has the keys these files add.
+it says what the target will. `README.md` beside it has the keys these files add.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def language_table(found: Sequence[Language]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.features.structured_output.suite")
-    parser.add_argument("--write", action="store_true", help="update conformance/README.md")
+    parser.add_argument("--write", action="store_true", help="update the README.md beside it")
     arguments = parser.parse_args(argv)
     columns = ("right", "too strict", "too loose", "refused", "schemas refused")
     rows = [[name, *(str(sums[c]) for c in columns)] for name, sums in counts().items()]

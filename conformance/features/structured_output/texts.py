@@ -5,7 +5,7 @@
 
 Fifty constraints of four kinds, two prompts each, all in one batch with free requests between
 them. Both engines read them with `{"backend": "xgrammar", "disable_any_whitespace": True}`: a small
-model is fond of spaces. Left out because the masks differ for reasons that `conformance/README.md`
+model is fond of spaces. Left out because the masks differ for reasons that `README.md` beside it
 names: strings with `maxLength`, `minLength`, `pattern` or `format`, `enum` of objects or arrays,
 bounds of numbers that are not whole, and negated classes of characters.
 """

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance import parts, recording, replay
-from conformance.features.lora import situations as lora_situations
+from conformance.features import RECORDINGS
 from labkit import refused, same
 from mini_vllm.lora.request import LoRARequest
 from mini_vllm.plan import SchedulerOutput
@@ -408,7 +408,7 @@ def test_the_gate_looks_at_one_request_at_a_time(lab):
 @functools.cache
 def recorded():
     found = []
-    for entry in recording.read(lora_situations.FILE):
+    for entry in recording.read(RECORDINGS / "lora.jsonl.gz"):
         if entry["seed"] in SEEDS:
             found.append(entry)
         elif found:

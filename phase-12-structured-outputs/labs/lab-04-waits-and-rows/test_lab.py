@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conformance import parts, recording, replay
-from conformance.features.structured_output import situations as grammar_situations
+from conformance.features import RECORDINGS
 from labkit import refused, same
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import RequestStatus
@@ -174,7 +174,7 @@ def test_a_refused_token_is_an_error(lab):
 @functools.cache
 def recorded():
     found = []
-    for entry in recording.read(grammar_situations.FILE):
+    for entry in recording.read(RECORDINGS / "grammar.jsonl.gz"):
         if entry["seed"] in SEEDS:
             found.append(entry)
         elif found:
@@ -184,9 +184,12 @@ def recorded():
 
 @pytest.mark.parametrize("part", range(3))
 def test_the_real_scheduler_agrees(lab, part):
+    def find(module, name):
+        return lab.constrained if name == "constrained" else replay.find_part(module, name)
+
     """Any of the above, in a place that the examples do not have."""
     build = functools.partial(replay.mini_scheduler, gates={"structured_output": lab.GrammarGate})
-    make = functools.partial(replay.mini_request, constrain=lab.constrained)
+    make = functools.partial(replay.mini_request, find=find)
     for entry in recorded()[part::3]:
         _, difference = replay.replay(entry, build, make)
         assert difference is None, (
