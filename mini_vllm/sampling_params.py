@@ -8,7 +8,7 @@ Mirrors `vllm/sampling_params.py:168` `SamplingParams` and `vllm/sampling_params
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from mini_vllm.checks import number, whole
@@ -155,6 +155,18 @@ class SamplingParams:
         Mirrors `vllm/v1/engine/parallel_sampling.py:52` `ParentRequest._get_child_sampling_params`.
         """
         return replace(self, n=1, seed=None if self.seed is None else self.seed + index)
+
+
+KNOBS = tuple(field.name for field in fields(SamplingParams) if not field.name.startswith("_"))
+"""Their names: who carries a request from a client to the engine passes on those it has, so that a
+new one is a field above and where clients may send it."""
+
+CHECKPOINT_KNOBS = {
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
+}  # fmt: skip
+"""Those that a checkpoint may set for what a server is sent, and what holds where it does not. As
+`vllm/entrypoints/openai/completion/protocol.py:211`
+`CompletionRequest._DEFAULT_SAMPLING_PARAMS`."""
 
 
 @dataclass(frozen=True, slots=True)

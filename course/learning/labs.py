@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -69,22 +68,6 @@ def test_functions(tree: ast.Module) -> list[ast.FunctionDef]:
         body = node.body if isinstance(node, ast.ClassDef) and node.name[:4] == "Test" else [node]
         found += [n for n in body if isinstance(n, ast.FunctionDef) and n.name.startswith("test")]
     return found
-
-
-def signatures(tree: ast.Module) -> Iterator[tuple[str, tuple[str, bool]]]:
-    """`name -> (arguments, still to be written)` of every function and method, in file order."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, (ast.unparse(node.args), _unwritten(node))
-        elif isinstance(node, ast.ClassDef):
-            for inner in node.body:
-                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
-                    name = f"{node.name}.{inner.name}"
-                    yield name, (ast.unparse(inner.args), _unwritten(inner))
-
-
-def _unwritten(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(isinstance(n, ast.Raise) and is_not_implemented(n) for n in ast.walk(function))
 
 
 def is_not_implemented(node: ast.Raise) -> bool:

@@ -26,8 +26,6 @@ class ExpertParallel:
         self.group, self.name, self.num_experts = group, name, num_experts
         self.owners = owner_of_experts(num_experts, group.size)
         self.first = experts_of(num_experts, group.rank, group.size).start
-        self.num_pairs = 0
-        """(token, expert) pairs computed here, for whoever looks at the balance."""
 
     def __call__(
         self, x: np.ndarray, experts: Sequence[Mlp], topk_ids: np.ndarray, topk_weights: np.ndarray
@@ -65,7 +63,6 @@ class ExpertParallel:
 
     def _compute(self, rows: np.ndarray, experts: Sequence[Mlp], local: np.ndarray) -> np.ndarray:
         """Each row through the one expert it came for."""
-        self.num_pairs += len(rows)
         if not len(rows):
             return rows
         return moe_forward_grouped(

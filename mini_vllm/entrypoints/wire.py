@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from mini_vllm.sample.logprobs import TokenLogprobs
-from mini_vllm.sampling_params import SamplingParams
+from mini_vllm.sampling_params import KNOBS, SamplingParams
 
 ADD, ABORT, START_DP_WAVE, UTILITY = b"\x00", b"\x01", b"\x02", b"\x03"
 """First frame of what a front end sends: `vllm/v1/engine/__init__.py:244`
@@ -40,12 +40,6 @@ REQUEST = (
 )  # fmt: skip
 LORA = ("lora_name", "lora_int_id", "lora_path")
 
-_KNOWN = (
-    "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "ignore_eos",
-    "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-    "allowed_token_ids", "logprobs", "prompt_logprobs", "skip_reading_prefix_cache",
-)  # fmt: skip
-"""What a core reads of `SamplingParams`; texts that stop are the front end's."""
 _FRONT_END = frozenset(
     (
         "n", "stop", "bad_words", "detokenize", "skip_special_tokens", "flat_logprobs",
@@ -56,6 +50,8 @@ _FRONT_END = frozenset(
 )  # fmt: skip
 """What the front end has dealt with, what is read apart, and what connectors and parts of a user's
 own read, of which this core has none."""
+_KNOWN = frozenset(KNOBS) - _FRONT_END
+"""What a core reads of `SamplingParams`."""
 
 
 def unpack(data: Any) -> Any:

@@ -10,7 +10,6 @@ are those of
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -336,8 +335,3 @@ class SchemaCompiler:
             elif each.rest is not None:
                 found.append(each.rest)
         return tuple(found)
-
-
-def canonical(value: Any) -> str:
-    """A value as `compact` writes it."""
-    return json.dumps(value, ensure_ascii=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mini_vllm.models.files import MOST_TABLE_BYTES, read_json
-from mini_vllm.sampling_params import SamplingParams
+from mini_vllm.sampling_params import CHECKPOINT_KNOBS, SamplingParams
 
 
 def names_of_tokens(folder: Path) -> tuple[dict[int, str], dict[int, str]]:
@@ -50,8 +50,7 @@ def generation_defaults(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     raw = read_json(path)
-    names = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
-    found = {name: raw[name] for name in names if raw.get(name) is not None}
+    found = {name: raw[name] for name in CHECKPOINT_KNOBS if raw.get(name) is not None}
     if raw.get("max_new_tokens") is not None:
         found["max_tokens"] = raw["max_new_tokens"]
     try:

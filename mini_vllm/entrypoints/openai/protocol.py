@@ -14,7 +14,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mini_vllm.entrypoints.openai.errors import APIError, FieldError
-from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
+from mini_vllm.sampling_params import (
+    CHECKPOINT_KNOBS,
+    KNOBS,
+    BeamSearchParams,
+    SamplingParams,
+)
 
 _INT64 = {"ge": -(2**63), "le": 2**63 - 1}
 TokenId = Annotated[int, Field(ge=0)]
@@ -186,39 +191,27 @@ class Generation(Body):
             APIError: a value is out of range; `param` names the field where vLLM's answer does.
         """
 
-        def given(name: str, otherwise: Any) -> Any:
-            value = getattr(self, name)
-            return defaults.get(name, otherwise) if value is None else value
-
-        temperature, top_p = given("temperature", 1.0), given("top_p", 1.0)
-        if math.isnan(temperature):  # JSON of Python's has it; upstream lets it pass
-            temperature = defaults.get("temperature", 1.0)
+        sent = {name: getattr(self, name) for name in KNOBS if name in type(self).model_fields}
+        sent = {name: value for name, value in sent.items() if value is not None}
+        knobs = {**CHECKPOINT_KNOBS, **defaults, **sent, "max_tokens": max_tokens}
+        if math.isnan(knobs["temperature"]):  # JSON of Python's has it; upstream lets it pass
+            knobs["temperature"] = defaults.get("temperature", 1.0)
+        temperature, top_p = knobs["temperature"], knobs["top_p"]
         _check("temperature", temperature >= 0.0, temperature, "0 or more")
         _check("top_p", 0.0 < top_p <= 1.0, top_p, "more than 0, at most 1")
         _check("max_tokens", max_tokens >= 1, max_tokens, "at least 1")
         _check("allowed_token_ids", self.allowed_token_ids != [], [], "at least one token id")
-        bias = None
         if self.logit_bias:
             bias = {int(k): min(100.0, max(-100.0, v)) for k, v in self.logit_bias.items()}
-        return SamplingParams(
-            temperature=temperature, top_p=top_p, top_k=given("top_k", 0),
-            min_p=given("min_p", 0.0), repetition_penalty=given("repetition_penalty", 1.0),
-            seed=torch_seed(self.seed), max_tokens=max_tokens, ignore_eos=self.ignore_eos,
-            min_tokens=self.min_tokens, stop_token_ids=tuple(self.stop_token_ids or ()),
-            n=1 if self.n is None else self.n, presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0, logit_bias=bias,
-            allowed_token_ids=None if self.allowed_token_ids is None
-            else tuple(self.allowed_token_ids),
-            stop=_texts(self.stop), include_stop_str_in_output=self.include_stop_str_in_output,
-            logprobs=self.asked_logprobs(), prompt_logprobs=self._prompt_logprobs(),
-            structured_outputs=constraint or self._constraint(), bad_words=self._bad_words(),
-        )  # fmt: skip
+            knobs["logit_bias"] = bias
+        return SamplingParams(**{
+            **knobs, "seed": torch_seed(self.seed), "logprobs": self.asked_logprobs(),
+            "prompt_logprobs": self._prompt_logprobs(),
+            "structured_outputs": constraint or self._constraint(),
+        })  # fmt: skip
 
     def _prompt_logprobs(self) -> int | None:
         return self.prompt_logprobs
-
-    def _bad_words(self) -> tuple[str, ...]:
-        return ()
 
     def beam_search_params(self, max_tokens: int, defaults: Mapping[str, Any]) -> BeamSearchParams:
         """What a beam search is asked for."""
@@ -228,10 +221,6 @@ class Generation(Body):
             ignore_eos=self.ignore_eos, length_penalty=self.length_penalty,
             temperature=defaults.get("temperature", 1.0) if temperature is None else temperature,
         )  # fmt: skip
-
-
-def _texts(stop: str | list[str] | None) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def torch_seed(seed: int | None) -> int | None:

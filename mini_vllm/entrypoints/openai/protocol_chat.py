@@ -125,9 +125,6 @@ class ChatCompletionRequest(Generation):
             else (self.prompt_logprobs)
         )
 
-    def _bad_words(self) -> tuple[str, ...]:
-        return tuple(self.bad_words)
-
 
 class TokenizeRequest(Body):
     model: str | None = None
