@@ -10,12 +10,16 @@ needs is missing; `--require=NAME` turns that skip into an error.
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import functools
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +35,11 @@ IMPLEMENTATIONS = ("solution", "starter")
 # The tests multiply small matrices, where a second BLAS thread gains nothing, and where two that
 # spin for each other on a busy machine cost seconds. Read when numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+LATE_THREADS_MS = "LATE_THREADS_MS"
+"""Environment variable: every background thread, and all work of a pool, begins up to so many
+milliseconds late. A test that then fails counts on a thread to be quick."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,6 +68,28 @@ def pytest_configure(config: pytest.Config) -> None:
         number, count = worker
         place = number * len(config.args) // count
         config.args[:] = config.args[place:] + config.args[:place]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def late_threads() -> Iterator[None]:
+    """Delay threads at random, if `LATE_THREADS_MS` asks for it; another delay in each run."""
+    most = float(os.environ.get(LATE_THREADS_MS, 0)) / 1e3
+    if most <= 0:
+        yield
+        return
+
+    def late(run: Any) -> Any:
+        @functools.wraps(run)
+        def later(self: Any) -> None:
+            time.sleep(random.SystemRandom().uniform(0, most))
+            run(self)
+
+        return later
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (threading.Thread, concurrent.futures.thread._WorkItem):
+            patch.setattr(kind, "run", late(kind.run))
+        yield
 
 
 def _worker(config: pytest.Config) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ import pytest
 from conformance.serving.battery import CALL, CLOCK, MESSAGES, WEATHER
 from conformance.serving.recorded import TEMPLATE
 from mini_vllm.engine import LLMEngine
-from mini_vllm.tests.server_support import serving
+from mini_vllm.tests.server_support import run_alone, serving
 
 openai = pytest.importorskip("openai", reason="needs the openai package")
 
@@ -64,7 +64,7 @@ def test_many_at_once_from_the_async_client(port: int) -> None:
             ]
             return [answer.choices[0].text for answer in await asyncio.gather(*calls)]
 
-    assert len(set(asyncio.run(ask()))) == 1
+    assert len(set(run_alone(ask()))) == 1
 
 
 def forced(text: str) -> dict[str, Any]:

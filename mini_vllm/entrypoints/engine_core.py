@@ -288,7 +288,8 @@ class EngineCore:
 
 def serve(pipe: Connection, make: Callable[..., LLMEngine], arguments: dict[str, Any]) -> None:
     """In a process of its own: make the engine, say what it is, serve until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches all; who began this process ends it
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # sent to a whole group; the front end ends this one
     sys.setswitchinterval(SWITCH_S)
     try:
         engine = make(**arguments)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +50,12 @@ def serving(
         server.should_exit = True
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
+
+
+def run_alone(work: Coroutine[Any, Any, Any]) -> Any:
+    """Its result, from a loop of a thread of its own; a browser's loop may run in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def wait_until(happened: Callable[[], Any], seconds: float = DEADLINE_S) -> None:

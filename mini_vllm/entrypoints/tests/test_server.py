@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mini_vllm.tests.server_support import ask, events, serving, wait_until  # first: it may skip
+from mini_vllm.tests.server_support import ask, events, run_alone, serving, wait_until  # isort: skip
 
 from mini_vllm.engine import LLMEngine  # isort: skip
 from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, EngineDead  # isort: skip
@@ -222,10 +222,10 @@ def held(engine: LLMEngine) -> tuple[threading.Event, threading.Event]:
     began, go_on = threading.Event(), threading.Event()
     prepare = engine.prepare
 
-    def wait(params: SamplingParams) -> None:
+    def wait(sampling_params: SamplingParams) -> None:
         began.set()
         assert go_on.wait(30)
-        prepare(params)
+        prepare(sampling_params)
 
     engine.prepare = wait  # type: ignore[method-assign]
     return began, go_on
@@ -395,7 +395,7 @@ def test_a_slow_reader_gets_several_steps_at_once_and_misses_nothing() -> None:
         await asyncio.to_thread(asking.close)
         return deltas, make_engine().generate(["The scheduler"], params)[0].outputs[0].text
 
-    (delta,), whole = asyncio.run(read())
+    (delta,), whole = run_alone(read())
     assert (delta.text, len(delta.token_ids), delta.finish_reason) == (whole, 40, "length")
 
 
@@ -406,7 +406,7 @@ def test_who_asks_a_closed_engine_is_told() -> None:
         with pytest.raises(EngineDead):
             await asking.open("a", SamplingParams(), "r")
 
-    asyncio.run(ask_closed())
+    run_alone(ask_closed())
 
 
 def test_a_stream_that_is_open_when_the_engine_closes_is_told() -> None:
@@ -418,4 +418,4 @@ def test_a_stream_that_is_open_when_the_engine_closes_is_told() -> None:
             async for _ in stream.deltas():
                 pass
 
-    asyncio.run(leave_open())
+    run_alone(leave_open())

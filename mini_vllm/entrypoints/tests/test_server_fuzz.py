@@ -156,8 +156,9 @@ def test_every_request_is_answered_and_the_engine_is_unharmed(count: int, seed: 
                 wrong = [c for c in chunks if c.get("error", {}).get("code", 400) >= 500]
                 assert not wrong, (path, content, wrong)
             answered["served" if status < 400 else "refused"] += 1
-        assert not engine.requests
-        assert engine.scheduler.kv.block_pool.get_usage() == 0
+        # An answer that ends early, in an error, aborts what else it had asked for.
+        wait_until(lambda: not engine.requests)
+        wait_until(lambda: engine.scheduler.kv.block_pool.get_usage() == 0)
         after = ask(port, "/v1/completions", {"prompt": "The", "temperature": 0})[1]["choices"]
     assert after == before
     assert min(answered.values()) > count // 10, answered

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -225,3 +229,24 @@ def children() -> list[str]:
 
 def command_of(pid: str) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_whole_group_lets_an_open_stream_end(usual_signals: None) -> None:
+    command = [sys.executable, "-m", "mini_vllm.entrypoints.cli", "serve", "--port", "0"]
+    server = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        port = next(int(at[1]) for line in server.stdout if (at := re.search(r":(\d+)/v1", line)))
+        body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        kind = {"Content-Type": "application/json"}
+        connection.request("POST", COMPLETIONS, json.dumps(body), kind)
+        answer = connection.getresponse()
+        first = answer.readline()
+        os.killpg(server.pid, signal.SIGTERM)
+        *chunks, done = events((first + answer.read()).decode())
+        server.communicate(timeout=30)
+    finally:
+        server.kill()
+    assert (chunks[-1]["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
