@@ -174,7 +174,7 @@ def _write_opened(root: Path, target: Path) -> dict[str, tuple[str, int]]:
         (target / "licences" / name).write_text(text, encoding="utf-8")
     if real:
         with (target / "licences" / "index.txt").open("a", encoding="utf-8") as index:
-            index.write(real_payload.INDEX)
+            index.write(real_payload.index())
     told = {}
     for name, data in contents.items():
         file = f"files/{_hash(data)}{Path(name).suffix}.bin"

@@ -24,15 +24,6 @@ NOTE = """Files of vLLM {version}, unchanged, under the Apache License 2.0 (the 
 Copyright contributors to the vLLM project. Source: https://github.com/vllm-project/vllm,
 tag v{version}. They are the part of the release that schedules and keeps the KV cache.
 """
-INDEX = """vLLM, the files that schedule, of each release in the pages, unchanged
-    licence: Apache-2.0 (vllm.txt)
-    source:  https://github.com/vllm-project/vllm
-cachetools, typing_extensions, which they import
-    licence: MIT (cachetools.txt), PSF-2.0 (typing_extensions.txt)
-    source:  their pages in the package index
-"""
-"""What `play/licences/index.txt` says of them."""
-
 Files = list[tuple[str, bytes]]
 
 
@@ -88,3 +79,20 @@ def licences(files: dict[str, Files]) -> dict[str, str]:
                 package = "vllm" if path != LIBRARY_ZIP else name.partition("-")[0]
                 texts[f"{package}.txt"] = data.decode("utf-8")
     return texts
+
+
+def index() -> str:
+    """What `play/licences/index.txt` says of them."""
+    lines = [
+        "vLLM, of each release in the pages the files that schedule, unchanged",
+        "    licence: Apache-2.0 (vllm.txt)",
+        "    source:  https://github.com/vllm-project/vllm",
+    ]
+    for name in LIBRARIES:
+        if name != "numpy":
+            lines += [
+                f"{name} {importlib.metadata.version(name)}, which they import",
+                f"    licence: see the text ({name}.txt)",
+                "    source:  its page in the package index",
+            ]
+    return "\n".join(lines) + "\n"
