@@ -46,7 +46,8 @@ def releases() -> list[str]:
 
 
 @functools.cache
-def _core(release: str) -> RealCore:
+def core(release: str) -> RealCore:
+    """The core of a release. Raises ValueError with those that are here if it is not."""
     known = releases()
     if release not in known:
         there = f"there are {', '.join(known)}" if known else "this site was built without any"
@@ -93,9 +94,9 @@ def compared(session: live.Session, release: str = PIN) -> dict[str, Any]:
     Raises:
         ValueError: the release is not here.
     """
-    core = _core(release)
+    asked = core(release)
     ours = [_shown(frame) for frame in session.frames[1:]]
-    real, fault = decide(core, session)
+    real, fault = decide(asked, session)
     difference = None
     for step, (one, other) in enumerate(zip(real, ours, strict=False)):
         field = next((name for name in MEANINGS if one[name] != other[name]), None)
@@ -111,7 +112,7 @@ def compared(session: live.Session, release: str = PIN) -> dict[str, Any]:
             "ours": "goes on",
         }  # fmt: skip
     return {
-        "release": core.version,
+        "release": asked.version,
         "releases": releases(),
         "steps": real,
         "ours": ours,

@@ -14,8 +14,8 @@ import pytest
 
 from conformance.real_core import why_not
 from conformance.real_core.namespace import LIBRARIES
-from course.learning.labs import CourseError
-from course.site import live, live_real, play, play_check, play_payload, real_payload
+from course.learning.labs import CourseError, find_labs, pick
+from course.site import desk_real, live, live_real, play, play_check, play_payload, real_payload
 from course.site.test_live import finished, random_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,3 +123,54 @@ def test_in_the_pages_python_both_decide_500_random_workloads_alike(worker):
         assert told["difference"] is None, (seed, told["difference"])
         steps += len(told["steps"])
     assert steps > NUM_IN_NODE
+
+
+# ------------------------------------------------------------------ a lab's desk
+
+SHORT = """config: {num_blocks: 9, block_size: 4}
+requests:
+- {id: A, prompt: 11, max_tokens: 12}
+- {id: B, prompt: 11, max_tokens: 12}
+"""
+LABS = {"block_pool": "02-01", "kv_cache_manager": "02-05", "scheduler": "03-01"}
+
+
+def solution(part: str) -> str:
+    return pick(find_labs(ROOT), LABS[part]).solution.read_text(encoding="utf-8")
+
+
+@needs_the_tree
+@pytest.mark.parametrize("part", desk_real.PARTS)
+def test_a_solution_decides_as_the_real_scheduler(part):
+    told = desk_real.ask_mine(part, solution(part), SHORT)
+    assert told["rows"]
+    assert told["difference"] is None
+
+
+@needs_the_tree
+def test_a_pool_that_gives_blocks_in_another_order_parts_at_the_step_that_shows_it():
+    text = (
+        solution("block_pool")
+        + """
+
+class BlockPool(BlockPool):
+    def get_new_blocks(self, num_blocks):
+        return super().get_new_blocks(num_blocks)[::-1]
+"""
+    )
+    difference = desk_real.ask_mine("block_pool", text, SHORT)["difference"]
+    assert (difference["step"], difference["field"]) == (0, "block_ids")
+
+
+@needs_the_tree
+@pytest.mark.parametrize(
+    ("text", "workload", "message"),
+    [
+        ("class (", SHORT, "starter.py does not load: SyntaxError"),
+        ("x = 1", SHORT, "starter.py does not load: AttributeError"),
+        ("class BlockPool: pass", "requests: 3", "workload: need config"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(text, workload, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        desk_real.ask_mine("block_pool", text, workload)
