@@ -46,7 +46,7 @@ CourseDesk.real = ({ part, session, text }) => {
     function show({ release, rows, difference, fault }) {
         const at = difference ? difference.step : rows.length;
         body.replaceChildren(...rows.map(([real, ours], step) => el("tr", {}, el("th", { scope: "row" }, `${step}`),
-            el("td", {}, real), el("td", {}, step < at ? "the same" : step === at ? el("mark", {}, `differs: ${ours || "an error"}`) : ""))));
+            el("td", {}, real), el("td", {}, step < at ? "the same" : step === at ? el("mark", { style: "color: inherit; background: color-mix(in srgb, red 22%, transparent)" }, `differs: ${ours || "an error"}`) : ""))));
         verdict.textContent = (difference
             ? `Step ${difference.step} is the first that differs, in ${difference.field}: ${difference.words}. `
                 + `vLLM ${release}: ${difference.real}. Yours: ${difference.ours}.`
