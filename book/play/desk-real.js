@@ -45,8 +45,11 @@ CourseDesk.real = ({ part, session, text }) => {
 
     function show({ release, rows, difference, fault }) {
         const at = difference ? difference.step : rows.length;
+        const other = { style: "color: inherit; background: color-mix(in srgb, red 22%, transparent)" };
+        const mine = (step, ours) => (step < at ? "the same"
+            : step === at ? el("mark", other, `differs: ${ours || "an error"}`) : "");
         body.replaceChildren(...rows.map(([real, ours], step) => el("tr", {}, el("th", { scope: "row" }, `${step}`),
-            el("td", {}, real), el("td", {}, step < at ? "the same" : step === at ? el("mark", { style: "color: inherit; background: color-mix(in srgb, red 22%, transparent)" }, `differs: ${ours || "an error"}`) : ""))));
+            el("td", {}, real), el("td", {}, mine(step, ours)))));
         verdict.textContent = (difference
             ? `Step ${difference.step} is the first that differs, in ${difference.field}: ${difference.words}. `
                 + `vLLM ${release}: ${difference.real}. Yours: ${difference.ours}.`
