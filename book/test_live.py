@@ -18,7 +18,9 @@ import pytest
 
 from book import firefox
 from book.test_site import barriers
-from course.site import gantt, home, live
+from conformance.real_core import why_not
+from course.learning.labs import find_labs, pick
+from course.site import gantt, home, live, live_real
 
 pytestmark = pytest.mark.browser
 
@@ -417,8 +419,8 @@ def real(site, open_page):
     if not (site / "play" / "index.js").is_file():
         pytest.skip("needs course book runtime")
 
-    def find(path: str = "index.html") -> Any:
-        page = open_page(path)
+    def find(path: str = "index.html", **settings: Any) -> Any:
+        page = open_page(path, **settings)
         page.context.set_default_timeout(60_000)
         page.wait_for_load_state("load")
         return page
@@ -488,3 +490,50 @@ def test_in_firefox_a_link_gives_the_state_that_this_process_has(site, url, tmp_
     assert refs == frame["pool"]["refs"][1:]
     assert texts == [re.sub(r"\n+", "\u21b5", text) for text in frame["texts"].values() if text]
     assert said == frame["why"][0]["text"]
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "coal")])
+def test_in_the_page_vllm_decides_the_readers_run_step_by_step(real, width, theme):
+    if why_not():
+        pytest.skip(why_not())
+    page = real("index.html", width=width, theme=theme)
+    before = page.evaluate("performance.getEntriesByType('resource').map((each) => each.name)")
+    assert not [name for name in before if "real" in name]
+    page.locator(".home-run").click()
+    box = page.locator(".live")
+    box.locator(".live-step").wait_for()
+    quiet(box)
+    slide(box, "blocks", 20)
+    to_the_end(box, live.start(settings={"blocks": 20}, at=500)["at"])
+    box.locator(".real-ask").click()
+    verdict = box.locator(".real-verdict:not(:empty)")
+    verdict.wait_for()
+    told = live_real.ask()
+    assert verdict.inner_text().startswith(f"{len(told['steps'])} steps, the same in vLLM 0.22.1")
+    assert box.locator(".real-steps tbody tr").count() == len(told["steps"])
+    box.locator(".real-steps tbody button").nth(3).click()
+    place(box, 4)
+    shown = box.locator(".real-beside > div").first.locator("dd").last.inner_text()
+    assert shown == " ".join(map(str, told["steps"][3]["free"]))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.complaints == []
+
+
+def test_in_the_page_vllm_and_a_labs_text_decide_a_workload(real):
+    if why_not():
+        pytest.skip(why_not())
+    lab = pick(find_labs(ROOT), "02-01")
+    page = real(f"{lab.folder.relative_to(ROOT).as_posix()}/index.html")
+    page.evaluate(
+        "([lab, text]) => CourseStore.saveEdit(lab, text, '')",
+        ["02-01", lab.solution.read_text(encoding="utf-8")],
+    )
+    page.get_by_role("button", name="Open the lab").click()
+    box = page.locator(".desk details", has_text="its own scheduler beside yours")
+    box.locator("summary").click()
+    box.get_by_role("button", name="Ask vLLM").click()
+    said = box.get_by_role("status")
+    page.wait_for_function(
+        "(p) => p.textContent.includes('the same in vLLM 0.22.1')", arg=said.element_handle()
+    )
+    assert box.locator("tbody tr").count() > 10

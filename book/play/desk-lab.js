@@ -91,6 +91,7 @@ CourseDesk.lab = (host) => {
             data, predicted: predict?.told, goTo: (line) => editor.goTo(line), text: () => editor.get(),
             solution: async () => (await json(await fetch(host.dataset.solution))).text,
         });
+        const real = CourseDesk.real?.({ part: data.part, session, text: () => editor.get() });
         const plain = served && !window.COURSE_PLAY?.editor
             ? ["For colours and line numbers here: ", el("code", {}, "course book runtime"), ", once. "] : [];
         const where = served ? ["This is ", el("code", {}, data.file), " of your checkout. ", ...plain]
@@ -100,7 +101,7 @@ CourseDesk.lab = (host) => {
             notices, predict?.box ?? "", place,
             el("div", { class: "desk-bar desk-actions" }, run, end, reset,
                 el("span", { class: "desk-keys" }, "Ctrl-Enter runs. Escape, then Tab, leaves the editor.")),
-            loading?.box ?? "", results.box, more);
+            loading?.box ?? "", results.box, real?.box ?? "", more);
         editor = await CourseDesk.editor(place, {
             doc: file?.text ?? edit?.text ?? data.starter, onChange: changed, label: `starter.py of lab ${lab}`,
         });
@@ -253,6 +254,7 @@ CourseDesk.lab = (host) => {
             if (words === null) return results.rest("Not run: the file on your machine has changed; see above the editor.");
             predict?.ended(CourseReport.measured(report));
             results.end(report, began && (performance.now() - began) / 1000, words);
+            real?.offer(CourseReport.failed(report)[0]?.message ?? "");
             remember(report);
         }
         const late = (message) => (message.startsWith("out of time")

@@ -9,6 +9,7 @@ const CourseLive = (() => {
     const { el } = CourseWidgets;
     const views = CourseLiveViews;
     const form = CourseLiveForm;
+    const real = CourseReal;
     const MOST_STEPS = 500;
     const WHOLE_RUN = 10_000;
 
@@ -56,13 +57,15 @@ const CourseLive = (() => {
         const parts = Object.fromEntries(["settings", "batch", "queues", "pool", "why", "texts", "requests"].map((name) =>
             [name, el("div", { class: `live-${name}-part` })]));
         const facts = el("dl", { class: "line-facts" });
+        const vllm = real.build({ fetch: askReal, predicts: () => asks.checked, name: "mini_vllm",
+            go: (to) => { pause(); show(to); } });
         const controls = el("div", { class: "widget-controls", role: "group", "aria-label": "Controls" },
             next, play, speed, first, back, last, slider, where);
         const hint = el("p", { class: "live-hint" }, "A row is a request, a column a step of the engine, a number the tokens it "
             + "computes. ", el("a", { href: `${given.up}GLOSSARY.html` }, "What the words mean"));
         const stage = el("div", { hidden: "" }, hint, parts.settings, controls, asked, said, scroll, CourseWidgets.sideways(scroll), views.legend(), parts.batch,
             el("div", { class: "live-columns" }, parts.queues, parts.pool),
-            el("h4", {}, "Why this step is so"), parts.why, el("h4", {}, "Texts"), parts.texts, facts,
+            el("h4", {}, "Why this step is so"), parts.why, el("h4", {}, "Texts"), parts.texts, facts, vllm.box,
             el("details", { class: "live-edit" }, el("summary", {}, "Change the requests"), parts.requests),
             el("p", { class: "live-foot" }, link, reset, el("label", { class: "live-check" }, asks, " Ask me before a step"), notice));
         box.append(el("p", { class: "widget-title" }, "Live: mini_vllm, serving its shipped model in this page"), loading, trouble, stage);
@@ -88,11 +91,11 @@ const CourseLive = (() => {
         };
 
         /** Call a function of course/site/live.py; null when it was refused, which then stands there. */
-        async function ask(name, payload) {
+        async function ask(name, payload, module = "course.site.live") {
             busy += 1;
             const slow = setTimeout(() => waiting(true), run ? 400 : 0);
             try {
-                const answer = await session.call("python", { module: "course.site.live", function: name, arguments: payload });
+                const answer = await session.call("python", { module, function: name, arguments: payload });
                 trouble.textContent = "";
                 lost = false;
                 return answer;
@@ -105,6 +108,17 @@ const CourseLive = (() => {
                 clearTimeout(slow);
                 if (!busy) waiting(false);
             }
+        }
+
+        /** The run as far as it has come, decided by a release of vLLM; null when it was refused. */
+        async function askReal(release) {
+            let told = null;
+            pause();
+            await inTurn(async () => {
+                if (isLost() && !(await change(run, run.frames.length - 1))) return;
+                told = await ask("ask", { release }, "course.site.live_real");
+            }, Infinity);
+            return told;
         }
 
         const isLost = () => lost || session.state === "idle";
@@ -138,6 +152,7 @@ const CourseLive = (() => {
         function take(made, at) {
             run = made;
             ahead = null;
+            vllm.clear();
             asked.replaceChildren();
             stage.hidden = false;
             if (!parts.settings.contains(document.activeElement)) draw(); // not under the hand that drags
@@ -213,6 +228,7 @@ const CourseLive = (() => {
         function reveal(frame) {
             if (place === run.frames.length - 1) run.frames.push(frame);
             ahead = null;
+            vllm.clear();
             show(place + 1);
         }
 
@@ -310,6 +326,7 @@ const CourseLive = (() => {
             parts.texts.replaceChildren(views.texts(run, frame, place));
             facts.replaceChildren(...views.counters(frame, over && place === steps ? before : null));
             if (!parts.requests.contains(document.activeElement)) drawRequests();
+            vllm.show(place);
             notice.textContent = "";
         }
         parts.requests.addEventListener("focusout", (event) => {

@@ -80,7 +80,7 @@
                 if (!live) {
                     const up = given.up;
                     await load(`${up}book/widgets/live.css`);
-                    for (const name of ["views", "form", "engine"]) await load(`${up}book/widgets/live-${name}.js`);
+                    for (const name of ["views", "form", "real", "engine"]) await load(`${up}book/widgets/live-${name}.js`);
                     live = CourseLive.build(host, given);
                 }
                 const pause = [...recorded.querySelectorAll("button")].find((each) => each.textContent === "Pause");

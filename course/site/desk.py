@@ -18,7 +18,7 @@ from typing import Any
 
 from course.learning import manifest, starters
 from course.learning.labs import Lab, find_labs
-from course.site import answers
+from course.site import answers, desk_real
 from course.truth import pages
 
 FOLDER = "desk"
@@ -34,6 +34,8 @@ SCRIPTS = (
 )
 ASKING = ("desk-judge.js", "desk-predict.js")
 """Besides, where a lab asks for predictions; they stand on the scripts of the exercises' boxes."""
+REAL = ("desk-real.js",)
+"""Besides, where a lab builds what decides: it asks vLLM."""
 APART = {
     f"conformance/features/{room}/README.md": "they replay recordings, which takes a page minutes"
     for room in ("core", "engine", "entrypoints")
@@ -58,7 +60,8 @@ def furnish(root: Path, page: Path, text: str) -> str:
         before, end, after = text.partition(END)
         text = f"{before.rstrip()}\n\n{host}{end}{after}"
     asks = lab is not None and bool(lab.manifest.predictions)
-    names = [*SCRIPTS, *(ASKING if asks else ())]
+    decides = lab is not None and lab.manifest.part in desk_real.PARTS
+    names = [*SCRIPTS, *(ASKING if asks else ()), *(REAL if decides else ())]
     first, *others = [f"{up}{FOLDER}/{name}?v={_version(root, name)}" for name in names]
     others[:0] = [answers.address(name, up) for name in ("quiz", "asks")] if asks else []
     name = page.relative_to(root).as_posix()
@@ -74,7 +77,7 @@ def write(root: Path, site: Path, listed: list[Path]) -> None:
     """Put the scripts, and the documents of the labs in the book, into a site."""
     folder = site / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*SCRIPTS, *ASKING):
+    for name in (*SCRIPTS, *ASKING, *REAL):
         source = root / SOURCE / name
         if source.is_file():
             (folder / name).write_bytes(source.read_bytes())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from course.learning.labs import Lab, find_labs
-from course.site import play, play_excepted
+from course.site import play, play_excepted, real_payload
 
 ENGINE = ("mini_vllm/", "labkit/", "course/play/", "course/learning/")
 """Folders whose Python files come with the first run."""
@@ -68,10 +68,11 @@ def write(root: Path, target: Path) -> str:
     """Write everything a page needs to run Python into `target`; the hash of its `index.js`."""
     target.mkdir(parents=True, exist_ok=True)
     labs = find_labs(root)
+    runtime = _runtime(play.folder(root), target)
     opened = _write_opened(root, target)
     catalogue = json.dumps(opened, separators=(",", ":")).encode()
     config: dict[str, Any] = {
-        **_runtime(play.folder(root), target),
+        **runtime,
         "worker": _named(target, "worker.js", (root / "book/play/worker.js").read_bytes()),
         "course": _archive(target, "course.zip", engine_files(root)),
         "catalog": {
@@ -166,9 +167,16 @@ def opened_files(root: Path) -> list[str]:
 def _write_opened(root: Path, target: Path) -> dict[str, tuple[str, int]]:
     """Copy those files under their hashes; path -> (name, bytes)."""
     (target / "files").mkdir(exist_ok=True)
+    real = real_payload.archives(root)
+    contents = {name: (root / name).read_bytes() for name in opened_files(root)}
+    contents |= {name: play.zipped(files) for name, files in real.items()}
+    for name, text in real_payload.licences(real).items():
+        (target / "licences" / name).write_text(text, encoding="utf-8")
+    if real:
+        with (target / "licences" / "index.txt").open("a", encoding="utf-8") as index:
+            index.write(real_payload.index())
     told = {}
-    for name in opened_files(root):
-        data = (root / name).read_bytes()
+    for name, data in contents.items():
         file = f"files/{_hash(data)}{Path(name).suffix}.bin"
         (target / file).write_bytes(data)
         told[name] = (file, len(data))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from course.learning.labs import find_labs
-from course.site import play, play_excepted, play_payload
+from course.site import play, play_excepted, play_payload, real_payload
 from course.truth import pages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,9 @@ def test_what_is_opened_later_is_byte_for_byte_the_courses(played, config):
     assert "models/byte-llama/model.safetensors" in catalogue
     for path, (file, size) in catalogue.items():
         data = (played / file).read_bytes()
-        assert len(data) == size and data == (ROOT / path).read_bytes(), path
+        assert len(data) == size, path
+        if not path.startswith(real_payload.FOLDER):  # packed when the site is made
+            assert data == (ROOT / path).read_bytes(), path
 
 
 def test_the_first_run_brings_no_model_and_no_recording(config):
