@@ -148,8 +148,8 @@ class Scheduler(RequestQueues):
         0 if it must wait, and everybody behind it; None if it alone is passed over.
         """
         verdicts = [gate.admission(request, plan) for gate in self.gates]
-        if verdict := next((v for v in verdicts if v != "admit"), None):
-            return 0 if verdict == "stop" else None
+        if others := [verdict for verdict in verdicts if verdict != "admit"]:
+            return 0 if others[0] == "stop" else None
         before = request.num_computed_tokens  # above 0: a gate had its K and V loaded
         hits, num_cached, external = self._find_computed(request)
         if external is None:
@@ -200,8 +200,9 @@ class Scheduler(RequestQueues):
     def _num_admitted(self, request: Request, num_cached: int, budget: int) -> int:
         """Tokens of its first chunk; 0 if it is to be whole and is not, or a gate allows none."""
         wanted = request.num_tokens - num_cached
-        num_new, whole = (self._clamp_new_tokens(wanted, most) for most in (budget, wanted))
-        if num_new < whole and not self.config.enable_chunked_prefill:
+        num_new = self._clamp_new_tokens(wanted, budget)
+        needs_whole = not self.config.enable_chunked_prefill
+        if needs_whole and num_new < self._clamp_new_tokens(wanted, wanted):
             return 0
         for gate in self.gates:
             num_new = gate.limit(request, num_cached, num_new)
