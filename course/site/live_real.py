@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.recorders.scheduler import observe
-
+from conformance.features.core.recorder import observe
 from conformance.real_core import RealCore, core_of, present
 from course.site import live
 from mini_vllm.checks import whole

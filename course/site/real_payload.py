@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conformance import workloads
 from conformance.real_core import RealCore, present, why_not
+from conformance.real_core.archive import number_of
 from conformance.real_core.namespace import LIBRARIES
 from conformance.real_core.places import PIN, tree_of
 from conformance.recorders import combined
@@ -33,7 +34,8 @@ def release_zip(version: str) -> str:
 
 
 def archives(root: Path) -> dict[str, Files]:
-    """The files of every zip, by the zip's path: each release that lies here, and the libraries.
+    """The files of every zip, by the zip's path: the libraries, and each release that lies here, the
+    pin and those after it.
 
     Empty where the pinned tree, or a library that the core imports, is missing.
 
@@ -42,7 +44,8 @@ def archives(root: Path) -> dict[str, Files]:
     """
     if why_not(PIN, root):
         return {}
-    found = {release_zip(version): core_files(tree_of(version, root)) for version in present(root)}
+    wanted = [v for v in present(root) if number_of(v) >= number_of(PIN)]
+    found = {release_zip(version): core_files(tree_of(version, root)) for version in wanted}
     return {**found, LIBRARY_ZIP: library_files()}
 
 
