@@ -34,8 +34,7 @@ def release_zip(version: str) -> str:
 
 
 def archives(root: Path) -> dict[str, Files]:
-    """The files of every zip, by the zip's path: the libraries, and each release that lies here, the
-    pin and those after it.
+    """The files of every zip, by its path: the libraries, and each release here from the pin on.
 
     Empty where the pinned tree, or a library that the core imports, is missing.
 

@@ -44,7 +44,8 @@ def config(played):
 def test_every_name_but_the_index_has_the_contents_hash(played):
     for path in played.rglob("*"):
         name = path.relative_to(played).as_posix()
-        if path.is_file() and name != "index.js":
+        is_read_by_people = name.startswith("licences/")
+        if path.is_file() and name != "index.js" and not is_read_by_people:
             assert re.search(r"[-/][0-9a-f]{12}[./]", name), name
 
 
