@@ -1,8 +1,9 @@
 """Recordings of the real parts around the scheduler: read them by name, replay sequences.
 
-`load("block_pool")` gives the cases that `features/core/block_pool.py` describes. `replay_block_pool`,
-`replay_free_queue`, `replay_kv_cache_manager` and `replay_check_stop` drive the mini classes, or a
-learner's, through what was recorded and return the first difference in words, "" for none.
+`load("block_pool")` gives the cases that `features/core/block_pool.py` describes.
+`replay_block_pool`, `replay_free_queue`, `replay_kv_cache_manager` and `replay_check_stop` drive
+the mini classes, or a learner's, through what was recorded and return the first difference in
+words, "" for none.
 `selector_outcome` looks up one answer of the recorded attention selector.
 """
 

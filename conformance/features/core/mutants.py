@@ -210,7 +210,13 @@ MUTANTS = (
     ),
     Mutant(
         "chunks although chunked prefill is off",
-        (("scheduler", "and not self.config.enable_chunked_prefill", "and False"),),
+        (
+            (
+                "scheduler",
+                "needs_whole = not self.config.enable_chunked_prefill",
+                "needs_whole = False",
+            ),
+        ),
         "whole-prompts",
         "whole prompt waits",
     ),
