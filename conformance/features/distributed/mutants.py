@@ -267,7 +267,7 @@ def caught(mutant: Mutant) -> bool:
 def _status(copy: Path, test: str) -> int:
     """Exit status of the tests whose names begin so, run on a copy of the package."""
     file, _, name = test.partition("::")
-    path = str(copy / "mini_vllm" / "tests" / file)
+    path = str(copy / "mini_vllm" / "distributed" / "tests" / file)
     chosen = [f"{path}::{name}"] if name.endswith("]") else [path, "-k", name]
     environment = {
         **os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1",
