@@ -136,7 +136,7 @@ def test_an_engine_that_is_closed_leaves_no_process_and_no_memory():
 @pytest.mark.slow
 def test_an_engine_that_is_forgotten_leaves_no_process_and_no_memory():
     forgotten = LLMEngine(RandomSource(DENSE), tensor_parallel_size=2)
-    pids = forgotten.ranks.pool.pids
+    pids = forgotten.feature("distributed").pool.pids
     del forgotten
     gc.collect()
     assert all_end(pids) and not segments(os.getpid())

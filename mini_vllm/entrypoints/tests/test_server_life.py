@@ -231,6 +231,14 @@ def command_of(pid: str) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
+def _is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 @pytest.mark.slow
 def test_a_signal_to_the_whole_group_lets_an_open_stream_end(usual_signals: None) -> None:
     command = [sys.executable, "-m", "mini_vllm.entrypoints.cli", "serve", "--port", "0"]
@@ -238,6 +246,7 @@ def test_a_signal_to_the_whole_group_lets_an_open_stream_end(usual_signals: None
     assert server.stdout is not None
     try:
         port = next(int(at[1]) for line in server.stdout if (at := re.search(r":(\d+)/v1", line)))
+        wait_until(lambda: _is_open(port))  # its address is said before the model is loaded
         body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         kind = {"Content-Type": "application/json"}
