@@ -201,7 +201,7 @@ def test_ctrl_c_stops_the_step_and_the_ranks_serve_on(tmp_path):
     process = script(tmp_path, "interrupt")
     pids = [int(pid) for pid in process.stdout.readline().split()]
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert out.split() == ["interrupted", "3"], err
     assert process.returncode == 0 and all_end(pids, 0.1)
 
