@@ -200,8 +200,16 @@ def test_ctrl_c_stops_the_step_and_the_ranks_serve_on(tmp_path):
     """The terminal sends it to the whole group of processes; the ranks leave it to the engine."""
     process = script(tmp_path, "interrupt")
     pids = [int(pid) for pid in process.stdout.readline().split()]
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=180)
+    out, err = "", ""
+    for _ in range(4):  # Python drops one that arrives while it runs a finalizer
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            out, err = process.communicate(timeout=45)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    else:
+        os.killpg(process.pid, signal.SIGKILL)
     assert out.split() == ["interrupted", "3"], err
     assert process.returncode == 0 and all_end(pids, 0.1)
 
