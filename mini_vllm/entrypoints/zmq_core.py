@@ -106,7 +106,8 @@ class ZmqCore:
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         if kind == zmq.DEALER:
             socket.setsockopt(zmq.IDENTITY, IDENTITY)
-        self._monitors.append(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+        events = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+        self._monitors.append(socket.get_monitor_socket(events))
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
@@ -134,9 +135,12 @@ class ZmqCore:
                 asking.send(ready)
                 self._poller.register(asking, zmq.POLLIN)
                 self._clients.append((asking, self._socket(zmq.PUSH, telling_at, "outputs")))
-            for monitor in self._monitors:
-                self._poller.register(monitor, zmq.POLLIN)
             shaking.send(wire.pack({"status": "READY"} | about))
+            for monitor in self._monitors:  # a front end that died meanwhile never connects
+                if not monitor.poll(int(1e3 * timeout)):
+                    raise FrontEndGone(f"the front end at {address} left after its answer")
+                self._heard(monitor)
+                self._poller.register(monitor, zmq.POLLIN)
 
     @staticmethod
     def _wait(shaking: Any, leaving: Any, timeout: float) -> list[tuple[Any, int]]:
@@ -144,7 +148,19 @@ class ZmqCore:
         poller = zmq.Poller()
         poller.register(shaking, zmq.POLLIN)
         poller.register(leaving, zmq.POLLIN)
-        return poller.poll(int(1e3 * timeout))
+        until = time.monotonic() + timeout
+        while found := poller.poll(max(0, int(1e3 * (until - time.monotonic())))):
+            if shaking in dict(found):
+                break
+            if recv_monitor_message(leaving)["event"] == zmq.EVENT_DISCONNECTED:
+                break
+        return found
+
+    @staticmethod
+    def _heard(monitor: zmq.Socket[bytes]) -> None:
+        """Take one event of a connection; its end is the front end's."""
+        if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
+            raise FrontEndGone("the front end has closed")
 
     def _ready(self) -> dict[str, Any]:
         """What the front end adopts: `vllm/v1/engine/__init__.py:68` `EngineCoreReadyResponse`."""
@@ -187,8 +203,8 @@ class ZmqCore:
         while ready := self._poller.poll(None if wait else 0):
             for socket, _ in ready:
                 if socket in self._monitors:
-                    recv_monitor_message(socket)
-                    raise FrontEndGone("the front end has closed")
+                    self._heard(socket)
+                    continue
                 kind, *frames = socket.recv_multipart()
                 self._take(kind, frames)
             wait = False

@@ -46,12 +46,12 @@ class FrontEnd:
     def address(self, name: str) -> str:
         return f"tcp://127.0.0.1:{self.ports[name]}"
 
-    def hello(self, made: LLMEngine) -> threading.Thread:
+    def hello(self, made: LLMEngine, timeout: float = 30.0) -> threading.Thread:
         """Run the engine's side on a thread; it says hello."""
 
         def run() -> None:
             try:
-                ZmqCore(made, self.address("shake"), timeout=30.0).run()
+                ZmqCore(made, self.address("shake"), timeout=timeout).run()
             except BaseException as error:
                 self.error = error
 
@@ -285,6 +285,19 @@ def test_a_front_end_that_leaves_before_it_answers_is_not_waited_for(front):
     front.close()
     thread.join(20)
     assert "left before it answered" in str(front.error)
+
+
+@pytest.mark.slow  # its five seconds leave a late thread time to answer
+def test_a_front_end_that_dies_after_its_answer_is_not_waited_for(front):
+    thread = front.hello(engine(), timeout=5.0)
+    name, _ = front.receive("shake")
+    addresses = {"inputs": [front.address("ask")], "outputs": [front.address("hear")]}
+    for each in ("ask", "hear"):  # it has died: where it said it would listen, nothing does
+        front.sockets[each].close(0)
+    answer = {"addresses": addresses, "parallel_config": {}}
+    front.sockets["shake"].send_multipart([name, msgspec.msgpack.encode(answer)])
+    thread.join(20)
+    assert "left after its answer" in str(front.error)
 
 
 def test_nobody_at_the_address_is_said_after_the_time_is_up():
