@@ -310,6 +310,18 @@ def ask_command(
     raise typer.Exit(beside(terminal.make_console(), workload, release, parts))
 
 
+@app.command()
+def replay(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="a file, or the folder, of vllm-flight-recorder")
+    ],
+) -> None:
+    """Drive the mini engine through the recording of a vLLM server; compare every decision."""
+    from conformance import flight
+
+    raise typer.Exit(flight.main([str(file)]))
+
+
 @gpu_app.command("run")
 def gpu_run(
     lab: Annotated[str | None, typer.Argument(metavar="[LAB]", help="default: all")] = None,
