@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -152,13 +151,12 @@ class InPage:
 def test_every_lab_does_in_the_browser_what_it_does_here(kind, request):
     opened = request.getfixturevalue({"chromium": "page", "firefox": "fox"}[kind])
     problems = {}
-    with ThreadPoolExecutor(1) as pool:
-        for lab in LABS.values():
-            native = pool.submit(play_check.natively, ROOT, lab)
-            verdict = play_check.check_lab(InPage(opened.evaluate), lab, native)
-            print(lab.id, verdict.passed, verdict.skipped, f"{verdict.seconds:.1f} s", flush=True)
-            if verdict.problems:
-                problems[lab.id] = verdict.problems
+    for lab in LABS.values():
+        native = play_check.natively(ROOT, lab)
+        verdict = play_check.check_lab(InPage(opened.evaluate), lab, native)
+        print(lab.id, verdict.passed, verdict.skipped, f"{verdict.seconds:.1f} s", flush=True)
+        if verdict.problems:
+            problems[lab.id] = verdict.problems
     assert problems == {}
 
 

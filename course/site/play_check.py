@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from course.learning import grading, manifest
 from course.learning.labs import CourseError, Lab
 from course.site import play, play_excepted, play_payload
 
+LANES = 2
 TIME_LIMIT = 240.0
 """Seconds one grading in Node may take."""
 LARGEST = 700 * 2**20
@@ -153,7 +154,7 @@ def _node() -> str:
 
 
 def check(root: Path, labs: Sequence[Lab], done: Callable[[Verdict], None]) -> list[Verdict]:
-    """Grade `labs` here and in Node, one of each at a time; `done` hears of each as it ends.
+    """Grade `labs` in Node and here, `LANES` at a time; `done` hears of each as it ends.
 
     Raises:
         CourseError: there is no whole runtime, or no Node.
@@ -161,25 +162,35 @@ def check(root: Path, labs: Sequence[Lab], done: Callable[[Verdict], None]) -> l
     if why := play.problem(root):
         raise CourseError(f"What runs Python in the pages: {why}. Make it: course book runtime")
     wanted = [lab for lab in labs if lab.id not in play_excepted.LABS]
+    todo: queue.SimpleQueue[Lab] = queue.SimpleQueue()
+    for lab in wanted:
+        todo.put(lab)
+    verdicts: dict[str, Verdict] = {}
+    telling = threading.Lock()
+
+    def lane(worker: Worker) -> None:
+        try:
+            while True:
+                lab = todo.get_nowait()
+                verdict = check_lab(worker, lab, natively(root, lab))
+                with telling:
+                    verdicts[lab.id] = verdict
+                    done(verdict)
+        except queue.Empty:
+            return
+        finally:
+            worker.end()
+
     with (
         tempfile.TemporaryDirectory(prefix="play-", dir=root / "build") as scratch,
-        ThreadPoolExecutor(max_workers=1) as here,
+        ThreadPoolExecutor(max_workers=LANES) as pool,
     ):
         played = Path(scratch)
         play_payload.write(root, played)
-        native = {lab.id: here.submit(natively, root, lab) for lab in wanted}
-        worker = Worker(root, played)
-        verdicts = []
-        try:
-            for lab in wanted:
-                verdict = check_lab(worker, lab, native[lab.id])
-                verdicts.append(verdict)
-                done(verdict)
-        finally:
-            worker.end()
-            for each in native.values():
-                each.cancel()
-    return verdicts
+        lanes = [pool.submit(lane, Worker(root, played)) for _ in range(LANES)]
+        for each in lanes:
+            each.result()
+    return [verdicts[lab.id] for lab in wanted]
 
 
 def natively(root: Path, lab: Lab) -> grading.Report:
@@ -187,7 +198,7 @@ def natively(root: Path, lab: Lab) -> grading.Report:
     return grading.run(root, lab.test_file, impl="solution", extra_args=["-m", marks])
 
 
-def check_lab(worker: Gradable, lab: Lab, native: Future[grading.Report]) -> Verdict:
+def check_lab(worker: Gradable, lab: Lab, report: grading.Report) -> Verdict:
     """What a lab does in a page's worker, beside its grading here."""
     verdict = Verdict(lab)
     solution = lab.solution.read_text(encoding="utf-8")
@@ -202,7 +213,6 @@ def check_lab(worker: Gradable, lab: Lab, native: Future[grading.Report]) -> Ver
         verdict.problems.append(f"the starter passes {_short(stay[0])}")
     _catch(worker, verdict, solution, {_function(test) for test in passed})
     _still_excepted(worker, verdict, solution)
-    report = native.result()
     verdict.native = sum(result.seconds for result in report.results)
     verdict.problems += _differences(lab, outcomes, report)
     verdict.problems += _unanswered(lab, measured, report)
