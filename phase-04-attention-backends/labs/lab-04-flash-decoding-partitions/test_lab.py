@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from course.files import load_module
+from labkit.modules import sibling
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-12
@@ -568,9 +569,9 @@ def test_the_compiled_kernels_leave_your_partials(lab, gpu_device, run_module, d
 
 @pytest.mark.gpu
 def test_splits_agree_on_a_gpu(lab, gpu_device, run_module):
-    import kernels
     import torch
 
+    kernels = sibling(__file__, "kernels")
     arguments = run_module.argparse.Namespace(heads=32, kv_heads=8, head_dim=128)
     tensors = run_module.uniform(arguments, 2, 20_000, str(gpu_device))
     outputs = {n: kernels.flash_decoding(**tensors, num_splits=n).out for n in (1, 2, 16, 64)}
