@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import asdict
@@ -9,14 +10,16 @@ from dataclasses import asdict
 import pytest
 
 from book.test_site import page_with, shown
-from course.site import (
+from course.site import widgets
+from course.site.test_decide import DECIDED, SIZES
+from course.site.widgets import (
     backend_choice,
     graph_tape,
-    live_script,
     padding_ladder,
+    scheduler_desk,
+    smooth_alpha,
     softmax_keys,
     weight_grid,
-    widgets,
 )
 
 pytestmark = pytest.mark.browser
@@ -56,11 +59,11 @@ def same(found, expected, rel=1e-9):
         assert found == expected
 
 
-@pytest.mark.parametrize("name", sorted(set(widgets.NEEDS) - {"scheduler-desk"}))
+@pytest.mark.parametrize("name", DECIDED)
 def test_a_question_is_answered_only_after_a_guess_and_shows_what_is_so(widget, name):
     host = widget(name)
     asked = host.locator(".decide-ask")
-    for question in widgets.WIDGETS[name]()["questions"]:
+    for question in widgets.document(name)["questions"]:
         assert question["ask"] in asked.inner_text()
         assert asked.locator(".knob-reply").inner_text() == ""
         wrong = next(c for c in question["choices"] if c != question["answer"])
@@ -75,12 +78,12 @@ def test_the_keyboard_stays_in_a_question_when_the_next_one_comes(widget):
     host = widget("softmax-keys")
     host.get_by_role("button", name="Next question").press("Enter")
     focused = host.page.evaluate("document.activeElement.dataset.choice")
-    assert focused == str(widgets.WIDGETS["softmax-keys"]()["questions"][1]["choices"][0])
+    assert focused == str(widgets.document("softmax-keys")["questions"][1]["choices"][0])
 
 
 def test_a_wrong_choice_is_marked_beside_the_right_one(widget):
     host = widget("graph-tape")
-    question = widgets.WIDGETS["graph-tape"]()["questions"][0]
+    question = widgets.document("graph-tape")["questions"][0]
     wrong = next(c for c in question["choices"] if c != question["answer"])
     host.locator(f'[data-choice="{wrong}"]').click()
     assert shown(host, ".decide-wrong", "data-choice") == [str(wrong)]
@@ -93,11 +96,11 @@ def test_a_wrong_choice_is_marked_beside_the_right_one(widget):
 def test_the_walk_over_keys_is_that_of_its_document(widget):
     host = widget("softmax-keys")
     values = softmax_keys.VALUES
-    for example in softmax_keys.softmax_keys()["examples"]:
-        found = formula(host, "softmaxWalk", example["scores"], values, example["size"])
-        same(found, example["steps"])
-        two = formula(host, "softmaxTwoPass", example["scores"], values)
-        assert two == pytest.approx(example["steps"][-1]["out"], rel=1e-12)
+    for scores, size in itertools.product(softmax_keys.PRESETS.values(), SIZES):
+        steps = softmax_keys.walk(scores, values, size)
+        same(formula(host, "softmaxWalk", scores, values, size), steps)
+        two = formula(host, "softmaxTwoPass", scores, values)
+        assert two == pytest.approx(steps[-1]["out"], rel=1e-12)
 
 
 def test_a_dragged_score_changes_the_sums_and_keys_do_the_same(widget):
@@ -133,7 +136,7 @@ def test_a_dragged_score_changes_the_sums_and_keys_do_the_same(widget):
 
 def test_the_selector_shows_what_the_real_one_said(widget):
     host = widget("backend-choice")
-    document = backend_choice.backend_choice()
+    document = backend_choice.document()
     combinations = backend_choice.combinations()
     given = {key: document[key] for key in ("gpus", "layers", "axes", "backends", "reasons",
                                             "outcomes", "table")}  # fmt: skip
@@ -163,7 +166,7 @@ def test_a_pick_names_who_is_taken_now_and_who_was_before(widget):
 
 def test_the_recorded_run_is_predicted_and_an_arrow_shows_the_missing_block(widget):
     host = widget("scheduler-desk")
-    document = live_script.scheduler_desk()
+    document = scheduler_desk.document()
     step = host.get_by_role("button", name="Step", exact=True)
     while int(host.locator("[data-place]").get_attribute("data-place")) < 2:
         assert "×" not in host.locator("tbody").inner_text()
@@ -191,10 +194,10 @@ def test_what_the_reader_writes_is_run_by_the_engine(widget):
     host.locator('[data-setting="budget"]').fill("20")
     host.locator(".desk-run").click()
     host.locator(".desk-run").wait_for(state="hidden", timeout=60_000)
-    requests = [dict(one) for one in live_script.REQUESTS]
+    requests = [dict(one) for one in scheduler_desk.REQUESTS]
     requests[1]["tokens"] = 30
-    settings = {**asdict(live_script.SETTINGS), "budget": 20}
-    expected = live_script.play(settings, requests)
+    settings = {**asdict(scheduler_desk.SETTINGS), "budget": 20}
+    expected = scheduler_desk.play(settings, requests)
     host.get_by_role("button", name="To the end").click()
     for row in expected["requests"]:
         cells = host.locator(f'tr[data-request="{row["id"]}"] td:not([data-kind="absent"])')
@@ -211,9 +214,17 @@ def test_what_the_reader_writes_is_run_by_the_engine(widget):
 
 def test_the_tape_is_that_of_the_engine(widget):
     host = widget("graph-tape")
-    for example in graph_tape.graph_tape()["examples"]:
-        found = formula(host, "graphTape", graph_tape.START, example["actions"])
-        same(found, example["states"])
+    rng = random.Random(5)
+    for _ in range(20):
+        actions = [
+            rng.choice(
+                [["write", rng.choice("AB"), rng.randrange(101)], ["point", rng.choice("AB")],
+                 ["copy", "B"], ["replay"], ["replay"], ["keep"], ["keep copy"]]
+            )
+            for _ in range(12)
+        ]  # fmt: skip
+        found = formula(host, "graphTape", graph_tape.START, actions)
+        same(found, graph_tape.play(actions))
 
 
 def test_a_reader_swaps_the_pointer_and_gets_the_old_answer(widget):
@@ -230,10 +241,12 @@ def test_a_reader_swaps_the_pointer_and_gets_the_old_answer(widget):
 
 def test_the_ladder_costs_what_its_document_says(widget):
     host = widget("padding-ladder")
-    document = padding_ladder.padding_ladder()
-    for example in document["examples"]:
-        found = formula(host, "ladderCost", document["counts"], example["sizes"])
-        same(found, {key: value for key, value in example.items() if key != "sizes"})
+    document = padding_ladder.document()
+    _, counts = padding_ladder.served()
+    more = [8, 8, 40], [3], [57, 58], list(range(1, 61))
+    for sizes in (*document["ladders"].values(), *more):
+        found = formula(host, "ladderCost", document["counts"], sizes)
+        same(found, padding_ladder.cost(counts, sizes))
 
 
 def test_a_dragged_rung_changes_the_rows(widget):
@@ -260,13 +273,14 @@ def test_a_dragged_rung_changes_the_rows(widget):
 
 def test_weights_snap_as_in_their_document(widget):
     host = widget("weight-grid")
-    document = weight_grid.weight_grid()
-    for example in document["examples"]:
-        found = formula(
-            host, "snapped", document["points"][example["format"]], example["weights"],
-            example["shared"], document["group"],
-        )  # fmt: skip
-        same(found["back"], example["back"], rel=1e-12)
+    weights = weight_grid.piece()
+    spiked = weights.copy()
+    spiked[3, 0] = weight_grid.MOST
+    given = (weights, spiked), weight_grid.FORMATS, weight_grid.SHARED
+    for W, name, shared in itertools.product(*given):
+        known = weight_grid.points(name)
+        found = formula(host, "snapped", known, W.tolist(), shared, weight_grid.GROUP)
+        same(found["back"], weight_grid.snapped(W, name, shared).tolist(), rel=1e-12)
 
 
 def test_a_loud_weight_takes_the_codes_of_its_row_and_the_text_follows_the_format(widget):
@@ -289,14 +303,15 @@ def test_a_loud_weight_takes_the_codes_of_its_row_and_the_text_follows_the_forma
 
 def test_smoothing_follows_its_document(widget):
     host = widget("smooth-alpha")
-    document = weight_grid.smooth_alpha()
+    document = smooth_alpha.document()
     given = {key: document[key] for key in ("X", "W", "loud")}
-    for example in document["examples"]:
-        found = formula(host, "smoothed", given, example["loud"], example["alpha"])
-        same(found, {key: example[key] for key in ("x", "w", "error")})
+    X, W = smooth_alpha.layer()
+    for loud, alpha in itertools.product((1, 20, 80), (0.0, 0.25, 0.5, 0.75, 1.0)):
+        found = formula(host, "smoothed", given, loud, alpha)
+        same(found, smooth_alpha.smoothed(smooth_alpha.louder(X, loud), W, alpha))
     for loud, error in document["plain"].items():
         same(formula(host, "smoothed", given, int(loud), None)["error"], error)
     host.locator('[data-input="alpha"]').fill("0.5")
     now = float(host.locator('[data-result="error"]').get_attribute("data-value"))
-    (expected,) = [e for e in document["examples"] if (e["loud"], e["alpha"]) == (80, 0.5)]
+    expected = smooth_alpha.smoothed(smooth_alpha.louder(X, 80), W, 0.5)
     assert now == pytest.approx(expected["error"], rel=1e-9)

@@ -15,13 +15,14 @@ import pytest
 
 from book.test_live import BESIDE
 from book.test_site import page_with
-from course.site import (
+from course.site import widgets
+from course.site.test_explorables import random_story
+from course.site.widgets import (
     allowed_bytes,
     attention_map,
     block_allocator,
     cache_race,
     request_journey,
-    widgets,
 )
 
 pytestmark = pytest.mark.browser
@@ -64,7 +65,7 @@ def explorable(site, open_page):
     ],
 )  # fmt: skip
 def test_a_question_is_answered_before_it_is_shown(explorable, name, verb):
-    questions = widgets.WIDGETS[name]()["questions"]
+    questions = widgets.document(name)["questions"]
     assert len(questions) >= 2
     host = explorable(name)
     button = host.get_by_role("button", name=verb, exact=True)
@@ -116,7 +117,7 @@ def test_enter_answers_a_question_as_its_button_does(explorable):
 
 def test_the_pool_in_the_page_is_the_engines_after_three_hundred_random_stories(explorable):
     host = explorable("block-allocator", live=False)
-    stories = [block_allocator.random_story(seed) for seed in range(300)]
+    stories = [random_story(seed) for seed in range(300)]
     found = host.page.evaluate(
         "(list) => list.map((one) => CourseWidgets.formulas.poolAfter(one.ops, one))", stories
     )

@@ -6,12 +6,24 @@ Needs playwright, the book extra and a Chromium on the PATH; skips with a reason
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from course.site import widgets
+from course.site.test_widgets import CROWDED, DRAFTED, EXPERTS, KNOBS, LENGTHS
+from course.site.widgets import (
+    code_points,
+    expert_bytes,
+    kv_calculator,
+    roofline,
+    sampling_knobs,
+    speculation,
+)
+from mini_vllm.cudagraph import launches
 
 pytestmark = pytest.mark.browser
 
@@ -196,7 +208,7 @@ def widget(site, open_page):
 def widgets_by_page(site: Path) -> dict[str, list[str]]:
     """Every widget on the first page that has it."""
     found: dict[str, list[str]] = {}
-    for name in sorted(widgets.WIDGETS):
+    for name in widgets.NAMES:
         found.setdefault(page_with(site, name), []).append(name)
     return found
 
@@ -228,7 +240,7 @@ def test_widgets_fit_their_screen_and_have_no_serious_barrier(site, url, open_pa
 
 
 def test_the_film_shows_each_frame_forward_and_back(widget):
-    film = widgets.WIDGETS["pool-film"]()
+    film = widgets.document("pool-film")
     host = widget("pool-film")
 
     def check(place: int) -> None:
@@ -259,7 +271,7 @@ def test_the_film_shows_each_frame_forward_and_back(widget):
 
 
 def test_the_timeline_shows_each_step_forward_and_back(widget):
-    run = widgets.WIDGETS["engine-timeline"]()
+    run = widgets.document("engine-timeline")
     host = widget("engine-timeline")
 
     def check(step: int) -> None:
@@ -308,17 +320,24 @@ def test_the_arrow_keys_move_the_widget_and_not_the_book(widget, name):
 
 def test_the_calculator_gives_the_numbers_of_its_document(widget):
     host = widget("kv-calculator")
-    for example in widgets.kv_calculator()["examples"]:
-        for name in ("gib", "utilization", "other_gib", "max_model_len"):
-            host.locator(f'[data-input="{name}"]').fill(str(example[name]))
-        host.locator('[data-input="model"]').select_option(example["model"])
-        host.locator('[data-input="block_size"]').select_option(str(example["block_size"]))
+    sizes = (24, 0.92, 16, 2048), (80, 0.9, 32, 8192)
+    shapes = kv_calculator.document()["models"]
+    for (model, shape), size in itertools.product(shapes.items(), sizes):
+        gib, utilization, block_size, length = size
+        host.locator('[data-input="gib"]').fill(str(gib))
+        host.locator('[data-input="utilization"]').fill(str(utilization))
+        host.locator('[data-input="other_gib"]').fill("1")
+        host.locator('[data-input="max_model_len"]').fill(str(length))
+        host.locator('[data-input="model"]').select_option(model)
+        host.locator('[data-input="block_size"]').select_option(str(block_size))
         values = host.locator("dd[data-result]").evaluate_all(
             "(nodes) => nodes.map((node) => [node.dataset.result, Number(node.dataset.value)])"
         )
         found = dict(values)
-        for key in ("bytes_per_block", "num_blocks", "tokens", "max_concurrency"):
-            assert found[key] == example[key], (key, example)
+        available = math.ceil(gib * 2**30 * utilization) - 2 * shape["parameters"] - 2**30
+        per_token = shape["kv_bytes_per_token"]
+        expected = kv_calculator.capacity(available, per_token, block_size, length)
+        assert {key: found[key] for key in expected} == expected, (model, size)
 
 
 def test_the_calculator_names_a_field_it_cannot_use(widget):
@@ -328,24 +347,26 @@ def test_the_calculator_names_a_field_it_cannot_use(widget):
 
 
 def test_the_roofline_formula_is_that_of_its_document(widget):
-    document = widgets.roofline()
+    document = roofline.document()
     host = widget("roofline")
-    for example in document["examples"]:
-        shape, gpu = document["models"][example["model"]], document["gpus"][example["gpu"]]
+    sizes = (1, 128), (64, 2048), (256, 1024)
+    for shape, gpu, size in itertools.product(
+        document["models"].values(), document["gpus"].values(), sizes
+    ):
         found = host.page.evaluate(
-            "([s, g, b, c]) => CourseWidgets.formulas.decodeStep(s, g, b, c)",
-            [shape, gpu, example["batch"], example["context"]],
+            "([s, g, b, c]) => CourseWidgets.formulas.decodeStep(s, g, b, c)", [shape, gpu, *size]
         )
+        expected = roofline.decode_step(shape, gpu, *size)
         for key, value in found.items():
-            assert value == pytest.approx(example[key], rel=1e-12), (key, example)
+            assert value == pytest.approx(expected[key], rel=1e-12), (key, shape, gpu, size)
 
 
 def test_the_roofline_shows_what_its_sliders_say(widget):
     host = widget("roofline")
     host.locator('[data-input="context"]').focus()
     host.page.keyboard.press("End")
-    document = widgets.roofline()
-    expected = widgets.decode_step(
+    document = roofline.document()
+    expected = roofline.decode_step(
         document["models"]["Llama 3 8B"], document["gpus"]["A100 80 GB"], 64, 131072
     )
     for key in ("intensity", "kv_bytes", "tokens_per_s"):
@@ -355,55 +376,57 @@ def test_the_roofline_shows_what_its_sliders_say(widget):
 
 
 def test_the_graph_timeline_follows_the_recurrence_of_its_document(widget):
-    document = widgets.cuda_graphs()
     host = widget("cuda-graphs")
-    for example in document["examples"]:
-        for name in ("layers", "launch_us", "kernel_us"):
-            host.locator(f'[data-input="{name}"]').fill(str(example[name]))
-        row = host.locator(f'tr[data-mode="{example["mode"]}"]')
-        for key in ("launches", "step_us", "gpu_busy"):
-            value = float(row.locator(f'[data-result="{key}"]').get_attribute("data-value"))
-            assert value == pytest.approx(example[key], rel=1e-12), (key, example)
+    for layers, *times in (1, 5, 2), (4, 5, 2), (4, 5, 10), (6, 2.5, 2.5):
+        for name, value in zip(("layers", "launch_us", "kernel_us"), (layers, *times), strict=True):
+            host.locator(f'[data-input="{name}"]').fill(str(value))
+        for mode in launches.MODES:
+            line = launches.simulate(launches.LAYER * layers, mode, *times)
+            expected = (len(line.launches), line.step_us, line.gpu_busy)
+            row = host.locator(f'tr[data-mode="{mode}"]')
+            for key, value in zip(("launches", "step_us", "gpu_busy"), expected, strict=True):
+                found = float(row.locator(f'[data-result="{key}"]').get_attribute("data-value"))
+                assert found == pytest.approx(value, rel=1e-12), (key, mode, layers, times)
 
 
 def test_drafts_follow_the_formulas_of_their_document(widget):
-    document = widgets.speculation()
+    ridges = speculation.document()["ridges"]
     host = widget("speculation")
-    for example in document["examples"]:
-        arguments = [*(example[key] for key in ("alpha", "k", "c", "batch"))]
+    runs = (
+        (0.7, 5, 0.05, 1), (0.7, 5, 0.05, 64), (0.7, 3, 0.05, 512), (0.3, 2, 0.3, 8),
+        (0.9, 10, 0.1, 16), (1.0, 4, 0.0, 1024),
+    )  # fmt: skip
+    for gpu, run in itertools.product(("A100 80 GB", "H100 SXM"), runs):
         found = host.page.evaluate(
             "([a, k, c, b, r]) => CourseWidgets.formulas.speculationStep(a, k, c, b, r)",
-            [*arguments, document["ridges"][example["gpu"]]],
+            [*run, ridges[gpu]],
         )
-        for key in ("tokens", "verify", "speedup"):
-            assert found[key] == pytest.approx(example[key], rel=1e-12), (key, example)
-    for example in document["drafted"]:
+        for key, value in speculation.step(*run, ridges[gpu]).items():
+            assert found[key] == pytest.approx(value, rel=1e-12), (key, gpu, run)
+    for text, lengths in itertools.product(DRAFTED, LENGTHS):
         found = host.page.evaluate(
             "([t, low, high, k]) => CourseWidgets.formulas.draftedRuns(t, low, high, k)",
-            [example[key] for key in ("text", "min_n", "max_n", "k")],
+            [text, *lengths],
         )
-        assert found == example["runs"], example
+        assert found == speculation.drafted_runs(text, *lengths), (text, lengths)
 
 
 def test_knobs_follow_the_stages_of_their_document(widget):
-    document = widgets.WIDGETS["sampling-knobs"]()
     host = widget("sampling-knobs")
-    for example in document["examples"]:
+    orders = sampling_knobs.ORDERS
+    asked = [("vLLM's", knobs) for knobs in KNOBS] + [*itertools.product(orders, CROWDED)]
+    for row, (order, knobs) in itertools.product(sampling_knobs.rows().values(), asked):
         found = host.page.evaluate(
             "([r, k, o]) => CourseWidgets.formulas.samplingStages(r, k, o)",
-            [
-                document["rows"][example["row"]],
-                example["knobs"],
-                document["orders"][example["order"]],
-            ],
+            [row, knobs, orders[order]],
         )
-        assert found["left"] == example["left"], example
-        for token, share in example["law"]:
-            assert found["law"][token] == pytest.approx(share, rel=1e-9), example
+        left, law = sampling_knobs.stages(row, knobs, orders[order])
+        assert found["left"] == left, (order, knobs)
+        assert found["law"] == pytest.approx(law.tolist(), rel=1e-9), (order, knobs)
 
 
 def test_a_question_about_knobs_sets_them_and_counts(widget):
-    document = widgets.WIDGETS["sampling-knobs"]()
+    document = widgets.document("sampling-knobs")
     host = widget("sampling-knobs")
     for question in document["questions"]:
         assert question["ask"] in host.inner_text()
@@ -421,7 +444,7 @@ def test_a_question_about_knobs_sets_them_and_counts(widget):
 
 
 def test_slots_show_what_the_engine_did_and_questions_set_them(widget):
-    document = widgets.WIDGETS["adapter-slots"]()
+    document = widgets.document("adapter-slots")
     host = widget("adapter-slots")
     for question in document["questions"]:
         assert question["ask"] in host.inner_text()
@@ -441,7 +464,7 @@ def test_slots_show_what_the_engine_did_and_questions_set_them(widget):
 
 
 def test_pieces_of_a_stream_are_what_the_parser_sent_and_questions_set_them(widget):
-    document = widgets.WIDGETS["stream-buffers"]()
+    document = widgets.document("stream-buffers")
     host = widget("stream-buffers")
     for question in document["questions"]:
         assert question["ask"] in host.inner_text()
@@ -460,7 +483,7 @@ def test_pieces_of_a_stream_are_what_the_parser_sent_and_questions_set_them(widg
 
 
 def test_ranks_that_change_places_change_what_the_document_says(widget):
-    document = widgets.WIDGETS["shard-matrix"]()
+    document = widgets.document("shard-matrix")
     host = widget("shard-matrix")
     for question in document["questions"]:
         assert question["ask"] in host.inner_text()
@@ -496,7 +519,7 @@ def test_a_rank_that_is_dragged_onto_another_changes_slices_with_it(widget):
 
 
 def test_bytes_light_up_as_the_engine_allowed_them_and_questions_go_there(widget):
-    document = widgets.WIDGETS["allowed-bytes"]()
+    document = widgets.document("allowed-bytes")
     host = widget("allowed-bytes")
     for question in document["questions"]:
         assert question["ask"] in host.inner_text()
@@ -521,29 +544,29 @@ def test_the_sliders_of_drafts_show_what_they_say(widget):
     host = widget("speculation")
     for name, value in {"alpha": "0.7", "k": "5", "c": "0.05", "batch": "15"}.items():
         host.locator(f'[data-input="{name}"]').fill(value)
-    expected = widgets.speculation_step(
-        0.7, 5, 0.05, 1024, widgets.speculation()["ridges"]["H100 SXM"]
-    )
+    expected = speculation.step(0.7, 5, 0.05, 1024, speculation.document()["ridges"]["H100 SXM"])
     shown = host.locator('[data-result="speedup"]').get_attribute("data-value")
     assert float(shown) == pytest.approx(expected["speedup"], rel=1e-9)
     host.get_by_text("A loss.").wait_for()
     host.locator('[data-input="text"]').fill("abab abab abab")
     runs = json.loads(host.locator('[data-result="runs"]').get_attribute("data-value"))
-    assert runs == widgets.drafted_runs("abab abab abab", 2, 5, 5)
+    assert runs == speculation.drafted_runs("abab abab abab", 2, 5, 5)
 
 
 def test_the_code_points_follow_the_rounding_of_their_document(widget):
-    document = widgets.code_points()
     host = widget("code-points")
-    for example in document["examples"]:
-        host.locator('[data-input="row"]').select_option(example["row"])
-        host.locator('[data-input="format"]').select_option(example["format"])
-        if "size" not in document["formats"][example["format"]]:
-            host.locator('[data-input="size"]').select_option(str(example["size"]))
-        host.locator('[data-input="spike"]').fill(str(example["spike"]))
-        for key in ("error", "zeros", "bits"):
+    sizes = (256, 1), (256, 20), (32, 8)
+    for (name, row), form, (size, spike) in itertools.product(
+        code_points.rows().items(), code_points.FORMATS, sizes
+    ):
+        host.locator('[data-input="row"]').select_option(name)
+        host.locator('[data-input="format"]').select_option(form)
+        if "size" not in code_points.FORMATS[form]:
+            host.locator('[data-input="size"]').select_option(str(size))
+        host.locator('[data-input="spike"]').fill(str(spike))
+        for key, expected in code_points.on_grid(row, form, size, spike).items():
             value = float(host.locator(f'[data-result="{key}"]').get_attribute("data-value"))
-            assert value == pytest.approx(example[key], rel=1e-9), (key, example)
+            assert value == pytest.approx(expected, rel=1e-9), (key, name, form, size, spike)
     host.locator('[data-input="spike"]').fill("12")
     for form, size, words in (
         ("E4M3", "256", "They hardly notice."),
@@ -585,15 +608,14 @@ def test_no_text_of_a_figure_leaves_its_canvas(browser):
 
 def test_the_experts_a_step_reads_are_those_of_its_document(widget):
     host = widget("expert-bytes")
-    for example in widgets.expert_bytes()["examples"]:
-        asked = [example[name] for name in ("experts", "top_k", "batch")]
+    for asked in EXPERTS:
         touched, drawn = host.page.evaluate(
             "([e, k, b]) => [CourseWidgets.formulas.expertsTouched(e, k, b),"
             " CourseWidgets.formulas.drawnExperts(e, k, b)]",
-            asked,
+            list(asked),
         )
-        assert touched == pytest.approx(example["touched"], rel=1e-12)
-        assert drawn == widgets.drawn_experts(*asked)
+        assert touched == pytest.approx(expert_bytes.experts_touched(*asked), rel=1e-12)
+        assert drawn == expert_bytes.drawn_experts(*asked)
     host.locator('[data-input="batch"]').focus()
     host.page.keyboard.press("End")
     read = float(host.locator('dd[data-result="drawn"]').get_attribute("data-value"))

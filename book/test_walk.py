@@ -157,14 +157,14 @@ def widget_on_a_phone(site, open_page):
     return find
 
 
-@pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
+@pytest.mark.parametrize("name", widgets.NAMES)
 def test_on_a_phone_a_widgets_letters_are_large_and_apart(widget_on_a_phone, name):
     host = widget_on_a_phone(name)
     assert host.evaluate(SMALL_LETTERS) == []
     assert host.evaluate(COVERED) == []
 
 
-@pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
+@pytest.mark.parametrize("name", widgets.NAMES)
 def test_on_a_phone_everything_in_a_widget_has_room_for_a_finger(widget_on_a_phone, name):
     assert widget_on_a_phone(name).evaluate(UNTOUCHABLE) == []
 

@@ -7,8 +7,9 @@ by `course.site.gantt`. No upstream counterpart.
 from __future__ import annotations
 
 import numpy as np
+from course.site.code_points import FORMATS, on_grid, round_to_points, rows
 
-from course.site import gantt, widgets
+from course.site import gantt
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg
 from mini_vllm.cudagraph.launches import LAYER, MODES, simulate
 
@@ -54,7 +55,7 @@ def cuda_graphs() -> str:
 
 def code_points() -> str:
     """One row of weights on int4 and on E4M3, as it is and with its largest weight 8 times."""
-    name, values = next(iter(widgets.code_points()["rows"].items()))
+    name, values = next(iter(rows().items()))
     row = np.array(values)
     loud = int(np.abs(row).argmax())
     svg = Svg(
@@ -67,12 +68,12 @@ def code_points() -> str:
     )
     left, width = 150, 596
     for lane, (form, spike) in enumerate((f, s) for s in (1, 8) for f in ("int4", "E4M3")):
-        points = np.array(widgets.FORMATS[form]["points"])
+        points = np.array(FORMATS[form]["points"])
         weights = row.copy()
         weights[loud] *= spike
         largest = np.abs(weights).max()
-        codes = widgets.round_to_points(np.abs(weights) / largest * points[-1], points)
-        found = widgets.on_grid(row, form, len(row), spike)
+        codes = round_to_points(np.abs(weights) / largest * points[-1], points)
+        found = on_grid(row, form, len(row), spike)
         y = 12 + 74 * lane
         svg.text(0, y + 18, form + (f", one weight x{spike}" if spike > 1 else ""), bold=True)
         svg.text(0, y + 36, f"error {found['error']:.1%}", css="soft", size=12)

@@ -1,7 +1,7 @@
 /* What all widgets share: building elements, mounting, and a stepper.
  *
  * A page holds <div class="widget" data-widget="NAME"> with a figure inside and, after it, a
- * <script type="application/json"> with the document of course/site/widgets.py. Without JavaScript the
+ * <script type="application/json"> with the document of its module in course/site/widgets. Without JavaScript the
  * figure stays. No network, no storage, nothing global but `CourseWidgets`.
  */
 "use strict";

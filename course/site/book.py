@@ -19,6 +19,7 @@ from pathlib import Path
 
 from course.learning.labs import CourseError, lab_folders, phase_title
 from course.site import (
+    addresses,
     book_extras,
     book_finish,
     book_pages,
@@ -27,6 +28,7 @@ from course.site import (
     places,
     play_payload,
     search,
+    widgets,
 )
 from course.truth import checking, pages
 from course.truth.citations import Finding
@@ -95,7 +97,7 @@ def contents(root: Path) -> Contents:
     _add_linked(root, found)
     listed = set(found.listed())
     for page in pages.find(root):
-        home = book_extras.phase_of(root, page)
+        home = addresses.phase_of(root, page)
         if home and not (home / CHAPTERS[0]).is_file() and not (home / LABS).is_file():
             continue  # a phase begins with its guide or with its labs; until then its pages wait
         if page not in listed:
@@ -103,7 +105,7 @@ def contents(root: Path) -> Contents:
     found.parts = [(title, chapters) for title, chapters in found.parts if chapters]
     for _, chapters in found.parts:
         first = chapters[0].page
-        if first is not None and (home := book_extras.phase_of(root, first)):
+        if first is not None and (home := addresses.phase_of(root, first)):
             number = home.name.split("-")[1]
             title = f"{number} {book_extras.SHORT[places.PAGE]}"
             chapters.insert(0, Chapter(places.page_of(home), 0, title, made=True))
@@ -245,6 +247,9 @@ def stage(root: Path, tree: Path, target: Path) -> list[Finding]:
     for name in ("widgets", "places"):
         if (root / "book" / name).is_dir():
             shutil.copytree(root / "book" / name, target / "book" / name)
+    (target / "book" / "widgets").mkdir(parents=True, exist_ok=True)
+    for script in widgets.FOLDER.glob("*.js"):
+        shutil.copyfile(script, target / "book" / "widgets" / script.name)
     return findings
 
 

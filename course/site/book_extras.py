@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 import html
-import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from markdown_it import MarkdownIt
 
 from course.learning import manifest
 from course.learning.labs import phase_title
+from course.site import widgets
+from course.site.addresses import href, phase_of
 from course.truth import curriculum, pages
 from course.truth.citations import Finding
 
@@ -103,12 +102,6 @@ def frame(root: Path, page: Path, text: str, listed: Sequence[Path]) -> str:
     return f"{text.rstrip()}\n\n{_neighbours(root, phase, page, listed)}\n"
 
 
-def phase_of(root: Path, page: Path) -> Path | None:
-    """The phase folder a page is in."""
-    first = page.relative_to(root).parts[0]
-    return root / first if first.startswith("phase-") else None
-
-
 def _strip(phase: Path, page: Path) -> str:
     items = []
     for name, title in SHORT.items():
@@ -175,12 +168,6 @@ def name_of(phase: Path, page: Path) -> str:
     return match[0].lstrip("# ").replace("`", "") if match else page.stem
 
 
-def href(page: Path, target: Path) -> str:
-    """Where a link of one page to another leads in the site."""
-    path = Path(os.path.relpath(target, page.parent)).as_posix()
-    return re.sub(r"\.md$", ".html", re.sub(r"(^|/)README\.md$", r"\1index.html", path))
-
-
 def fold_until_passed(page: Path, text: str) -> str:
     """Mark what a lab's tests pin: a folded part that stays folded until the lab is passed.
 
@@ -209,23 +196,21 @@ def embed_widgets(
         depth: folders between the page and the root of the site.
         hold: keeps a piece of HTML out of reach of what reads the page after this.
     """
-    from course.site.widgets import NEEDS, WIDGETS
-
     rows = page.read_text(encoding="utf-8").split("\n") if page.is_file() else []
     scripts = ["widget"]
 
     def host(match: re.Match[str]) -> str:
         name = match["name"]
         line = rows.index(f"<!-- widget: {name} -->") + 1
-        if name not in WIDGETS:
-            known = ", ".join(sorted(WIDGETS))
+        if name not in widgets.NAMES:
+            known = ", ".join(widgets.NAMES)
             findings.append(Finding(page, line, f"no widget is called {name}; there are {known}"))
             return match["figure"] or ""
         if not match["figure"]:
             findings.append(Finding(page, line, "a widget needs a figure in the next paragraph"))
             return ""
-        scripts.extend(s for s in (*NEEDS.get(name, ()), name) if s not in scripts)
-        data = f'<script type="application/json">{_document(name)}</script>'
+        scripts.extend(s for s in widgets.scripts(name) if s not in scripts)
+        data = f'<script type="application/json">{widgets.embedded(name)}</script>'
         opening = hold(f'<div class="widget" data-widget="{name}">\n{data}')
         return f"{opening}\n\n{match['figure']}\n\n{hold('</div>')}\n"
 
@@ -237,11 +222,3 @@ def embed_widgets(
         )
         text += f"\n\n{hold(tags)}\n"
     return text
-
-
-@functools.cache
-def _document(name: str) -> str:
-    from course.site.widgets import WIDGETS
-
-    document: dict[str, Any] = WIDGETS[name]()
-    return json.dumps(document, ensure_ascii=True, separators=(",", ":")).replace("</", "<\\/")

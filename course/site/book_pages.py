@@ -15,13 +15,10 @@ from urllib.parse import unquote, urlsplit
 
 from course.learning.labs import CourseError
 from course.site import answers, book_extras, home, places
+from course.site.addresses import SOURCE, source_link
 from course.truth import checking, citations, drift, links, symbols
 from course.truth.citations import Citation, Finding
 
-COMMIT = "0decac0d96c42b49572498019f0a0e3600f50398"
-"""The pinned commit in full: what a permanent link names."""
-
-SOURCE = f"https://github.com/vllm-project/vllm/blob/{COMMIT}"
 COPY_LIMIT = 300_000
 """Bytes up to which a linked file that is not a page is copied into the book."""
 
@@ -123,16 +120,6 @@ def _insert_under_title(rows: list[str], piece: str) -> None:
         if row.startswith("# "):
             rows[index] = f"{row}\n\n{piece}"
             return
-
-
-def source_link(citation: Citation) -> str:
-    """The cited lines at the pinned commit on GitHub."""
-    if not citation.first:
-        return f"{SOURCE}/{citation.path}"
-    lines = f"#L{citation.first}"
-    if citation.last != citation.first:
-        lines += f"-L{citation.last}"
-    return f"{SOURCE}/{citation.path}{lines}"
 
 
 def include(tree: Path, citation: Citation) -> str:

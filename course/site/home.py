@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from course.site import live
+from course.site.addresses import SOURCE
+from course.site.play_pins import RUNTIME_BYTES
 from course.truth.citations import Finding
 
 NAMES = ("start", "proofs")
-RUNTIME_BYTES = 17_600_000
-"""What the live engine loads, compressed: runtime, numpy, the course, and the model's 6 MB."""
 
 WIDGET = "<!-- widget: engine-timeline -->"
 """What the live engine takes the place of."""
@@ -55,8 +55,6 @@ def dress(
 
 def given() -> dict[str, Any]:
     """What the page's scripts are given: the run to begin with, where sources are."""
-    from course.site.book_pages import SOURCE
-
     return {
         **live.defaults(),
         "source": SOURCE,

@@ -3,7 +3,9 @@
 Promises: only a browser that opened the printed address is given the token, and only with it a
 request is answered, from this machine's own address and this site's own pages; a file that changed
 on disk is never written over; what a page asks for runs in a child process, as `course check` does,
-and ends when the page goes away. Routes, all under `/.course/`:
+and ends when the page goes away. It stands on `http.server`: Starlette would spare some 60 lines of
+reading requests and writing answers, and cost two packages that `course book serve` does without,
+and a thread and a queue between the runner's events and the answer. Routes, all under `/.course/`:
 
     GET  progress          {"labs": {id: {state, passed, total, at}}, "next": id or null}
     GET  lab?id=02-01      {"text", "digest", "state"}: the learner's starter.py; and of the lab's

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from course.learning import mine
 from course.learning.labs import Lab, find_labs, phase_title
-from course.site import answers, book_extras
+from course.site import addresses, answers, book_extras
 from course.truth import curriculum
 
 PAGE = "README.md"
@@ -39,7 +39,7 @@ def page_of(phase: Path) -> Path:
 
 def is_landing(root: Path, page: Path) -> bool:
     """Whether a page is one of those made here."""
-    phase = book_extras.phase_of(root, page)
+    phase = addresses.phase_of(root, page)
     return phase is not None and page == page_of(phase)
 
 
@@ -194,7 +194,7 @@ def _is_further(phase: Path, page: Path) -> bool:
 
 
 def _href(phase: Path, page: Path) -> str:
-    return book_extras.href(page_of(phase), page)
+    return addresses.href(page_of(phase), page)
 
 
 # ------------------------------------------------------------------ what you will have

@@ -153,3 +153,6 @@ TOOLS = (
     Pin("pyyaml", "6.0.3", "c458b6d084f9b935061bc36216e8a69a7e293a2f1e68bf956dcd9e6cbcd143f5"),
 )
 """Wheels; of PyYAML's, which is for another machine, only the files in Python are used."""
+
+RUNTIME_BYTES = 17_600_000
+"""What the live engine loads, compressed: runtime, numpy, the course, and the model's 6 MB."""

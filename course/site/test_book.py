@@ -15,7 +15,7 @@ import pytest
 
 from course.conftest import REPOSITORY
 from course.learning.labs import CourseError
-from course.site import book, book_extras, book_pages, book_site, widgets
+from course.site import addresses, book, book_extras, book_pages, book_site, widgets
 from course.truth import links, upstream
 
 PHASE = "phase-00-first-steps"
@@ -61,7 +61,7 @@ def page_of_book(root, name: str = f"{PHASE}/00-guide.md") -> str:
 
 
 def test_the_commit_in_links_is_the_pinned_one():
-    assert book_pages.COMMIT.startswith(upstream.COMMIT)
+    assert addresses.COMMIT.startswith(upstream.COMMIT)
 
 
 def test_the_summary_has_front_matter_then_each_phase_in_reading_order(root):
@@ -162,7 +162,7 @@ def test_a_widget_holds_its_document_and_its_figure(root):
         r"!\[A roofline\]\(a.svg\)\n\n</div>",
         text,
     )
-    assert host and json.loads(host[1]) == widgets.roofline()
+    assert host and json.loads(host[1]) == widgets.document("roofline")
     assert '<script defer src="../book/widgets/roofline.js"></script>' in text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -11,19 +11,25 @@ import pytest
 from conformance import parts
 from course.conftest import REPOSITORY
 from course.files import load_module
-from course.site import (
+from course.site import widgets
+from course.site.widgets import (
     backend_choice,
+    code_points,
     graph_tape,
-    live_script,
     padding_ladder,
+    scheduler_desk,
+    smooth_alpha,
     softmax_keys,
     weight_grid,
-    widgets,
 )
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.attention import paged_attention, paged_attention_reference
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.cudagraph import GraphRunner
+
+SIZES = (1, 2, 4, 8)
+"""Keys of a block."""
+DECIDED = [name for name in widgets.NAMES if "decide" in widgets.scripts(name)]
 
 # ------------------------------------------------------------------ online softmax
 
@@ -49,21 +55,23 @@ def attended(scores, values, size, kernel):
 
 
 @pytest.mark.parametrize("kernel", [paged_attention, paged_attention_reference])
-@pytest.mark.parametrize("example", softmax_keys.softmax_keys()["examples"])
-def test_the_walk_over_keys_ends_where_the_engines_attention_ends(example, kernel):
+@pytest.mark.parametrize("scores", softmax_keys.PRESETS.values(), ids=softmax_keys.PRESETS)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_walk_over_keys_ends_where_the_engines_attention_ends(scores, size, kernel):
     # Float64 and sums of eight: differences are of the last bits.
-    exact = attended(example["scores"], softmax_keys.VALUES, example["size"], kernel)
-    assert example["steps"][-1]["out"] == pytest.approx(exact, rel=1e-12)
+    exact = attended(scores, softmax_keys.VALUES, size, kernel)
+    out = softmax_keys.walk(scores, softmax_keys.VALUES, size)[-1]["out"]
+    assert out == pytest.approx(exact, rel=1e-12)
 
 
 def test_every_state_of_the_walk_is_that_of_the_lab():
     lab = load_module(
         REPOSITORY / "phase-04-attention-backends/labs/lab-01-paged-attention-gather/solution.py"
     )
-    for example in softmax_keys.softmax_keys()["examples"]:
+    for scores, size in product(softmax_keys.PRESETS.values(), SIZES):
         state, start = lab.empty_state(1), 0
-        for step in example["steps"]:
-            part = np.array(example["scores"][start : step["read"]], float)
+        for step in softmax_keys.walk(scores, softmax_keys.VALUES, size):
+            part = np.array(scores[start : step["read"]], float)
             values = np.array(softmax_keys.VALUES[start : step["read"]])[:, None]
             state, start = lab.softmax_step(state, part, values), step["read"]
             assert step["m"] == state.m
@@ -95,7 +103,7 @@ def looked_up(document, place):
 
 @pytest.mark.slow
 def test_every_combination_shown_is_that_of_the_recording():
-    document = backend_choice.backend_choice()
+    document = backend_choice.document()
     combinations = backend_choice.combinations()
     assert len(document["table"]) == 3 * len(combinations)
     for place, picked in enumerate(combinations):
@@ -114,12 +122,11 @@ def test_every_combination_shown_is_that_of_the_recording():
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow) if name == "weight-grid" else name
-        for name in sorted(widgets.NEEDS)  # that one's document runs a model thirteen times
+        for name in DECIDED  # that one's document runs a model thirteen times
     ],
 )
 def test_a_question_has_its_answer_among_its_choices_once(name):
-    questions = widgets.WIDGETS[name]().get("questions", [])
-    for question in questions:
+    for question in widgets.document(name)["questions"]:
         assert question["choices"].count(question["answer"]) == 1, question
         assert len(question["choices"]) >= 2
 
@@ -128,7 +135,7 @@ def test_a_question_has_its_answer_among_its_choices_once(name):
 
 
 def test_the_first_run_is_that_of_the_guide():
-    document = live_script.scheduler_desk()
+    document = scheduler_desk.document()
     steps = [frame for frame in document["frames"] if frame["total"]]
     given = [{one["id"]: one["tokens"] for one in frame["batch"]} for frame in steps]
     assert given[0] == {"A": 16, "B": 16, "C": 16}
@@ -143,8 +150,8 @@ def test_what_a_preemption_took_was_the_victims_and_is_the_others(policy):
         {"tokens": 9 + 5 * k, "outputs": 14, "arrival": k, "priority": (k * 3) % 4}
         for k in range(5)
     ]
-    settings = {**asdict(live_script.SETTINGS), "policy": policy, "budget": 24, "slots": 5}
-    frames = live_script.play(settings, requests)["frames"]
+    settings = {**asdict(scheduler_desk.SETTINGS), "policy": policy, "budget": 24, "slots": 5}
+    frames = scheduler_desk.play(settings, requests)["frames"]
     found = [
         (before, frame, taken) for before, frame in pairwise(frames) for taken in frame["taken"]
     ]
@@ -160,7 +167,7 @@ def test_what_a_preemption_took_was_the_victims_and_is_the_others(policy):
 
 def test_a_scripted_run_gives_what_it_was_asked_for():
     requests = [{"tokens": 5, "outputs": 3, "arrival": 2, "priority": 0}]
-    document = live_script.play(asdict(live_script.SETTINGS), requests)
+    document = scheduler_desk.play(asdict(scheduler_desk.SETTINGS), requests)
     (one,) = document["requests"]
     assert (one["id"], one["prompt_tokens"]) == ("A", 5)
     assert document["frames"][-1]["counters"]["computed"] == 5 + 3 - 1
@@ -178,7 +185,7 @@ def test_a_scripted_run_gives_what_it_was_asked_for():
 def test_a_bad_request_is_named(change, words):
     request = {"tokens": 4, "outputs": 4, "arrival": 0, "priority": 0, **change}
     with pytest.raises(ValueError, match=words):
-        live_script.play(asdict(live_script.SETTINGS), [request])
+        scheduler_desk.play(asdict(scheduler_desk.SETTINGS), [request])
 
 
 # ------------------------------------------------------------------ the tape
@@ -200,7 +207,7 @@ def test_what_is_kept_without_a_copy_changes_with_the_next_replay():
 # ------------------------------------------------------------------ the ladder
 
 
-@pytest.mark.parametrize("sizes", padding_ladder.padding_ladder()["ladders"].values())
+@pytest.mark.parametrize("sizes", padding_ladder.document()["ladders"].values())
 def test_a_batch_is_padded_as_the_runner_pads_it(sizes):
     runner = GraphRunner([np.negative], capture_sizes=sizes)
     for tokens in range(1, padding_ladder.MOST + 1):
@@ -251,7 +258,7 @@ def test_a_snapped_row_errs_as_that_of_the_other_widget(name):
     back = weight_grid.snapped(row[None], name, "channel")[0]
     loud = int(np.abs(row).argmax())
     error = np.linalg.norm(np.delete(back - row, loud)) / np.linalg.norm(np.delete(row, loud))
-    assert error == pytest.approx(widgets.on_grid(row, name, len(row), 1)["error"], rel=1e-12)
+    assert error == pytest.approx(code_points.on_grid(row, name, len(row), 1)["error"], rel=1e-12)
 
 
 def test_a_group_pays_alone_for_its_loud_weight():
@@ -274,18 +281,20 @@ def test_the_texts_are_the_models_own_and_finer_formats_keep_more_of_it():
     assert found["int4 tensor"] != found["as shipped"]
 
 
-@pytest.mark.parametrize("example", weight_grid.smooth_alpha()["examples"])
-def test_smoothing_is_that_of_the_lab(example):
+@pytest.mark.parametrize("loud", [1, 20, 80])
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 0.75, 1.0])
+def test_smoothing_is_that_of_the_lab(loud, alpha):
     lab = load_module(
         REPOSITORY / "phase-06-quantization/labs/lab-04-activation-outliers-smoothquant/solution.py"
     )
-    X, W = weight_grid.layer()
-    X[:, weight_grid.LOUD] *= example["loud"]
-    X_s, W_s, _ = lab.smooth(X, W, example["alpha"])
-    assert example["x"] == pytest.approx(np.abs(X_s).max(axis=0).tolist(), rel=1e-12)
-    assert example["w"] == pytest.approx(np.abs(W_s).max(axis=0).tolist(), rel=1e-12)
-    quiet = [c for c in range(X.shape[1]) if c not in weight_grid.LOUD]
+    X, W = smooth_alpha.layer()
+    X = smooth_alpha.louder(X, loud)
+    found = smooth_alpha.smoothed(X, W, alpha)
+    X_s, W_s, _ = lab.smooth(X, W, alpha)
+    assert found["x"] == pytest.approx(np.abs(X_s).max(axis=0).tolist(), rel=1e-12)
+    assert found["w"] == pytest.approx(np.abs(W_s).max(axis=0).tolist(), rel=1e-12)
+    quiet = [c for c in range(X.shape[1]) if c not in smooth_alpha.LOUD]
     got = lab.fake_quant(X_s)[:, quiet] @ lab.fake_quant(W_s)[:, quiet].T
     exact = X[:, quiet] @ W[:, quiet].T
     error = np.linalg.norm(got - exact) / np.linalg.norm(exact)
-    assert example["error"] == pytest.approx(error, rel=1e-9)
+    assert found["error"] == pytest.approx(error, rel=1e-9)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import random
 
 import numpy as np
 import pytest
 
 from course.conftest import REPOSITORY
-from course.site import (
+from course.site.widgets import (
     allowed_bytes,
     attention_map,
     block_allocator,
@@ -123,7 +124,7 @@ def test_a_lane_that_is_none_is_refused():
 
 
 def test_what_a_later_prompt_finds_depends_on_the_order_of_freeing():
-    questions = {q["ask"]: q["answer"] for q in block_allocator.block_allocator()["questions"]}
+    questions = {q["ask"]: q["answer"] for q in block_allocator.document()["questions"]}
     assert list(questions.values()) == [9, 12, 8, 0]
 
 
@@ -137,10 +138,35 @@ def test_a_refused_move_changes_nothing_but_what_was_said():
     assert {**after, "last": None} == {**before, "last": None}
 
 
+def random_story(seed):
+    """A story of up to 40 moves over few letters, so that prefixes meet; and its pool's sizes."""
+    draw = random.Random(seed)
+    num_blocks, block_size = draw.randint(3, 12), draw.choice((1, 2, 4))
+    order = draw.choice(list(block_allocator.ORDERS))
+    story = block_allocator.Story(order, num_blocks, block_size)
+    ops = []
+    for number in range(draw.randint(5, 40)):
+        live = sorted(story.live)
+        kind = draw.choice(("add", "add", "grow", "grow", "grow", "end") if live else ("add",))
+        if kind == "add":
+            length = draw.randint(1, 3 * block_size + 2)
+            op = (kind, f"r{number}", "".join(draw.choices("ab", (5, 1), k=length)))
+        elif kind == "grow":
+            op = (kind, draw.choice(live), draw.choice("aab"))
+        else:
+            op = (kind, draw.choice(live))
+        ops.append(op)
+        story.move(op)
+    return {
+        "ops": [list(op) for op in ops], "order": order, "num_blocks": num_blocks,
+        "block_size": block_size,
+    }  # fmt: skip
+
+
 def test_random_stories_meet_hits_evictions_shared_blocks_and_refusals():
     met = set()
     for seed in range(60):
-        given = block_allocator.random_story(seed)
+        given = random_story(seed)
         story = block_allocator.Story(given["order"], given["num_blocks"], given["block_size"])
         for op in given["ops"]:
             story.move(op)

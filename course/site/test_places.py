@@ -11,7 +11,7 @@ import pytest
 
 from course.conftest import REPOSITORY
 from course.learning.labs import find_labs
-from course.site import answers, book, book_extras, places
+from course.site import addresses, answers, book, book_extras, places
 from course.truth import curriculum
 
 PHASES = sorted(path.parent.parent for path in REPOSITORY.glob("phase-*/labs/README.md"))
@@ -54,12 +54,12 @@ def test_a_landing_page_leads_to_every_page_and_lab_there_is_and_to_no_other(pha
 
 def test_every_phase_of_the_book_begins_with_its_landing_page_and_the_former_leads_there():
     firsts = [
-        next(page for page in order() if book_extras.phase_of(REPOSITORY, page) == phase)
+        next(page for page in order() if addresses.phase_of(REPOSITORY, page) == phase)
         for phase in PHASES
     ]
     assert firsts == [places.page_of(phase) for phase in PHASES]
     for phase, after in pairwise(PHASES):
-        last = [page for page in order() if book_extras.phase_of(REPOSITORY, page) == phase][-1]
+        last = [page for page in order() if addresses.phase_of(REPOSITORY, page) == phase][-1]
         made = book_extras.frame(REPOSITORY, last, "# x\n", order())
         assert (
             f'<a class="next-page" href="../{after.name}/index.html"><small>Next phase</small>'

@@ -12,14 +12,20 @@ import pytest
 from conformance import parts
 from course.conftest import REPOSITORY
 from course.files import load_module
-from course.site import (
+from course.site import widgets
+from course.site.widgets import (
     adapter_slots,
     allowed_bytes,
+    code_points,
+    expert_bytes,
+    kv_calculator,
+    roofline,
     sampling_knobs,
     shard_matrix,
+    speculation,
     stream_buffers,
-    widgets,
 )
+from course.site.widgets.hardware import GPUS, models, num_parameters
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.sampler import Sampler, probabilities
 from mini_vllm.structured_output import StructuredOutputsParams, explain
@@ -27,22 +33,46 @@ from mini_vllm.structured_output import StructuredOutputsParams, explain
 LONG = {"allowed-bytes", "cache-race", "padding-ladder", "weight-grid"}
 """Their documents run a model."""
 
+EXPERTS = ((8, 2, 1), (8, 2, 16), (60, 4, 3), (128, 8, 8), (256, 8, 64))
+"""Experts of a layer, top-k and batch."""
+
+DRAFTED = (speculation.SAMPLE, "banana bandana banana", "abcdefgh", "aaaaaaaaaa", "ab")
+LENGTHS = ((2, 5, 3), (1, 3, 4), (3, 3, 8))
+"""Shortest and longest n-gram, and the number of drafts."""
+
+KNOBS = [
+    sampling_knobs.OFF | knobs
+    for knobs in (
+        {}, {"temperature": 0.0}, {"temperature": 0.5, "top_p": 0.9},
+        {"temperature": 2.0, "top_k": 12, "min_p": 0.05}, {"repetition": 1.3},
+        {"presence": 1.0, "frequency": 0.4, "temperature": 0.7},
+        {"ban": ord("t"), "temperature": 0.0}, {"bias_token": ord("z"), "bias": 6.0, "top_k": 5},
+    )
+]  # fmt: skip
+CROWDED = [
+    {
+        "temperature": 1.6, "top_k": 9, "top_p": 0.7, "min_p": 0.08, "repetition": 1.2,
+        "presence": 0.4, "frequency": 0.2, "bias_token": ord("w"), "bias": 2.0, "ban": ord("t"),
+    },
+    sampling_knobs.OFF | {"min_p": 0.3, "top_p": 0.65},
+]  # fmt: skip
+"""Knobs whose order matters."""
+
 
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
-        for name in sorted(widgets.WIDGETS)
+        for name in widgets.NAMES
     ],
 )
 def test_a_document_is_json_and_the_same_every_time(name):
-    make = widgets.WIDGETS[name]
-    assert json.dumps(make()) == json.dumps(make())
+    assert json.dumps(widgets.document(name)) == json.dumps(widgets.document(name))
 
 
-@pytest.mark.parametrize("name", sorted(widgets.WIDGETS))
+@pytest.mark.parametrize("name", widgets.NAMES)
 def test_every_widget_has_its_script(name):
-    script = REPOSITORY / "book" / "widgets" / f"{name}.js"
+    script = widgets.FOLDER / f"{name}.js"
     assert f'CourseWidgets.mount("{name}"' in script.read_text(encoding="utf-8")
 
 
@@ -51,7 +81,7 @@ def test_the_calculator_counts_blocks_as_the_real_engine_does():
     assert cases
     for case in cases:
         per_token = 2 * case["num_layers"] * case["num_kv_heads"] * case["head_size"]
-        found = widgets.capacity(
+        found = kv_calculator.capacity(
             case["available_memory"],
             per_token * case["dtype_bytes"],
             case["block_size"],
@@ -63,16 +93,16 @@ def test_the_calculator_counts_blocks_as_the_real_engine_does():
 
 
 def test_parameters_are_those_of_the_published_models():
-    counts = {name: widgets.num_parameters(config) for name, config in widgets.models().items()}
+    counts = {name: num_parameters(config) for name, config in models().items()}
     assert counts["Llama 3 8B"] == 8_030_261_248
     assert counts["byte-llama, shipped here"] == 3_213_824
 
 
 def test_decode_is_bound_by_memory_at_batch_1_and_the_cache_outweighs_the_weights_in_the_end():
-    shape = widgets.roofline()["models"]["Llama 3 8B"]
-    gpu = widgets.GPUS["A100 80 GB"]
-    alone = widgets.decode_step(shape, gpu, 1, 128)
-    many = widgets.decode_step(shape, gpu, 64, 2048)
+    shape = roofline.document()["models"]["Llama 3 8B"]
+    gpu = GPUS["A100 80 GB"]
+    alone = roofline.decode_step(shape, gpu, 1, 128)
+    many = roofline.decode_step(shape, gpu, 64, 2048)
     assert alone["intensity"] < alone["ridge"]
     assert many["kv_bytes"] > many["weight_bytes"] == alone["weight_bytes"]
 
@@ -89,14 +119,14 @@ def study():
 
 @pytest.mark.parametrize("name", ["int8", "int4", "E4M3", "E5M2", "E2M1"])
 def test_code_points_are_those_of_the_study(study, name):
-    assert widgets.FORMATS[name]["points"] == study.grid(name).tolist()
+    assert code_points.FORMATS[name]["points"] == study.grid(name).tolist()
 
 
 @pytest.mark.parametrize("name", ["int8", "E4M3", "E5M2", "int4", "E2M1", "MXFP4", "NVFP4"])
 @pytest.mark.parametrize("spike", [1, 12])
 def test_a_quantized_row_is_that_of_the_study(study, name, spike):
     # The study works in float32 for NVFP4, so its sums differ in the last digits.
-    for row in (np.array(values) for values in widgets.code_points()["rows"].values()):
+    for row in code_points.rows().values():
         loud = np.abs(row).argmax()
         spiked = row.copy()
         spiked[loud] *= spike
@@ -105,24 +135,24 @@ def test_a_quantized_row_is_that_of_the_study(study, name, spike):
         got = quantize(spiked[None])[0]
         rest = np.delete(spiked, loud)
         error = np.linalg.norm(np.delete(got, loud) - rest) / np.linalg.norm(rest)
-        found = widgets.on_grid(row, name, 256, spike)
+        found = code_points.on_grid(row, name, 256, spike)
         assert found["error"] == pytest.approx(error, rel=1e-5)
         assert found["zeros"] == (np.delete(got, loud) == 0).sum()
 
 
 def test_smaller_groups_keep_a_spike_among_fewer(study):
-    row = np.array(next(iter(widgets.code_points()["rows"].values())))
-    errors = [widgets.on_grid(row, "int4", size, 20)["error"] for size in (256, 128, 32, 16)]
+    row = next(iter(code_points.rows().values()))
+    errors = [code_points.on_grid(row, "int4", size, 20)["error"] for size in (256, 128, 32, 16)]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 2 * errors[-1]
 
 
 def test_a_step_reads_about_as_many_experts_as_the_formula_says():
-    for example in widgets.expert_bytes()["examples"]:
-        experts, top_k, batch = (example[name] for name in ("experts", "top_k", "batch"))
-        drawn = widgets.drawn_experts(experts, top_k, batch)
+    for experts, top_k, batch in EXPERTS:
+        drawn = expert_bytes.drawn_experts(experts, top_k, batch)
         assert all(len(set(token)) == top_k for token in drawn), "no expert twice for a token"
-        assert abs(example["drawn"] - example["touched"]) <= max(1.5, 0.1 * experts)
+        touched = expert_bytes.experts_touched(experts, top_k, batch)
+        assert abs(len(set().union(*drawn)) - touched) <= max(1.5, 0.1 * experts)
 
 
 def test_what_drafts_are_worth_is_the_arithmetic_of_the_lab():
@@ -132,18 +162,18 @@ def test_what_drafts_are_worth_is_the_arithmetic_of_the_lab():
     for alpha in (0.0, 0.3, 0.7, 1.0):
         for c in (0.0, 0.05, 0.4):
             for k in range(9):
-                found = widgets.speculation_step(alpha, k, c, 1, ridge=300)
+                found = speculation.step(alpha, k, c, 1, ridge=300)
                 assert found["tokens"] == lab.expected_tokens_per_verify(alpha, k)
                 assert found["speedup"] == lab.speedup(alpha, k, c)
-            assert widgets.best_k(alpha, c, 1, ridge=300) == lab.optimal_k(alpha, c)
+            assert speculation.best_k(alpha, c, 1, ridge=300) == lab.optimal_k(alpha, c)
 
 
 def test_beyond_the_ridge_drafts_lose():
     for k in (1, 3, 5):
-        found = widgets.speculation_step(0.7, k, 0.05, 4096, ridge=295)
+        found = speculation.step(0.7, k, 0.05, 4096, ridge=295)
         assert found["verify"] == k + 1
         assert found["speedup"] < 1
-    assert widgets.best_k(0.7, 0.05, 4096, ridge=295) == 0
+    assert speculation.best_k(0.7, 0.05, 4096, ridge=295) == 0
 
 
 class Reciter:
@@ -160,16 +190,17 @@ class Reciter:
         return logits
 
 
-@pytest.mark.parametrize("example", widgets.speculation()["drafted"])
-def test_a_drafted_text_is_what_the_engine_drafts_and_keeps(example):
-    text, runs = example["text"], example["runs"]
+@pytest.mark.parametrize("text", DRAFTED)
+@pytest.mark.parametrize(("low", "high", "k"), LENGTHS)
+def test_a_drafted_text_is_what_the_engine_drafts_and_keeps(text, low, high, k):
+    runs = speculation.drafted_runs(text, low, high, k)
     engine = LLMEngine(
         model=Reciter(text),
         speculative_config={
             "method": "ngram",
-            "num_speculative_tokens": example["k"],
-            "prompt_lookup_min": example["min_n"],
-            "prompt_lookup_max": example["max_n"],
+            "num_speculative_tokens": k,
+            "prompt_lookup_min": low,
+            "prompt_lookup_max": high,
         },
     )
     params = SamplingParams(max_tokens=len(text) - 1, ignore_eos=True)
@@ -182,7 +213,7 @@ def test_a_drafted_text_is_what_the_engine_drafts_and_keeps(example):
         lengths.append(request.num_tokens)
     assert request.num_tokens == len(text)
     # The engine drafts beyond the end of the text; until a run reaches it, all is equal.
-    reach = [n for n, known in enumerate(lengths[:-1]) if known + example["k"] + 1 < len(text)]
+    reach = [n for n, known in enumerate(lengths[:-1]) if known + k + 1 < len(text)]
     for n in reach:
         assert "".join(map(chr, seen[n])) == runs[n]["drafts"]
         assert lengths[n + 1] - lengths[n] == runs[n]["accepted"] + 1
@@ -217,16 +248,14 @@ def engine_law():
 
 @pytest.mark.parametrize("name", ["sure", "open"])
 def test_knobs_leave_what_the_engine_draws_from(name, engine_law):
-    document = sampling_knobs.sampling_knobs()
-    row = document["rows"][name]
+    row = sampling_knobs.rows()[name]
     assert not row["output"]
-    for example in document["examples"]:
-        if (example["row"], example["order"]) == (name, "vLLM's"):
-            law = engine_law(row["prompt"], example["knobs"])
-            for token, share in example["law"]:
-                assert law[token] == pytest.approx(share, abs=2e-3), example["knobs"]
-            if example["knobs"]["temperature"]:
-                assert (law > 0).sum() == example["left"][-1]
+    for knobs in KNOBS:
+        left, expected = sampling_knobs.stages(row, knobs, sampling_knobs.ORDERS["vLLM's"])
+        law = engine_law(row["prompt"], knobs)
+        assert law == pytest.approx(expected, abs=2e-3), knobs
+        if knobs["temperature"]:
+            assert (law > 0).sum() == left[-1]
 
 
 def test_penalties_of_a_row_see_what_was_said():
@@ -246,22 +275,20 @@ def test_penalties_of_a_row_see_what_was_said():
 
 
 def test_each_wrong_order_shows_on_some_row():
-    examples = sampling_knobs.sampling_knobs()["examples"]
+    right = sampling_knobs.ORDERS["vLLM's"]
     for name, order in sampling_knobs.ORDERS.items():
-        assert sorted(order) == sorted(sampling_knobs.ORDERS["vLLM's"])
+        assert sorted(order) == sorted(right)
         differs = [
-            example["left"][-1] != right["left"][-1] or example["law"] != right["law"]
-            for example in examples
-            for right in examples
-            if example["order"] == name
-            and right["order"] == "vLLM's"
-            and (example["row"], example["knobs"]) == (right["row"], right["knobs"])
+            not np.array_equal(*(sampling_knobs.stages(row, knobs, each)[1] for each in both))
+            for row in sampling_knobs.rows().values()
+            for knobs in CROWDED
+            for both in [(order, right)]
         ]
         assert any(differs) == (name != "vLLM's")
 
 
 def test_of_adapters_and_slots_no_step_has_more_adapters_than_slots_and_nobody_is_lost():
-    document = adapter_slots.adapter_slots()
+    document = adapter_slots.document()
     for name, films in document["films"].items():
         letters = document["patterns"][name]
         for slots, film in films.items():
@@ -275,13 +302,13 @@ def test_of_adapters_and_slots_no_step_has_more_adapters_than_slots_and_nobody_i
 
 
 def test_more_slots_never_make_adapters_wait_longer_here():
-    for films in adapter_slots.adapter_slots()["films"].values():
+    for films in adapter_slots.document()["films"].values():
         waited = [film["waited"] for film in films.values()]
         assert waited == sorted(waited, reverse=True)
 
 
 def test_a_cut_by_inputs_is_right_in_any_order_and_one_by_outputs_in_one_alone():
-    cuts = shard_matrix.shard_matrix()["cuts"]
+    cuts = shard_matrix.document()["cuts"]
     assert all(each["wrong"] == 0 for each in cuts["inputs"].values())
     right = {order for order, each in cuts["outputs"].items() if each["wrong"] == 0}
     assert right == {"0", "01", "0123"}
@@ -311,7 +338,7 @@ def test_what_ranks_hold_of_a_matrix_is_the_matrix():
 
 @pytest.mark.parametrize("name", list(stream_buffers.TEXTS))
 def test_however_a_text_is_cut_the_pieces_of_a_stream_are_the_same(name):
-    films = stream_buffers.stream_buffers()["films"][name]
+    films = stream_buffers.document()["films"][name]
     joined = {
         (film["content"], "".join(step["arguments"] for step in film["steps"]), film["calls"])
         for film in films.values()

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from course.files import load_module
-from course.site.widgets import GPUS, speculation_step
+from course.site.widgets import speculation
+from course.site.widgets.hardware import GPUS
 from course.truth.figures import (
     BLUE,
     GREEN,
@@ -282,7 +283,7 @@ def gain_loss() -> str:
     axes.rule(y=1)
     for color, k in ((GREEN, 1), (BLUE, 3), (ORANGE, 5), (RED, 10)):
         points = [
-            (batch, speculation_step(0.7, k, 0.05, batch, ridge)["speedup"])
+            (batch, speculation.step(0.7, k, 0.05, batch, ridge)["speedup"])
             for batch in (2 ** (i / 8) for i in range(81))
         ]
         axes.curve(points, color, width=2.5)

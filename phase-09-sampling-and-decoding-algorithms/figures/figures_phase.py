@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from conformance.features.sampling.invariance import kept
-from course.site import sampling_knobs
+from course.site.widgets import sampling_knobs
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 from mini_vllm import BeamSearchParams, LLMEngine, SamplingParams
 from mini_vllm.sample.beam_search import beam_search

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from conformance import recording
 from conformance.features.distributed.texts import KEPT
-from course.site import shard_matrix
+from course.site.widgets import shard_matrix
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 from course.truth.plots import Axes
 from mini_vllm import LLMEngine, SamplingParams
