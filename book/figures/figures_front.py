@@ -7,9 +7,9 @@ by `course.site.gantt`. No upstream counterpart.
 from __future__ import annotations
 
 import numpy as np
-from course.site.code_points import FORMATS, on_grid, round_to_points, rows
 
 from course.site import gantt
+from course.site.widgets.code_points import FORMATS, on_grid, round_to_points, rows
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg
 from mini_vllm.cudagraph.launches import LAYER, MODES, simulate
 
