@@ -43,6 +43,34 @@ class Mutant:
     """The situation every workload that catches it there holds; "" for any."""
 
 
+def diffs(text: str, profile: str = "") -> tuple[Mutant, ...]:
+    """The mutants of a text: blocks apart by an empty line, each a name and its edits as diffs.
+
+    `@ module | situation | file` stands before the lines of an edit, which begin with a space, "-"
+    or "+". Situation and file stand in a mutant's first edit; the file is `profile` where none is
+    named, the situation any.
+    """
+    found = []
+    for block in text.strip("\n").split("\n\n"):
+        name, *lines = block.split("\n")
+        edits: list[tuple[str, list[str], list[str]]] = []
+        told: list[str] = []
+        for line in lines:
+            sign, rest = line[0], line[1:]
+            if sign == "@":
+                module, *where = rest.strip().split(" | ")
+                told += where
+                edits.append((module, [], []))
+            if sign in " -":
+                edits[-1][1].append(rest)
+            if sign in " +":
+                edits[-1][2].append(rest)
+        made = tuple((module, "\n".join(old), "\n".join(new)) for module, old, new in edits)
+        situation, file = [*told, "", ""][:2]
+        found.append(Mutant(name, made, file or profile, situation))
+    return tuple(found)
+
+
 def sources(mutant: Mutant) -> dict[str, str]:
     """The changed source of each module that the mutant edits.
 

@@ -6,187 +6,146 @@ As `features/core/mutants.py`, for the gate, the second queue and the adapter in
 from __future__ import annotations
 
 from conformance.features.lora.situations import situations_of
-from conformance.mutants import Catalogue, Mutant
+from conformance.mutants import Catalogue, diffs
 
-_FULL = 'return "admit" if len(self.active) < self.max_loras else "skip"'
-_HELD = "if adapter is None or adapter.lora_int_id in self.active:"
-_BEGIN = 'by the past."""\n        self.active = set()\n'
-_TAKES = "            self.active.add(adapter.lora_int_id)\n"
-_KEPT = "        self.skipped.extendleft(reversed(passed))\n"
-_NEXT = "        return self.skipped or self.waiting\n"
-_MORE_URGENT = 'if self.config.policy == "priority" and self.skipped and self.waiting:'
-_PASSED = "                passed.append(request)\n"
-_BREAK = "            if num_new == 0:\n                break\n"
-_PREEMPTED = (
-    "        elif request.status == RequestStatus.PREEMPTED:\n"
-    "            queue.appendleft(request)\n"
+MUTANTS = diffs(
+    """
+stops at an adapter without a slot
+@ lora.gate | a request skipped
+-"admit" if len(self.active) < self.max_loras else "skip"
++"admit" if len(self.active) < self.max_loras else "stop"
+
+gates nobody
+@ lora.gate | a request skipped
+-return "admit" if len(self.active) < self.max_loras else "skip"
++return "admit"
+
+lets one adapter too many in
+@ lora.gate | a request skipped
+-len(self.active) < self.max_loras
++len(self.active) <= self.max_loras
+
+keeps a slot free
+@ lora.gate | an adapter in the plan
+-len(self.active) < self.max_loras
++len(self.active) < max(1, self.max_loras - 1)
+
+looks at the bound before it looks for the adapter
+@ lora.gate | an adapter in the plan
+-if adapter is None or adapter.lora_int_id in self.active:
++if adapter is None or len(self.active) == 0:
+
+gives base requests a slot
+@ lora.gate | an adapter in the plan
+-        if num_new and (adapter := adapter_of(request)):
+-            self.active.add(adapter.lora_int_id)
++        adapter = adapter_of(request)
++        self.active.add(adapter.lora_int_id if adapter else 0)
+
+gates base requests
+@ lora.gate | every slot taken
+-if adapter is None or adapter.lora_int_id in self.active:
++if adapter is not None and adapter.lora_int_id in self.active:
+
+forgets the adapters that run
+@ lora.gate | a request skipped
+-            self.active.add(adapter.lora_int_id)
++            if request.request_id in plan.num_cached_tokens:
++                self.active.add(adapter.lora_int_id)
+
+forgets the adapters that this step admits
+@ lora.gate | more adapters than slots
+-            self.active.add(adapter.lora_int_id)
++            if request.request_id not in plan.num_cached_tokens:
++                self.active.add(adapter.lora_int_id)
+
+never frees a slot
+@ lora.gate | more adapters than slots
+-        self.active = set()
+
+counts requests, not adapters
+@ lora.gate | an adapter in the plan
+-            self.active.add(adapter.lora_int_id)
++            self.active |= {adapter.lora_int_id, -len(self.active) - 1}
+
+ends the scan after a skip
+@ scheduler | a request skipped
+                 passed.append(request)
++                break
+
+puts the skipped back at the head of waiting
+@ queues | a request skipped
+-        self.skipped.extendleft(reversed(passed))
++        self.waiting.extendleft(reversed(passed))
+
+puts the skipped at the back of waiting
+@ queues | a request skipped
+-        self.skipped.extendleft(reversed(passed))
++        self.waiting.extend(passed)
+
+turns the order of the skipped round
+@ queues | several skipped
+-        self.skipped.extendleft(reversed(passed))
++        self.skipped.extendleft(passed)
+
+puts the skipped behind those not reached
+@ queues | several skipped
+-        self.skipped.extendleft(reversed(passed))
++        self.skipped.extend(passed)
+
+forgets the skipped when the scan ends early
+@ scheduler | a request skipped
+             if num_new == 0:
++                passed.clear()
+                 break
+
+serves waiting before skipped
+@ queues | a request skipped
+-        return self.skipped or self.waiting
++        return self.waiting or self.skipped
+
+serves skipped first under every policy
+@ queues | skipped under priority
+-if self.config.policy == "priority" and self.skipped and self.waiting:
++if False:
+
+puts a preempted request among the skipped
+@ queues | a preemption
+         elif request.status == RequestStatus.PREEMPTED:
+-            queue.appendleft(request)
++            self.skipped.appendleft(request)
+
+looks for an aborted request in waiting alone
+@ queues | a skipped request aborted
+-return self.skipped if request in self.skipped else self.waiting
++return self.waiting
+
+shares blocks among all adapters
+@ kv_cache | same tokens, two adapters
+-root_hash(request.extra_keys)
++root_hash(())
+
+tells an adapter from the base, not from another adapter
+@ kv_cache | same tokens, two adapters
+-root_hash(request.extra_keys)
++root_hash(("adapter",) if request.extra_keys else ())
+
+keeps every request's blocks apart
+@ kv_cache | same tokens, one adapter
+-root_hash(request.extra_keys)
++root_hash(request.extra_keys and (request.request_id,))
+
+leaves the adapter out of the first block's hash
+@ kv_cache | same tokens, two adapters
+-root_hash(request.extra_keys)
++root_hash(())
+@ kv_cache
+-parent = hash_block_tokens(parent, token_ids[start : start + size], own)
++extra = request.extra_keys if start else ()
++            tokens = token_ids[start : start + size]
++            parent = hash_block_tokens(parent, tokens, extra)
+""",
+    "lora",
 )
-_FOUND = "return self.skipped if request in self.skipped else self.waiting"
-_ROOT = "root_hash(request.extra_keys)"
-
-
-def _gate(name: str, old: str, new: str, situation: str) -> Mutant:
-    return Mutant(name, (("lora.gate", old, new),), "lora", situation)
-
-
-def _scheduler(name: str, old: str, new: str, situation: str) -> Mutant:
-    return Mutant(name, (("scheduler", old, new),), "lora", situation)
-
-
-def _queues(name: str, old: str, new: str, situation: str) -> Mutant:
-    return Mutant(name, (("queues", old, new),), "lora", situation)
-
-
-def _hash(name: str, new: str, situation: str) -> Mutant:
-    return Mutant(name, (("kv_cache", _ROOT, new),), "lora", situation)
-
-
-MUTANTS = (
-    _gate(
-        "stops at an adapter without a slot",
-        '"admit" if len(self.active) < self.max_loras else "skip"',
-        '"admit" if len(self.active) < self.max_loras else "stop"',
-        "a request skipped",
-    ),
-    _gate("gates nobody", _FULL, 'return "admit"', "a request skipped"),
-    _gate(
-        "lets one adapter too many in",
-        "len(self.active) < self.max_loras",
-        "len(self.active) <= self.max_loras",
-        "a request skipped",
-    ),
-    _gate(
-        "keeps a slot free",
-        "len(self.active) < self.max_loras",
-        "len(self.active) < max(1, self.max_loras - 1)",
-        "an adapter in the plan",
-    ),
-    _gate(
-        "looks at the bound before it looks for the adapter",
-        _HELD,
-        "if adapter is None or len(self.active) == 0:",
-        "an adapter in the plan",
-    ),
-    _gate(
-        "gives base requests a slot",
-        "        if num_new and (adapter := adapter_of(request)):\n" + _TAKES,
-        "        adapter = adapter_of(request)\n"
-        "        self.active.add(adapter.lora_int_id if adapter else 0)\n",
-        "an adapter in the plan",
-    ),
-    _gate(
-        "gates base requests",
-        _HELD,
-        "if adapter is not None and adapter.lora_int_id in self.active:",
-        "every slot taken",
-    ),
-    _gate(
-        "forgets the adapters that run",
-        _TAKES,
-        "            if request.request_id in plan.num_cached_tokens:\n"
-        "                self.active.add(adapter.lora_int_id)\n",
-        "a request skipped",
-    ),
-    _gate(
-        "forgets the adapters that this step admits",
-        _TAKES,
-        "            if request.request_id not in plan.num_cached_tokens:\n"
-        "                self.active.add(adapter.lora_int_id)\n",
-        "more adapters than slots",
-    ),
-    _gate("never frees a slot", _BEGIN, 'by the past."""\n', "more adapters than slots"),
-    _gate(
-        "counts requests, not adapters",
-        "            self.active.add(adapter.lora_int_id)\n",
-        "            self.active |= {adapter.lora_int_id, -len(self.active) - 1}\n",
-        "an adapter in the plan",
-    ),
-    _scheduler(
-        "ends the scan after a skip",
-        _PASSED,
-        _PASSED + "                break\n",
-        "a request skipped",
-    ),
-    _queues(
-        "puts the skipped back at the head of waiting",
-        _KEPT,
-        "        self.waiting.extendleft(reversed(passed))\n",
-        "a request skipped",
-    ),
-    _queues(
-        "puts the skipped at the back of waiting",
-        _KEPT,
-        "        self.waiting.extend(passed)\n",
-        "a request skipped",
-    ),
-    _queues(
-        "turns the order of the skipped round",
-        _KEPT,
-        "        self.skipped.extendleft(passed)\n",
-        "several skipped",
-    ),
-    _queues(
-        "puts the skipped behind those not reached",
-        _KEPT,
-        "        self.skipped.extend(passed)\n",
-        "several skipped",
-    ),
-    _scheduler(
-        "forgets the skipped when the scan ends early",
-        _BREAK,
-        _BREAK.replace(" break\n", " passed.clear()\n                break\n"),
-        "a request skipped",
-    ),
-    _queues(
-        "serves waiting before skipped",
-        _NEXT,
-        "        return self.waiting or self.skipped\n",
-        "a request skipped",
-    ),
-    _queues(
-        "serves skipped first under every policy",
-        _MORE_URGENT,
-        "if False:",
-        "skipped under priority",
-    ),
-    _queues(
-        "puts a preempted request among the skipped",
-        _PREEMPTED,
-        _PREEMPTED.replace("queue.", "self.skipped."),
-        "a preemption",
-    ),
-    _queues(
-        "looks for an aborted request in waiting alone",
-        _FOUND,
-        "return self.waiting",
-        "a skipped request aborted",
-    ),
-    _hash("shares blocks among all adapters", "root_hash(())", "same tokens, two adapters"),
-    _hash(
-        "tells an adapter from the base, not from another adapter",
-        'root_hash(("adapter",) if request.extra_keys else ())',
-        "same tokens, two adapters",
-    ),
-    _hash(
-        "keeps every request's blocks apart",
-        "root_hash(request.extra_keys and (request.request_id,))",
-        "same tokens, one adapter",
-    ),
-    Mutant(
-        "leaves the adapter out of the first block's hash",
-        (
-            ("kv_cache", _ROOT, "root_hash(())"),
-            (
-                "kv_cache",
-                "parent = hash_block_tokens(parent, token_ids[start : start + size], own)",
-                "extra = request.extra_keys if start else ()\n"
-                "            tokens = token_ids[start : start + size]\n"
-                "            parent = hash_block_tokens(parent, tokens, extra)",
-            ),
-        ),
-        "lora",
-        "same tokens, two adapters",
-    ),
-)  # fmt: skip
 
 CATALOGUES = {"lora-mutants": Catalogue(MUTANTS, situations_of)}

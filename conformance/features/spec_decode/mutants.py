@@ -6,226 +6,139 @@ As `mutants.py`, whose command counts these too, for the rules that only matter 
 from __future__ import annotations
 
 from conformance.features.spec_decode.situations import situations_of
-from conformance.mutants import Catalogue, Mutant
+from conformance.mutants import Catalogue, diffs
 
-_DROPPED = "            request.spec_token_ids = ()\n        for gate in self.gates:"
-_PREEMPTED = "        request.spec_token_ids = ()\n        request.num_preemptions += 1\n"
-_ROOM = "            room = limit - 1 - request.num_computed_tokens\n"
-_REJECTED = "                request.num_computed_tokens -= plan.num_rejected(request_id, tokens)\n"
-_APPENDED = """                if request.maybe_finish(self.max_model_len):
-                    finished.append(request)
-"""
-_LOOKAHEAD = "        if lookahead := self.config.num_lookahead_tokens:\n"
-_HITS = "self.kv.allocate_slots(request, num_new, hits)"
-_CAP = "if self.max_model_len is not None and num_slots > self.max_model_len:"
-_TAKES = "request.spec_token_ids = drafts if self._sampled.get(request_id) else ()"
-_INDEX = "self.kv.cache_blocks(request, num_known)"
+MUTANTS = diffs(
+    """
+does not move the counter back for rejected drafts
+@ scheduler | a draft rejected
+-                request.num_computed_tokens -= plan.num_rejected(request_id, tokens)
++                pass
 
-MUTANTS = (
-    Mutant(
-        "does not move the counter back for rejected drafts",
-        (("scheduler", _REJECTED, "                pass\n"),),
-        "spec",
-        "a draft rejected",
-    ),
-    Mutant(
-        "counts the token after the drafts as accepted",
-        (("scheduler", _REJECTED, _REJECTED.replace(")\n", ") - (request_id in drafts)\n")),),
-        "spec",
-        "drafts in the plan",
-    ),
-    Mutant(
-        "keeps drafts that were in the plan",
-        (("scheduler", _DROPPED, _DROPPED.replace("request.spec_token_ids = ()", "pass")),),
-        "spec",
-        "drafts held",
-    ),
-    Mutant(
-        "keeps the drafts of a victim",
-        (("scheduler", _PREEMPTED, "        request.num_preemptions += 1\n"),),
-        "spec",
-        "preempted with drafts",
-    ),
-    Mutant(
-        "does not schedule drafts",
-        (("scheduler", " + len(request.spec_token_ids) - start", " - start"),),
-        "spec",
-        "drafts held",
-    ),
-    Mutant(
-        "keeps the last drafts where some must go",
-        (
-            (
-                "scheduler",
-                "request.spec_token_ids[:num_drafts]",
-                "request.spec_token_ids[-num_drafts:]",
-            ),
-        ),
-        "spec",
-        "drafts that do not fit",
-    ),
-    Mutant(
-        "plans all drafts where some do not fit",
-        (("scheduler", "request.spec_token_ids[:num_drafts]", "request.spec_token_ids"),),
-        "spec",
-        "drafts that do not fit",
-    ),
-    Mutant(
-        "spares drafts the threshold",
-        (
-            (
-                "scheduler",
-                "                num_new = clamp(num_new, budget if budget < room else room)\n",
-                "                if request.spec_token_ids:\n"
-                "                    num_new = min(num_new, budget, room)\n"
-                "                else:\n"
-                "                    num_new = clamp(num_new, budget if budget < room else room)\n",
-            ),
-        ),
-        "spec",
-        "threshold trims drafts",
-    ),
-    Mutant(
-        "lets drafts fill the last position of the model",
-        (("scheduler", _ROOM, _ROOM.replace("limit - 1 -", "limit -")),),
-        "spec",
-        "max_model_len trims drafts",
-    ),
-    Mutant(
-        "looks for a stop only at the last accepted token",
-        (
-            (
-                "scheduler",
-                _APPENDED,
-                _APPENDED.replace("if request", "if token is tokens[-1] and request").replace(
-                    "token is tokens[-1]", "request.num_tokens == old + len(tokens)"
-                ),
-            ),
-            (
-                "scheduler",
-                "            for token in tokens:\n",
-                "            old = request.num_tokens\n            for token in tokens:\n",
-            ),
-        ),
-        "spec",
-        "stop inside accepted tokens",
-    ),
-    Mutant(
-        "gives drafts to a request mid-prefill",
-        (("scheduler", _TAKES, "request.spec_token_ids = drafts"),),
-        "spec",
-        "drafts for a request mid-prefill",
-    ),
-    Mutant(
-        "indexes blocks that hold drafts",
-        (
-            (
-                "kv_cache",
-                "num_known = min(num_tokens, request.num_tokens)",
-                "num_known = num_tokens",
-            ),
-        ),
-        "spec",
-        "drafts in the plan",
-    ),
-    Mutant(
-        "gives nobody lookahead",
-        (("scheduler", _LOOKAHEAD, "        if lookahead := 0:\n"),),
-        "spec",
-        "a step with lookahead",
-    ),
-    Mutant(
-        "gives admissions lookahead",
-        (
-            (
-                "scheduler",
-                _HITS,
-                _HITS.replace(
-                    "hits)", "hits, num_lookahead_tokens=self.config.num_lookahead_tokens)"
-                ),
-            ),
-        ),
-        "spec",
-        "a step with lookahead",
-    ),
-    Mutant(
-        "gives slots beyond the model's length",
-        (("kv_cache", _CAP, "if False:"),),
-        "spec",
-        "a step with lookahead",
-    ),
-    Mutant(
-        "keeps the last block of a hit with eagle",
-        (("kv_cache", "if self.use_eagle and blocks:", "if False:"),),
-        "spec",
-        "an admission with eagle",
-    ),
-    Mutant(
-        "drops the placeholders of a victim",
-        (("scheduler", _PREEMPTED, _PREEMPTED + "        request.num_output_placeholders = 0\n"),),
-        "async_spec",
-        "preempted with tokens in flight",
-    ),
-    Mutant(
-        "expects one token of every step in flight",
-        (
-            (
-                "async_scheduler",
-                "request.num_output_placeholders += 1 + num_drafts",
-                "request.num_output_placeholders += 1",
-            ),
-        ),
-        "async_spec",
-        "drafts in the plan",
-    ),
-    Mutant(
-        "keeps placeholders for rejected drafts",
-        (
-            (
-                "async_scheduler",
-                "                request.num_output_placeholders -= rejected\n",
-                "                pass\n",
-            ),
-        ),
-        "async_spec",
-        "a draft rejected",
-    ),
-    Mutant(
-        "moves the counter of a preempted request below zero",
-        (("async_scheduler", "if request.num_computed_tokens > 0:", "if True:"),),
-        "async_spec",
-        "tokens for a preempted request",
-    ),
-    Mutant(
-        "plans a step for a request that is about to reach max_tokens",
-        (("scheduler", "if in_flight and start + 2 - in_flight >= most:", "if False:"),),
-        "async_spec",
-        "tokens in flight",
-    ),
-    Mutant(
-        "indexes blocks that hold tokens in flight",
-        (
-            (
-                "async_scheduler",
-                _INDEX,
-                "self.kv.cache_blocks(request, request.num_computed_tokens)",
-            ),
-        ),
-        "async_spec",
-        "tokens in flight",
-    ),
-    Mutant(
-        "throws away what a preempted request had in flight",
-        (
-            (
-                "async_scheduler",
-                "if not tokens or request.is_finished:",
-                "if not tokens or request.is_finished or request not in self.running:",
-            ),
-        ),
-        "async_spec",
-        "tokens for a preempted request",
-    ),
+counts the token after the drafts as accepted
+@ scheduler | drafts in the plan
+-                request.num_computed_tokens -= plan.num_rejected(request_id, tokens)
++                rejected = plan.num_rejected(request_id, tokens)
++                request.num_computed_tokens -= rejected - (request_id in drafts)
+
+keeps drafts that were in the plan
+@ scheduler | drafts held
+-            request.spec_token_ids = ()
++            pass
+         for gate in self.gates:
+
+keeps the drafts of a victim
+@ scheduler | preempted with drafts
+-        request.spec_token_ids = ()
+         request.num_preemptions += 1
+
+does not schedule drafts
+@ scheduler | drafts held
+- + len(request.spec_token_ids) - start
++ - start
+
+keeps the last drafts where some must go
+@ scheduler | drafts that do not fit
+-request.spec_token_ids[:num_drafts]
++request.spec_token_ids[-num_drafts:]
+
+plans all drafts where some do not fit
+@ scheduler | drafts that do not fit
+-request.spec_token_ids[:num_drafts]
++request.spec_token_ids
+
+spares drafts the threshold
+@ scheduler | threshold trims drafts
+-                num_new = clamp(num_new, budget if budget < room else room)
++                if request.spec_token_ids:
++                    num_new = min(num_new, budget, room)
++                else:
++                    num_new = clamp(num_new, budget if budget < room else room)
+
+lets drafts fill the last position of the model
+@ scheduler | max_model_len trims drafts
+-            room = limit - 1 - request.num_computed_tokens
++            room = limit - request.num_computed_tokens
+
+looks for a stop only at the last accepted token
+@ scheduler | stop inside accepted tokens
+-                if request.maybe_finish(self.max_model_len):
++                is_last = request.num_tokens == old + len(tokens)
++                if is_last and request.maybe_finish(self.max_model_len):
+                     finished.append(request)
+@ scheduler
++            old = request.num_tokens
+             for token in tokens:
+
+gives drafts to a request mid-prefill
+@ scheduler | drafts for a request mid-prefill
+-request.spec_token_ids = drafts if self._sampled.get(request_id) else ()
++request.spec_token_ids = drafts
+
+indexes blocks that hold drafts
+@ kv_cache | drafts in the plan
+-num_known = min(num_tokens, request.num_tokens)
++num_known = num_tokens
+
+gives nobody lookahead
+@ scheduler | a step with lookahead
+-        if lookahead := self.config.num_lookahead_tokens:
++        if lookahead := 0:
+
+gives admissions lookahead
+@ scheduler | a step with lookahead
+-self.kv.allocate_slots(request, num_new, hits)
++self.kv.allocate_slots(
++                    request, num_new, hits, self.config.num_lookahead_tokens
++                )
+
+gives slots beyond the model's length
+@ kv_cache | a step with lookahead
+-if self.max_model_len is not None and num_slots > self.max_model_len:
++if False:
+
+keeps the last block of a hit with eagle
+@ kv_cache | an admission with eagle
+-if self.use_eagle and blocks:
++if False:
+
+drops the placeholders of a victim
+@ scheduler | preempted with tokens in flight | async_spec
+         request.spec_token_ids = ()
+         request.num_preemptions += 1
++        request.num_output_placeholders = 0
+
+expects one token of every step in flight
+@ async_scheduler | drafts in the plan | async_spec
+-request.num_output_placeholders += 1 + num_drafts
++request.num_output_placeholders += 1
+
+keeps placeholders for rejected drafts
+@ async_scheduler | a draft rejected | async_spec
+-                request.num_output_placeholders -= rejected
++                pass
+
+moves the counter of a preempted request below zero
+@ async_scheduler | tokens for a preempted request | async_spec
+-if request.num_computed_tokens > 0:
++if True:
+
+plans a step for a request that is about to reach max_tokens
+@ scheduler | tokens in flight | async_spec
+-if in_flight and start + 2 - in_flight >= most:
++if False:
+
+indexes blocks that hold tokens in flight
+@ async_scheduler | tokens in flight | async_spec
+-self.kv.cache_blocks(request, num_known)
++self.kv.cache_blocks(request, request.num_computed_tokens)
+
+throws away what a preempted request had in flight
+@ async_scheduler | tokens for a preempted request | async_spec
+-if not tokens or request.is_finished:
++if not tokens or request.is_finished or request not in self.running:
+""",
+    "spec",
 )
 
 CATALOGUES = {"spec-mutants": Catalogue(MUTANTS, situations_of)}
