@@ -15,6 +15,7 @@ Mirrors `vllm/v1/engine/core.py:428` `EngineCore.step`, `async_scheduling=False`
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib.util
 import itertools
@@ -48,6 +49,8 @@ CONFIG = {
     "policy": "fcfs",
 }
 """Small on purpose: prompts are cut, prefixes shared, the pool runs out, requests are evicted."""
+SHARED = tuple(name for name in CONFIG if name not in ("num_blocks", "policy"))
+"""Arguments of both engines that have the same name."""
 
 
 def workload(num_prompts: int = 128, max_tokens: int = 48) -> dict[str, Any]:
@@ -140,30 +143,12 @@ def drive(engine: Any, scheduler: Any, work: Mapping[str, Any], params: Any) -> 
     Raises:
         RuntimeError: one call of `step` scheduled twice, or the work did not end.
     """
-    steps: list[dict[str, Any]] = []
-    outputs: dict[str, list[int]] = {}
+    watched = _Watched(scheduler)
     candidates: dict[str, list[list[list[float]]]] = {}
-    schedule, update = scheduler.schedule, scheduler.update_from_output
-
-    def watched_schedule() -> Any:
-        plan = schedule()
-        steps.append(observe(scheduler, plan))
-        return plan
-
-    def watched_update(plan: Any, *rest: Any) -> Any:
-        live = {name: scheduler.requests[name] for name in plan.num_scheduled_tokens}
-        found = update(plan, *rest)
-        ended = sorted(name for name, request in live.items() if request.is_finished())
-        steps[-1]["finished"] = ended
-        steps[-1]["finish_reasons"] = {n: str(live[n].get_finished_reason()) for n in ended}
-        outputs.update({name: list(request.output_token_ids) for name, request in live.items()})
-        return found
-
     pending = {event["step"]: event["add"] for event in work["events"]}
-    scheduler.schedule, scheduler.update_from_output = watched_schedule, watched_update
-    try:
+    with watched:
         while pending or scheduler.has_unfinished_requests():
-            number = len(steps)
+            number = len(watched.steps)
             for add in pending.pop(number, ()):
                 engine.add_request(
                     add["request_id"],
@@ -176,12 +161,60 @@ def drive(engine: Any, scheduler: Any, work: Mapping[str, Any], params: Any) -> 
                 if result.finished and result.outputs[0].logprobs:
                     rows = result.outputs[0].logprobs
                     candidates[result.request_id] = [_two_likeliest(row) for row in rows]
-            if len(steps) != number + 1 or number >= MAX_STEPS:
-                raise RuntimeError(f"step {number}: the engine scheduled {len(steps) - number}x")
-    finally:
-        scheduler.schedule, scheduler.update_from_output = schedule, update
-    entry = {"upstream": recording.UPSTREAM, **work, "outputs": outputs, "steps": steps}
-    return {"recording": entry, "candidates": candidates}
+            scheduled = len(watched.steps) - number
+            if scheduled != 1 or number >= MAX_STEPS:
+                raise RuntimeError(f"step {number}: the engine scheduled {scheduled}x")
+    told = {"outputs": watched.outputs, "steps": watched.steps}
+    return {
+        "recording": {"upstream": recording.UPSTREAM, **work, **told}, "candidates": candidates,
+    }  # fmt: skip
+
+
+class _Watched(contextlib.ExitStack):
+    """A scheduler whose steps are noted while this is entered, with drafts where it has some."""
+
+    def __init__(self, scheduler: Any) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+        self.has_drafts = bool(getattr(scheduler, "num_spec_tokens", 0))
+        self.steps: list[dict[str, Any]] = []
+        self.outputs: dict[str, list[int]] = {}
+        for name in ("schedule", "update_from_output", "update_draft_token_ids"):
+            if call := getattr(scheduler, name, None):
+                self.callback(setattr, scheduler, name, call)
+                setattr(scheduler, name, functools.partial(getattr(self, f"_{name}"), call))
+
+    def _schedule(self, call: Callable[[], Any]) -> Any:
+        requests = self.scheduler.requests.items()
+        held = {r: [*q.spec_token_ids] for r, q in requests if self.has_drafts and q.spec_token_ids}
+        plan = call()
+        self.steps.append(observe(self.scheduler, plan))
+        if self.has_drafts:
+            planned = {r: [*t] for r, t in plan.scheduled_spec_decode_tokens.items() if t}
+            self.steps[-1] |= {"spec_token_ids": held, "draft_token_ids": {}}
+            self.steps[-1]["scheduled_spec_decode_tokens"] = planned
+        return plan
+
+    def _update_from_output(self, call: Callable[..., Any], plan: Any, *rest: Any) -> Any:
+        live = {name: self.scheduler.requests[name] for name in plan.num_scheduled_tokens}
+        step = self.steps[-1]
+        if self.has_drafts:
+            (output,) = rest
+            rows = {r: [*output.sampled_token_ids[output.req_id_to_index[r]]] for r in live}
+            step["sampled_token_ids"] = {r: tokens for r, tokens in rows.items() if tokens}
+        found = call(plan, *rest)
+        ended = sorted(name for name, request in live.items() if request.is_finished())
+        step["finished"] = ended
+        step["finish_reasons"] = {n: str(live[n].get_finished_reason()) for n in ended}
+        self.outputs |= {name: list(request.output_token_ids) for name, request in live.items()}
+        return found
+
+    def _update_draft_token_ids(self, call: Callable[[Any], Any], drafts: Any) -> None:
+        pairs = zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
+        if self.has_drafts:
+            said = {name: [int(token) for token in tokens] for name, tokens in pairs}
+            self.steps[-1]["draft_token_ids"] = said
+        call(drafts)
 
 
 def _two_likeliest(row: Mapping[int, Any]) -> list[list[float]]:
@@ -203,23 +236,11 @@ def record(
         os.environ.pop("TORCH_COMPILE_DISABLE", None)
     import vllm
 
-    config = work["config"]
     llm = vllm.LLM(
-        model=str(MODEL),
         dtype=dtype,
-        seed=0,
         async_scheduling=False if synchronous else None,
-        max_model_len=config["max_model_len"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=config["max_num_batched_tokens"],
-        block_size=config["block_size"],
-        num_gpu_blocks_override=config["num_blocks"],
-        enable_prefix_caching=config["enable_prefix_caching"],
-        enable_chunked_prefill=config["enable_chunked_prefill"],
-        long_prefill_token_threshold=config["long_prefill_token_threshold"],
-        scheduling_policy=config["policy"],
-        gpu_memory_utilization=0.4,
         enforce_eager=eager,
+        **options(work["config"]),
     )
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     found = drive(
@@ -230,6 +251,18 @@ def record(
     )
     found["machine"] = provenance(dtype)
     return found
+
+
+def options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `vllm.LLM` for the shipped model under a recording's `config`."""
+    return {
+        "model": str(MODEL),
+        "seed": 0,
+        **{name: config[name] for name in SHARED},
+        "num_gpu_blocks_override": config["num_blocks"],
+        "scheduling_policy": config["policy"],
+        "gpu_memory_utilization": 0.4,
+    }
 
 
 def recorded(
@@ -335,20 +368,17 @@ def generate_on_arrivals(
     Args:
         parts: replacements in the mini engine, a scheduler of yours for example.
     """
-    config = entry["config"]
-    engine = LLMEngine(
-        num_blocks=config["num_blocks"],
-        block_size=config["block_size"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=config["max_num_batched_tokens"],
-        long_prefill_token_threshold=config["long_prefill_token_threshold"],
-        enable_prefix_caching=config["enable_prefix_caching"],
-        dtype="float64",
-        max_model_len=config["max_model_len"],
-        policy=config["policy"],
-        enable_chunked_prefill=config["enable_chunked_prefill"],
-        parts=parts,
-    )
+    return run_on_arrivals(mini_engine(entry["config"], parts=parts), entry)
+
+
+def mini_engine(config: Mapping[str, Any], **more: Any) -> LLMEngine:
+    """The mini engine in float64 under a recording's `config`; `more` are further arguments."""
+    chosen = {name: config[name] for name in (*SHARED, "num_blocks", "policy")}
+    return LLMEngine(dtype="float64", **{**chosen, **more})
+
+
+def run_on_arrivals(engine: LLMEngine, entry: Mapping[str, Any]) -> dict[str, list[int]]:
+    """What an engine answers to the recorded arrivals."""
     pending = {event["step"]: event["add"] for event in entry["events"]}
     requests = {}
     for step in range(MAX_STEPS):

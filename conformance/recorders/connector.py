@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from conformance import recording, workloads
-from conformance.features.core.recorder import Stalled, skipped
 from conformance.real_core.stand_ins import Given, Strict
-from conformance.recorders import combined
+from conformance.recorders.run import Run, Stalled, skipped
 from conformance.recorders.source import Real, installed
 
 
@@ -134,7 +133,7 @@ def run(workload: dict[str, Any], real: Real | None = None) -> recording.Recordi
     tried = copy.deepcopy(workload)
     left = len(workload["outputs"])
     while True:
-        once = combined.Run(copy.deepcopy(tried), real)
+        once = Run(copy.deepcopy(tried), real)
         try:
             return once.recorded()
         except Stalled:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from conformance import recording, workloads
-from conformance.recorders import combined
+from conformance.recorders.run import run
 from conformance.recorders.source import Real
 
 PLACEHOLDER = 1
@@ -77,4 +77,4 @@ def _size(item: dict[str, Any]) -> int:
 def record(seeds: Iterable[int], real: Real | None = None) -> Iterator[recording.Recording]:
     """Each seed on the real scheduler, every field of every step."""
     for seed in seeds:
-        yield combined.run(generate(seed), real)
+        yield run(generate(seed), real)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from conformance import recording, workloads
-from conformance.recorders import combined
+from conformance.recorders.run import run
 from conformance.recorders.source import Real
 
 
@@ -42,4 +42,4 @@ def generate(seed: int) -> dict[str, Any]:
 def record(seeds: Iterable[int], real: Real | None = None) -> Iterator[recording.Recording]:
     """Each seed on the real scheduler, every field of every step."""
     for seed in seeds:
-        yield combined.run(generate(seed), real)
+        yield run(generate(seed), real)

@@ -22,8 +22,6 @@ from typing import Any
 
 from conformance import real_engine, recording, replay
 from conformance.features import RECORDINGS
-from conformance.features.core.recorder import MAX_STEPS, observe
-from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.plan import SchedulerOutput
 
 DRAFT_LAYERS = 2
@@ -86,20 +84,12 @@ def record(method: str, draft: Path) -> dict[str, Any]:
     work = workload()
     config = work["config"]
     llm = vllm.LLM(
-        model=str(real_engine.MODEL),
-        speculative_config=_asked(method, draft),
         dtype="float32",
-        seed=0,
         async_scheduling=False,
-        max_model_len=config["max_model_len"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=config["max_num_batched_tokens"],
-        block_size=config["block_size"],
-        num_gpu_blocks_override=config["num_blocks"],
-        enable_prefix_caching=config["enable_prefix_caching"],
-        gpu_memory_utilization=0.4,
         enforce_eager=True,
+        speculative_config=_asked(method, draft),
         disable_log_stats=False,
+        **real_engine.options(config),
     )
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     asked = METHODS[method]
@@ -110,7 +100,7 @@ def record(method: str, draft: Path) -> dict[str, Any]:
         "num_lookahead_tokens": scheduler.num_lookahead_tokens,
         "use_eagle": scheduler.use_eagle,
     }
-    entry = _drive(
+    found = real_engine.drive(
         llm.llm_engine, scheduler, work, lambda **w: vllm.SamplingParams(temperature=0.0, **w)
     )
     metrics = {
@@ -121,102 +111,25 @@ def record(method: str, draft: Path) -> dict[str, Any]:
         if metric.name.startswith("vllm:spec_decode_")
     }
     machine = real_engine.provenance("float32")
-    return {"recording": entry, "metrics": metrics, "machine": machine}
-
-
-def _drive(engine: Any, scheduler: Any, work: Mapping[str, Any], params: Any) -> dict[str, Any]:
-    """Feed the workload step by step, and note what the scheduler is told and does."""
-    steps: list[dict[str, Any]] = []
-    outputs: dict[str, list[int]] = {}
-    schedule, update = scheduler.schedule, scheduler.update_from_output
-    take = scheduler.update_draft_token_ids
-
-    def watched_schedule() -> Any:
-        held = {r: [*q.spec_token_ids] for r, q in scheduler.requests.items() if q.spec_token_ids}
-        plan = schedule()
-        planned = {r: [*t] for r, t in plan.scheduled_spec_decode_tokens.items() if t}
-        steps.append({**observe(scheduler, plan), "spec_token_ids": held, "draft_token_ids": {}})
-        steps[-1]["scheduled_spec_decode_tokens"] = planned
-        return plan
-
-    def watched_update(plan: Any, output: Any) -> Any:
-        live = {name: scheduler.requests[name] for name in plan.num_scheduled_tokens}
-        steps[-1]["sampled_token_ids"] = {
-            name: [*output.sampled_token_ids[output.req_id_to_index[name]]]
-            for name in plan.num_scheduled_tokens
-            if output.sampled_token_ids[output.req_id_to_index[name]]
-        }
-        found = update(plan, output)
-        ended = sorted(name for name, request in live.items() if request.is_finished())
-        steps[-1]["finished"] = ended
-        steps[-1]["finish_reasons"] = {n: str(live[n].get_finished_reason()) for n in ended}
-        outputs.update({name: list(request.output_token_ids) for name, request in live.items()})
-        return found
-
-    def watched_take(drafts: Any) -> None:
-        pairs = zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
-        steps[-1]["draft_token_ids"] = {name: [int(t) for t in tokens] for name, tokens in pairs}
-        take(drafts)
-
-    pending = {event["step"]: event["add"] for event in work["events"]}
-    scheduler.schedule, scheduler.update_from_output = watched_schedule, watched_update
-    scheduler.update_draft_token_ids = watched_take
-    while pending or scheduler.has_unfinished_requests():
-        for add in pending.pop(len(steps), ()):
-            engine.add_request(
-                add["request_id"],
-                {"prompt_token_ids": add["prompt_token_ids"]},
-                params(max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"]),
-                add["arrival_time"],
-                priority=add["priority"],
-            )
-        engine.step()
-        if len(steps) >= MAX_STEPS:
-            raise RuntimeError(f"not finished after {len(steps)} steps")
-    return {"upstream": recording.UPSTREAM, **work, "outputs": outputs, "steps": steps}
+    return {"recording": found["recording"], "metrics": metrics, "machine": machine}
 
 
 # ---------------------------------------------------------------------- on any machine
 
 
-def mini_engine(entry: Mapping[str, Any], draft: Path) -> LLMEngine:
-    """The mini engine under a recording's configuration."""
-    config = entry["config"]
-    method = config["speculative"]["method"]
-    slots = config["max_num_seqs"] if method == "draft_model" else 0
-    return LLMEngine(
-        dtype="float64",
-        speculative_config=_asked(method, draft),
-        num_blocks=config["num_blocks"],
-        block_size=config["block_size"],
-        max_num_seqs=config["max_num_seqs"],
-        max_num_batched_tokens=config["max_num_batched_tokens"] + slots,
-        enable_prefix_caching=config["enable_prefix_caching"],
-        max_model_len=config["max_model_len"],
-    )
-
-
 def run_mini(entry: Mapping[str, Any], draft: Path) -> tuple[dict[str, list[int]], list[Any], Any]:
     """The mini engine on the recorded arrivals: texts, drafts planned in each step, its stats."""
-    engine = mini_engine(entry, draft)
+    config = dict(entry["config"])
+    method = config["speculative"]["method"]
+    config["max_num_batched_tokens"] += config["max_num_seqs"] if method == "draft_model" else 0
+    engine = real_engine.mini_engine(config, speculative_config=_asked(method, draft))
     planned: list[dict[str, list[int]]] = []
 
     def note(plan: SchedulerOutput) -> None:
         planned.append({r: [*tokens] for r, tokens in plan.spec_token_ids.items()})
 
     engine.observers.append(note)
-    pending = {event["step"]: event["add"] for event in entry["events"]}
-    requests = {}
-    for step in range(MAX_STEPS):
-        for add in pending.pop(step, ()):
-            wish = SamplingParams(max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"])
-            name = engine.add_request(add["prompt_token_ids"], wish, request_id=add["request_id"])
-            requests[name] = engine.requests[name]
-        if not pending and not engine.has_unfinished_requests():
-            break
-        engine.step()
-    assert engine.feature("spec_decode") is not None
-    texts = {name: request.output_token_ids for name, request in requests.items()}
+    texts = real_engine.run_on_arrivals(engine, entry)
     return texts, planned, engine.feature("spec_decode").stats
 
 
