@@ -23,11 +23,14 @@ from typing import Any
 
 from conformance import recording
 from conformance.features import Find, Replayed, holding
+from conformance.known_releases import release_of
 from conformance.words import context, show
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.config import SamplingParams, SchedulerConfig
 from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate
+from mini_vllm.releases import parts_of
 from mini_vllm.request import Request
 from mini_vllm.scheduler import Scheduler
 
@@ -166,6 +169,22 @@ def mini_request(
         arrival_time=add["arrival_time"],
         priority=add["priority"],
     )
+
+
+def builders(release: str | EngineParts) -> tuple[Build, MakeRequest]:
+    """`build` and `make_request` for `conformance.replay`, from a release's parts or from any."""
+    parts = parts_of(release) if isinstance(release, str) else release
+
+    def build(config: Mapping[str, Any], **named: Any) -> Scheduler:
+        is_async = bool(config.get("async_scheduling"))
+        mine = {
+            "scheduler": parts.async_scheduler if is_async else parts.scheduler,
+            "kv_cache_manager": parts.kv_cache_manager,
+            "block_pool": parts.block_pool,
+        }
+        return mini_scheduler(config, **{**mine, **named})
+
+    return build, functools.partial(mini_request, request=parts.request)
 
 
 def replay(
@@ -469,15 +488,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     files: list[Path] = arguments.files
     upstream: Mapping[str, str] | None = recording.UPSTREAM
     if arguments.release:
-        from conformance import releases
-
         try:
-            release = releases.release_of(arguments.release)
+            release = release_of(arguments.release)
         except ValueError as error:
             parser.error(str(error))
         upstream = None if files else release.upstream  # another release's, on these parts
         files = files or [release.path]
-        build, make_request = releases.builders(release.version)
+        build, make_request = builders(release.version)
     names = ("scheduler", "kv_cache_manager", "block_pool")
     named = {name: mine for name in names if (mine := getattr(arguments, name))}
     build = functools.partial(build, **named)

@@ -11,87 +11,12 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from conformance import recording, workloads
-from conformance.real_core.stand_ins import Given, Strict
 from conformance.recorders.run import Run, Stalled, skipped
 from conformance.recorders.source import Real, installed
-
-
-class Connector(Strict):
-    """What the real scheduler asks of its connector; a pure function of the script."""
-
-    def __init__(self, script: Mapping[str, Mapping[str, Any]]) -> None:
-        self.script = script
-        self.now = 0
-        """The step that is under way."""
-        self.loads: dict[str, int] = {}
-        """Loads under way: the step whose update reports each."""
-        self.sends: dict[str, int] = {}
-
-    def get_num_new_matched_tokens(self, request: Any, found: int) -> tuple[int | None, bool]:
-        """Tokens beyond those that the cache has, and whether they come later; None: not known."""
-        kv = self.script.get(request.request_id)
-        if kv is None:
-            return 0, False
-        if self.now < kv["known_at"]:
-            return None, False
-        more = max(0, kv["external_tokens"] - found)
-        return more, bool(kv["load_async"] and more)
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, external: int) -> None:
-        """Begin to load what was promised."""
-        kv = self.script.get(request.request_id)
-        if kv is not None and external and kv["load_async"]:
-            self.loads[request.request_id] = self.now + kv["load_steps"]
-
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-        """Whether the blocks are kept until they are sent."""
-        kv = self.script.get(request.request_id)
-        ended = str(request.get_finished_reason()) in ("stop", "length")
-        if kv is None or kv["send_steps"] is None or not ended:
-            return False, None
-        self.sends[request.request_id] = self.now + kv["send_steps"]
-        return True, None
-
-    def reports(self) -> tuple[list[str], list[str]]:
-        """Ids whose load, and whose send, the update of this step reports."""
-        done = []
-        for under_way in (self.loads, self.sends):
-            ids = sorted(r for r, step in under_way.items() if step <= self.now)
-            for request_id in ids:
-                del under_way[request_id]
-            done.append(ids)
-        return done[0], done[1]
-
-    def output(self, recving: list[str], sending: list[str]) -> Any:
-        """`KVConnectorOutput`; lists, since upstream walks sets in no order."""
-        return Given(
-            "kv_connector_output",
-            {
-                "finished_recving": recving, "finished_sending": sending, "failed_recving": (),
-                "invalid_block_ids": set(), "kv_connector_stats": None, "kv_cache_events": None,
-                "kv_connector_worker_meta": None,
-            },
-        )  # fmt: skip
-
-    def build_connector_meta(self, plan: Any) -> None:
-        """What the worker would be told."""
-
-    def get_kv_connector_stats(self) -> None:
-        """Nothing is counted."""
-
-    def on_new_request(self, request: Any) -> None:
-        """Nothing is looked up before it is asked."""
-
-    def update_connector_output(self, output: Any) -> None:
-        """The scheduler reads the output itself."""
-
-    def take_events(self) -> tuple[()]:
-        """No KV events."""
-        return ()
 
 
 def generate(seed: int) -> dict[str, Any]:

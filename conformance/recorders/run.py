@@ -20,6 +20,7 @@ from typing import Any
 from conformance import recording, workloads
 from conformance.real_core import LoadError, StubError
 from conformance.recorders.source import Real, installed
+from conformance.recorders.stand_ins import Connector, Masks, Scripted
 
 MAX_STEPS = 2000
 STALL_STEPS = 3
@@ -114,8 +115,6 @@ class Run:
         kv = {add["request_id"]: add["kv"] for add in adds if add.get("kv")}
         self.connector: Any = None
         if kv:
-            from conformance.recorders.connector import Connector
-
             self.connector = self.scheduler.connector = Connector(kv)
         self.pending: dict[str, tuple[int, Future[Scripted], Scripted]] = {}
         self.live: dict[str, Any] = {}
@@ -402,38 +401,3 @@ def status(request: Any) -> str:
         "WAITING_FOR_REMOTE_KVS": "remote_kvs",
     }
     return words.get(request.status.name, request.status.name.lower())
-
-
-class Scripted:
-    """What the real engine asks of a grammar."""
-
-    def __init__(self, reject_at: int | None) -> None:
-        self.reject_at, self.position = reject_at, 0
-
-    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        first, self.position = self.position, self.position + len(tokens)
-        return self.reject_at is None or not first <= self.reject_at < self.position
-
-    def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """The drafts before the position that it refuses."""
-        if self.reject_at is None:
-            return tokens
-        return tokens[: max(0, self.reject_at - self.position)]
-
-    def rollback(self, num_tokens: int) -> None:
-        self.position -= num_tokens
-
-    def is_terminated(self) -> bool:
-        return False
-
-    def fill_bitmask(self, bitmask: Any, index: int) -> None:
-        bitmask[index] = 0
-
-
-class Masks:
-    """The backend, as far as the manager needs it to fill rows."""
-
-    def allocate_token_bitmask(self, rows: int) -> Any:
-        import torch
-
-        return torch.zeros((rows, 1), dtype=torch.int32)

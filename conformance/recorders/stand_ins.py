@@ -1,0 +1,117 @@
+"""What the real scheduler is given in place of a grammar, its backend and a connector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conformance.real_core.stand_ins import Given, Strict
+
+
+class Scripted:
+    """What the real engine asks of a grammar."""
+
+    def __init__(self, reject_at: int | None) -> None:
+        self.reject_at, self.position = reject_at, 0
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        first, self.position = self.position, self.position + len(tokens)
+        return self.reject_at is None or not first <= self.reject_at < self.position
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """The drafts before the position that it refuses."""
+        if self.reject_at is None:
+            return tokens
+        return tokens[: max(0, self.reject_at - self.position)]
+
+    def rollback(self, num_tokens: int) -> None:
+        self.position -= num_tokens
+
+    def is_terminated(self) -> bool:
+        return False
+
+    def fill_bitmask(self, bitmask: Any, index: int) -> None:
+        bitmask[index] = 0
+
+
+class Masks:
+    """The backend, as far as the manager needs it to fill rows."""
+
+    def allocate_token_bitmask(self, rows: int) -> Any:
+        import torch
+
+        return torch.zeros((rows, 1), dtype=torch.int32)
+
+
+class Connector(Strict):
+    """What the real scheduler asks of its connector; a pure function of the script."""
+
+    def __init__(self, script: Mapping[str, Mapping[str, Any]]) -> None:
+        self.script = script
+        self.now = 0
+        """The step that is under way."""
+        self.loads: dict[str, int] = {}
+        """Loads under way: the step whose update reports each."""
+        self.sends: dict[str, int] = {}
+
+    def get_num_new_matched_tokens(self, request: Any, found: int) -> tuple[int | None, bool]:
+        """Tokens beyond those that the cache has, and whether they come later; None: not known."""
+        kv = self.script.get(request.request_id)
+        if kv is None:
+            return 0, False
+        if self.now < kv["known_at"]:
+            return None, False
+        more = max(0, kv["external_tokens"] - found)
+        return more, bool(kv["load_async"] and more)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, external: int) -> None:
+        """Begin to load what was promised."""
+        kv = self.script.get(request.request_id)
+        if kv is not None and external and kv["load_async"]:
+            self.loads[request.request_id] = self.now + kv["load_steps"]
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        """Whether the blocks are kept until they are sent."""
+        kv = self.script.get(request.request_id)
+        ended = str(request.get_finished_reason()) in ("stop", "length")
+        if kv is None or kv["send_steps"] is None or not ended:
+            return False, None
+        self.sends[request.request_id] = self.now + kv["send_steps"]
+        return True, None
+
+    def reports(self) -> tuple[list[str], list[str]]:
+        """Ids whose load, and whose send, the update of this step reports."""
+        done = []
+        for under_way in (self.loads, self.sends):
+            ids = sorted(r for r, step in under_way.items() if step <= self.now)
+            for request_id in ids:
+                del under_way[request_id]
+            done.append(ids)
+        return done[0], done[1]
+
+    def output(self, recving: list[str], sending: list[str]) -> Any:
+        """`KVConnectorOutput`; lists, since upstream walks sets in no order."""
+        return Given(
+            "kv_connector_output",
+            {
+                "finished_recving": recving, "finished_sending": sending, "failed_recving": (),
+                "invalid_block_ids": set(), "kv_connector_stats": None, "kv_cache_events": None,
+                "kv_connector_worker_meta": None,
+            },
+        )  # fmt: skip
+
+    def build_connector_meta(self, plan: Any) -> None:
+        """What the worker would be told."""
+
+    def get_kv_connector_stats(self) -> None:
+        """Nothing is counted."""
+
+    def on_new_request(self, request: Any) -> None:
+        """Nothing is looked up before it is asked."""
+
+    def update_connector_output(self, output: Any) -> None:
+        """The scheduler reads the output itself."""
+
+    def take_events(self) -> tuple[()]:
+        """No KV events."""
+        return ()
