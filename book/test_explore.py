@@ -103,7 +103,7 @@ def test_an_arrow_key_in_an_explorable_turns_no_page(explorable, name):
 
 def test_enter_answers_a_question_as_its_button_does(explorable):
     host = explorable("block-allocator", live=False)
-    answer = block_allocator.block_allocator()["questions"][0]["answer"]
+    answer = block_allocator.document()["questions"][0]["answer"]
     guess = host.locator('[data-input="guess"]')
     guess.press("Enter")
     host.get_by_text("Say a number first.").wait_for()
@@ -170,7 +170,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_moves(explorable):
 
 def test_the_other_order_says_what_it_would_have_found(explorable):
     host = explorable("block-allocator", live=False)
-    question = block_allocator.block_allocator()["questions"][2]
+    question = block_allocator.document()["questions"][2]
     host.get_by_role("button", name="Empty the pool").click()
     for kind, name, *text in question["ops"]:
         if kind == "add":
@@ -189,7 +189,7 @@ def test_the_other_order_says_what_it_would_have_found(explorable):
 
 def test_the_law_under_the_sliders_is_the_samplers(explorable):
     host = explorable("attention-map")
-    for text in attention_map.attention_map()["texts"].values():
+    for text in attention_map.document()["texts"].values():
         for temperature in (0, 0.1, 0.5, 1, 2):
             for top_p in (0.05, 0.5, 0.9, 1):
                 law = host.page.evaluate(
@@ -243,7 +243,7 @@ def test_the_recorded_race_counts_what_the_engine_computed_and_holds_no_seconds(
     host = explorable("cache-race")
     host.get_by_role("button", name="Race by positions").click()
     host.locator('[data-same="true"]').wait_for()
-    race = cache_race.cache_race()["race"]
+    race = cache_race.document()["race"]
     for lane in cache_race.LANES:
         node = host.locator(f'[data-lane="{lane}"]')
         positions = sum(count for _, count in race[lane])
@@ -271,7 +271,7 @@ def test_a_race_on_a_clock_takes_the_readers_prompt_and_measures(explorable):
 
 def test_every_stop_shows_its_fields_and_its_line(explorable):
     host = explorable("request-journey", live=False)
-    document = request_journey.request_journey()
+    document = request_journey.document()
     card = host.locator(".hop-card")
     for number, stop in enumerate(document["stops"]):
         hop = document["hops"][stop["hop"]]

@@ -22,13 +22,11 @@ class AsyncScheduler(Scheduler):
         """As `Scheduler.schedule`; then counters advance and rows that sample get placeholders."""
         plan = super().schedule()
         for request in plan.scheduled_requests:
-            request_id, start = request.request_id, request.num_computed_tokens
-            request.num_computed_tokens += plan.num_scheduled_tokens[request_id]
-            plan.num_computed_tokens[request_id] = start
+            plan.advance(request)
             known = request.num_tokens + request.num_output_placeholders
             if request.num_computed_tokens >= known:
-                plan.sampling_req_ids.add(request_id)
-                num_drafts = len(plan.spec_token_ids.get(request_id, ()))
+                plan.sampling_req_ids.add(request.request_id)
+                num_drafts = len(plan.spec_token_ids.get(request.request_id, ()))
                 request.num_output_placeholders += 1 + num_drafts
                 request.spec_token_ids = (-1,) * self.config.num_speculative_tokens
         return plan

@@ -149,7 +149,7 @@ class EngineConfig:
         Raises:
             ValueError: more was asked for than the model supports.
         """
-        asked = self.scheduler.max_model_len
-        if asked is not None and limit is not None and asked > limit:
-            raise ValueError(f"max_model_len={asked}: the model supports {limit}")
-        return replace(self, scheduler=replace(self.scheduler, max_model_len=asked or limit))
+        length = self.scheduler.max_model_len
+        if length is not None and limit is not None and length > limit:
+            raise ValueError(f"max_model_len={length}: the model supports {limit}")
+        return replace(self, scheduler=replace(self.scheduler, max_model_len=length or limit))

@@ -75,7 +75,9 @@ class SchedulerOutput:
         wanted = [r.request_id for r in self.scheduled_requests if not r.is_finished]
         return {request_id: sampled[request_id] for request_id in wanted if request_id in sampled}
 
-    def settle(self, previous: SchedulerOutput, sampled: Mapping[str, Sequence[int]]) -> None:
+    def subtract_rejected(
+        self, previous: SchedulerOutput, sampled: Mapping[str, Sequence[int]]
+    ) -> None:
         """Take back what `previous`, still in flight when this was planned, turned out to reject.
 
         The scheduler's counters assume that every draft in flight is accepted; the runner knows
@@ -86,6 +88,15 @@ class SchedulerOutput:
             tokens = sampled.get(request_id)
             if tokens and request_id in self.num_computed_tokens and request_id not in admitted:
                 self.num_computed_tokens[request_id] -= previous.num_rejected(request_id, tokens)
+
+    def advance(self, request: Request) -> None:
+        """Note where a request stands and count what is planned for it, before it has run.
+
+        As `vllm/v1/core/sched/scheduler.py:951` `Scheduler._update_after_schedule`.
+        """
+        request_id, start = request.request_id, request.num_computed_tokens
+        self.num_computed_tokens[request_id] = start
+        request.num_computed_tokens = start + self.num_scheduled_tokens[request_id]
 
     def bind(self, kv: KVCacheManager, num_groups: int = 1) -> None:
         """Note what the runner needs, before a later call moves counters or tables.

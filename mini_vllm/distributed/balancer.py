@@ -149,9 +149,11 @@ class Coordinator:
         """A front end sent a request to idle `engine`, thinking that the wave is `wave`."""
         if not self.wave_coordination or self.running:
             return Messages()
-        told = engine if wave >= self.wave else None  # a stale wave: everybody must hear
+        exclude_engine_index = (
+            engine if wave >= self.wave else None
+        )  # a stale wave: everybody must hear
         self.running = True
-        return self._state([(self.wave, told)])
+        return self._state([(self.wave, exclude_engine_index)])
 
     def on_wave_complete(self, wave: int) -> Messages:
         """Rank 0 says that all engines have become idle."""

@@ -138,9 +138,9 @@ class DataParallelLLM:
         first, self._num_asked = self._num_asked, self._num_asked + len(each)
         ids = [f"dp-{number}" for number in range(first, self._num_asked)]
         self.ranks = {}
-        for request_id, asked, rank in zip(ids, each, wanted, strict=True):
+        for request_id, arguments, rank in zip(ids, each, wanted, strict=True):
             chosen = self.ranks[request_id] = self.balancer.choose(rank)
-            self._send(chosen, ("add", request_id, asked))
+            self._send(chosen, ("add", request_id, arguments))
         answers: dict[str, RequestOutput] = {}
         while len(answers) < len(ids):
             now_ms = int(time.time() * 1000)

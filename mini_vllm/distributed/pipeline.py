@@ -66,12 +66,10 @@ class PipelineScheduler(Scheduler):
         """As `Scheduler.schedule`; then counters advance."""
         plan = super().schedule()
         for request in plan.scheduled_requests:
-            request_id, start = request.request_id, request.num_computed_tokens
-            request.num_computed_tokens += plan.num_scheduled_tokens[request_id]
-            plan.num_computed_tokens[request_id] = start
+            plan.advance(request)
             if request.num_computed_tokens >= request.num_tokens:
-                plan.sampling_req_ids.add(request_id)
-                self._once.tokens_to_come[request_id] += 1
+                plan.sampling_req_ids.add(request.request_id)
+                self._once.tokens_to_come[request.request_id] += 1
         return plan
 
     def update_from_output(

@@ -190,9 +190,9 @@ class AsyncLLM:
         stream = Stream(request_id, params.n, asyncio.get_running_loop())
         self._streams[request_id] = stream
         options = {"priority": priority, "cache_salt": cache_salt, "lora_request": lora_request}
-        asked = (prompt, params, options)
+        arguments = (prompt, params, options)
         try:
-            answer = self._ask("open", request_id, asked)
+            answer = self._ask("open", request_id, arguments)
             answer.add_done_callback(stream.opened)  # before any news of it is read
             await asyncio.wrap_future(answer)
         except asyncio.CancelledError:  # the client left before the engine had taken it
@@ -248,10 +248,10 @@ class AsyncLLM:
             self._fail("its process is gone")
         self._end()  # the process has ended, or is about to: nothing of it stays
 
-    def _news(self, told: list[News], stats: Stats) -> None:
+    def _news(self, sent: list[News], stats: Stats) -> None:
         self.stats = stats
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, News]]] = {}
-        for news in told:
+        for news in sent:
             if (stream := self._streams.get(news.name)) is not None:
                 by_loop.setdefault(stream.loop, []).append((stream, news))
         for loop, pairs in by_loop.items():

@@ -12,7 +12,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -24,7 +24,7 @@ from mini_vllm.engine import LLMEngine
 from mini_vllm.observe.stats import StepStats
 from mini_vllm.outputs import RequestOutput, text_of
 from mini_vllm.request import Request
-from mini_vllm.sample.logprobs import Logprob, as_dicts
+from mini_vllm.sample.logprobs import Logprob, TokenLogprobs, as_dicts
 from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.tokenizer import Tokenizer
 
@@ -78,39 +78,58 @@ class About:
 
 
 @dataclass(slots=True)
+class Unsent:
+    """The tokens of a request that the other side has not got."""
+
+    request: Request
+    num_sent: int = 0
+    done: bool = False
+    """Whether it was told of the end."""
+
+    def take(self) -> tuple[list[int], Sequence[TokenLogprobs]] | None:
+        """What the last step added, each token with what was noted of it; None if nothing."""
+        request, tokens = self.request, self.request.output_token_ids
+        if self.done or (len(tokens) == self.num_sent and not request.is_finished):
+            return None
+        start, self.num_sent, self.done = self.num_sent, len(tokens), request.is_finished
+        noted: Sequence[TokenLogprobs] = ()
+        if request.sampling_params.logprobs is not None:
+            noted = request.logprobs.sample[start : len(tokens)]
+        return tokens[start:], noted
+
+
+@dataclass(slots=True)
 class _Watched:
     """One completion, as far as the other side has heard of it."""
 
-    request: Request
+    unsent: Unsent
     index: int
     detokenizer: IncrementalDetokenizer
     hold: int
     """Characters that may begin a stop text and are kept back until the end."""
-    num_tokens: int = 0
     num_chars: int = 0
-    done: bool = False
 
     def delta(self, tokenizer: Tokenizer) -> Delta | None:
         """What the last step added, None if nothing."""
-        request, tokens = self.request, self.request.output_token_ids
-        if self.done or (len(tokens) == self.num_tokens and not request.is_finished):
+        request = self.unsent.request
+        if (new := self.unsent.take()) is None:
             return None
+        tokens, noted = new
         if request.is_finished:
             shown = text_of(request, tokenizer)
         else:
             self.detokenizer.update(request.text_token_ids)
             text = self.detokenizer.text
             shown = text[: max(self.num_chars, len(text) - self.hold)]
-        noted: list[dict[int, Logprob]] = []
-        if request.sampling_params.logprobs is not None:
-            entries = request.logprobs.sample[self.num_tokens : len(tokens)]
-            noted = as_dicts(entries, tokens[: self.num_tokens], tokenizer)
+        logprobs: list[dict[int, Logprob]] = []
+        if noted:
+            before = request.output_token_ids[: self.unsent.num_sent - len(tokens)]
+            logprobs = as_dicts(noted, before, tokenizer)
         found = Delta(
-            self.index, shown[self.num_chars :], tokens[self.num_tokens :], noted,
-            request.finish_reason, request.stop_reason,
+            self.index, shown[self.num_chars :], tokens, logprobs, request.finish_reason,
+            request.stop_reason,
         )  # fmt: skip
-        self.num_tokens, self.num_chars = len(tokens), len(shown)
-        self.done = request.is_finished
+        self.num_chars = len(shown)
         return found
 
 
@@ -259,7 +278,7 @@ class EngineCore:
         hold = max(map(len, params.stop), default=1) - 1
         hold *= not params.include_stop_str_in_output
         watched = [
-            _Watched(request, index, IncrementalDetokenizer(self.engine.tokenizer), hold)
+            _Watched(Unsent(request), index, IncrementalDetokenizer(self.engine.tokenizer), hold)
             for index, request in enumerate(requests)
         ]
         self.engine.queue_requests(name, requests)
@@ -274,13 +293,13 @@ class EngineCore:
             deltas = [d for w in stream.watched if (d := w.delta(tokenizer)) is not None]
             if not deltas:
                 continue
-            told = News(name, deltas, stream.requests[0].num_cached_tokens)
+            entry = News(name, deltas, stream.requests[0].num_cached_tokens)
             if stream.about_prompt:
                 stream.about_prompt = False
                 output = RequestOutput.of(name, stream.requests, "", tokenizer)
-                told.prompt_logprobs = output.prompt_logprobs
-            news.append(told)
-            if all(watched.done for watched in stream.watched):
+                entry.prompt_logprobs = output.prompt_logprobs
+            news.append(entry)
+            if all(watched.unsent.done for watched in stream.watched):
                 del self._streams[name]
         self._stale = False
         self.pipe.send(("news", news, self.stats.read()))

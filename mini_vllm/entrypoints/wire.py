@@ -88,10 +88,10 @@ def addresses(data: Any) -> tuple[list[str], list[str]]:
     Raises:
         ValueError: it is another thing, or the front end coordinates several engines.
     """
-    told = unpack(data)
-    found = told.get("addresses") if isinstance(told, dict) else None
+    reply = unpack(data)
+    found = reply.get("addresses") if isinstance(reply, dict) else None
     if not isinstance(found, dict):
-        raise ValueError(f"the front end's answer {told!r}: need a map with addresses")
+        raise ValueError(f"the front end's answer {reply!r}: need a map with addresses")
     if found.get("coordinator_input"):
         raise ValueError("the front end has a coordinator: need --data-parallel-size 1")
     both = found.get("inputs"), found.get("outputs")
@@ -117,7 +117,7 @@ def request(data: Any) -> dict[str, Any]:
     return found
 
 
-def check(asked: Mapping[str, Any]) -> None:
+def check(message: Mapping[str, Any]) -> None:
     """Refuse what this core does not serve.
 
     Raises:
@@ -127,9 +127,9 @@ def check(asked: Mapping[str, Any]) -> None:
         "mm_features", "pooling_params", "prompt_embeds", "prompt_is_token_ids", "resumable",
         "reasoning_parser_kwargs", "abort_immediately",
     ):  # fmt: skip
-        if asked[name]:
-            raise ValueError(f"{name}={asked[name]!r}: not served by this core")
-    if asked["reasoning_ended"] is False and (asked["sampling_params"] or {}).get(
+        if message[name]:
+            raise ValueError(f"{name}={message[name]!r}: not served by this core")
+    if message["reasoning_ended"] is False and (message["sampling_params"] or {}).get(
         "structured_outputs"
     ):
         raise ValueError("reasoning_ended=False: constraints that wait for a thought's end are not")

@@ -23,10 +23,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mini_vllm.engine import LLMEngine
 from mini_vllm.entrypoints import wire
+from mini_vllm.entrypoints.engine_core import Unsent
 from mini_vllm.kv_cache import PrefixCacheStats
 from mini_vllm.observe.stats import StepStats
 from mini_vllm.plan import SchedulerOutput
-from mini_vllm.request import Request
 
 IDENTITY = (0).to_bytes(2, "little")
 """The first engine of its front end."""
@@ -43,30 +43,29 @@ class FrontEndGone(ConnectionError):
 class _Live:
     """A request, as far as its front end has heard of it."""
 
-    request: Request
+    unsent: Unsent
     client: int
     events: list[tuple[int, float]] = field(default_factory=list)
-    num_told: int = 0
     started: bool = False
 
     def news(self) -> list[Any] | None:
         """What the last step added, None if nothing."""
-        request, tokens = self.request, self.request.output_token_ids
-        if len(tokens) == self.num_told and not request.is_finished:
+        request, first = self.unsent.request, not self.started
+        if (new := self.unsent.take()) is None:
             return None
-        params, noted = request.sampling_params, request.logprobs
-        first = not self.started
+        tokens, noted = new
+        wants_prompt = first and request.sampling_params.prompt_logprobs is not None
         found = wire.output(
             request.request_id,
-            tokens[self.num_told :],
-            logprobs=() if params.logprobs is None else noted.sample[self.num_told : len(tokens)],
-            prompt_logprobs=noted.prompt if first and params.prompt_logprobs is not None else (),
+            tokens,
+            logprobs=noted,
+            prompt_logprobs=request.logprobs.prompt if wants_prompt else (),
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             events=self.events,
             prefill=(request.num_prompt_tokens, request.num_cached_tokens or 0) if first else None,
         )
-        self.num_told, self.started, self.events = len(tokens), True, []
+        self.started, self.events = True, []
         return found
 
 
@@ -221,33 +220,33 @@ class ZmqCore:
         elif kind != wire.START_DP_WAVE:
             raise ValueError(f"message of kind {kind!r}: unknown")
 
-    def _add(self, asked: Mapping[str, Any]) -> None:
-        request_id, client = asked["request_id"], asked["client_index"]
+    def _add(self, message: Mapping[str, Any]) -> None:
+        request_id, client = message["request_id"], message["client_index"]
         try:
-            wire.check(asked)
-            params = wire.sampling_params(asked["sampling_params"])
-            rest = asked["priority"], asked["arrival_time"], asked["cache_salt"]
+            wire.check(message)
+            params = wire.sampling_params(message["sampling_params"])
+            rest = message["priority"], message["arrival_time"], message["cache_salt"]
             _, (request,) = self.engine.inputs.process(
-                asked["prompt_token_ids"],
+                message["prompt_token_ids"],
                 params,
                 request_id,
                 *rest,
-                lora_request=self._adapter(asked),
+                lora_request=self._adapter(message),
             )
             self.engine.queue_requests(request_id, [request])
         except ValueError as error:
             print(f"{request_id}: {error}", flush=True)
             self._send(client, [wire.output(request_id, (), finish_reason="error")])
             return
-        self._live[request_id] = _Live(request, client, [(wire.QUEUED, time.monotonic())])
+        self._live[request_id] = _Live(Unsent(request), client, [(wire.QUEUED, time.monotonic())])
 
     @staticmethod
-    def _adapter(asked: Mapping[str, Any]) -> Any:
-        if asked["lora_request"] is None:
+    def _adapter(message: Mapping[str, Any]) -> Any:
+        if message["lora_request"] is None:
             return None
         from mini_vllm.lora.request import LoRARequest
 
-        return LoRARequest(*asked["lora_request"][: len(wire.LORA)])
+        return LoRARequest(*message["lora_request"][: len(wire.LORA)])
 
     # ------------------------------------------------------------------ what goes out
 
@@ -266,9 +265,9 @@ class ZmqCore:
         """One message for each front end that has news; the first carries the step's numbers."""
         news: dict[int, list[list[Any]]] = {}
         for request_id, live in list(self._live.items()):
-            if (told := live.news()) is not None:
-                news.setdefault(live.client, []).append(told)
-                if live.request.is_finished:
+            if (output := live.news()) is not None:
+                news.setdefault(live.client, []).append(output)
+                if live.unsent.done:
                     del self._live[request_id]
         stats: dict[str, Any] | None = self._stats()
         for client in sorted({0, *news}):

@@ -80,7 +80,7 @@ class Speculator(Feature):
     def after_schedule(self, plan: SchedulerOutput) -> None:
         """With a plan in flight: take back what it rejects, put in the drafts made after it."""
         if self._before is not None:
-            plan.settle(*self._before)
+            plan.subtract_rejected(*self._before)
             self._fill_placeholders(plan)
 
     def after_execute(

@@ -29,7 +29,7 @@ class GrammarGate(Gate):
         request.waits_for = None
         return "admit"
 
-    def rows(self, plan: SchedulerOutput) -> list[str]:
+    def structured_output_request_ids(self, plan: SchedulerOutput) -> list[str]:
         """Whose rows of logits get a mask, in scheduling order: chunks of a prompt sample nothing.
 
         As `vllm/v1/core/sched/scheduler.py:1259` `Scheduler.get_grammar_bitmask`.

@@ -168,7 +168,7 @@ class StructuredOutputManager(Feature):
         Returns:
             The request ids in scheduling order, and [rows, words] int32.
         """
-        request_ids = self.gate.rows(plan)
+        request_ids = self.gate.structured_output_request_ids(plan)
         requests = {request.request_id: request for request in plan.scheduled_requests}
         num_rows = sum(1 + len(plan.spec_token_ids.get(r, ())) for r in request_ids)
         bitmask, index = allocate_bitmask(num_rows, self.vocab_size), 0

@@ -159,6 +159,18 @@ def test_the_assembly_speaks_as_upstream_or_plainly(module):
     assert not names_in(module) & DIALECT
 
 
+PLAINLY = [
+    path.relative_to(ROOT).with_suffix("").as_posix()
+    for path in sorted([*ROOT.glob("*/gate.py"), *ROOT.glob("entrypoints/**/*.py")])
+    if "tests" not in path.parts
+]
+
+
+@pytest.mark.parametrize("module", ["plan", *PLAINLY])
+def test_gates_and_entry_points_have_no_words_of_their_own_for_requests_and_messages(module):
+    assert not names_in(module) & {"Asked", "asked", "told", "due", "vet", "settle", "swap"}
+
+
 def test_a_step_is_read_at_one_glance():
     tree = ast.parse((ROOT / "engine.py").read_text())
     [step] = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "_step"]

@@ -37,8 +37,8 @@ counts what is in flight twice at max_tokens
 
 moves the counters with the tokens only
 @ async_scheduler
--request.num_computed_tokens += plan.num_scheduled_tokens[request_id]
-+request.num_computed_tokens += 0
+-plan.advance(request)
++plan.num_computed_tokens[request.request_id] = request.num_computed_tokens
 
 drops the tokens of a preempted request
 @ async_scheduler

@@ -168,8 +168,8 @@ MUTANTS = (
     ),
     Mutant(
         "moves no counter before the token is there", "pipeline.py",
-        "            request.num_computed_tokens += plan.num_scheduled_tokens[request_id]\n",
-        "            pass\n",
+        "plan.advance(request)",
+        "plan.num_computed_tokens[request.request_id] = request.num_computed_tokens",
         "test_ranks_pipeline.py::test_a_request_in_flight_is_passed_over",
     ),
     Mutant(
@@ -307,8 +307,8 @@ def _pipeline(name: str, old: str, new: str) -> replayed.Mutant:
 PIPELINE = (
     _pipeline(
         "moves no counter before the token is there",
-        "            request.num_computed_tokens += plan.num_scheduled_tokens[request_id]\n",
-        "            pass\n",
+        "plan.advance(request)",
+        "plan.num_computed_tokens[request.request_id] = request.num_computed_tokens",
     ),
     _pipeline(
         "drops the token of a preempted request",

@@ -68,11 +68,18 @@ class Grammars(Replayed):
                 grammar.now = step
 
     def observe(self, scheduler: Any, plan: Any) -> Mapping[str, Any]:
-        gate = next((g for g in getattr(scheduler, "gates", ()) if hasattr(g, "rows")), None)
+        gate = next(
+            (
+                g
+                for g in getattr(scheduler, "gates", ())
+                if hasattr(g, "structured_output_request_ids")
+            ),
+            None,
+        )
         rows: list[str] = []
         if gate is not None:
             plan.bind(scheduler.kv)
-            rows = gate.rows(plan)
+            rows = gate.structured_output_request_ids(plan)
         second = getattr(scheduler, "skipped", ())
         waits = {
             r.request_id: getattr(r, "waits_for", None) or r.status.name.lower() for r in second

@@ -73,9 +73,9 @@ def _check_sizes(found: dict[str, Any]) -> None:
     num_prompts = len(prompt) if isinstance(prompt, list) and not _is_ids(prompt) else 1
     num_each = n if isinstance(n, int) and n > 1 else 1
     if num_prompts * num_each > MAX_COMPLETIONS:
-        asked = f"{num_prompts} prompts, n={num_each}"
+        given = f"{num_prompts} prompts, n={num_each}"
         raise APIError(
-            f"prompt: {asked}: need at most {MAX_COMPLETIONS} completions in one request",
+            f"prompt: {given}: need at most {MAX_COMPLETIONS} completions in one request",
             param="prompt" if num_prompts > 1 else "n",
         )
     for name in ("stop", "bad_words"):

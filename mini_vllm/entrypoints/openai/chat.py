@@ -31,6 +31,7 @@ from mini_vllm.entrypoints.openai.serving import (
     prompt_logprobs,
     raise_if_failed,
     usage,
+    usage_chunk,
 )
 from mini_vllm.entrypoints.openai.templates import flat, render
 from mini_vllm.entrypoints.openai.tool_parsers import (
@@ -52,59 +53,59 @@ class ChatServing:
     def __init__(self, served: Served) -> None:
         self.served = served
 
-    def prompt_of(self, asked: Any) -> tuple[list[dict[str, Any]], str]:
+    def prompt_of(self, request: Any) -> tuple[list[dict[str, Any]], str]:
         """The conversation, and the text that its template makes of it.
 
         Raises:
             APIError: there is no template, the client brings one, or it fails.
         """
-        given = asked.chat_template
+        given = request.chat_template
         if given and not self.served.trust_request_chat_template:
             raise APIError("chat_template: the server does not take templates from requests")
         template = given or self.served.chat_template
         if template is None:
             raise APIError("messages: this model has no chat template")
-        if not asked.messages:
+        if not request.messages:
             raise APIError("messages: need at least one")
-        messages = flat(asked.messages)
+        messages = flat(request.messages)
         options = {
-            "add_generation_prompt": asked.add_generation_prompt,
-            "continue_final_message": asked.continue_final_message,
-            "chat_template_kwargs": asked.chat_template_kwargs,
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+            "chat_template_kwargs": request.chat_template_kwargs,
         }
-        return messages, render(template, messages, asked.tools, options)
+        return messages, render(template, messages, request.tools, options)
 
-    def begin(self, asked: ChatCompletionRequest, header: str | None) -> _Chat:
+    def begin(self, request: ChatCompletionRequest, header: str | None) -> _Chat:
         """Check a request; nothing has reached the engine when it is refused.
 
         Raises:
             APIError: it is refused.
         """
         served = self.served
-        served.adapter_of(asked.model)
-        if served.tool_parser is None and asked.tool_choice not in (None, "none"):
+        served.adapter_of(request.model)
+        if served.tool_parser is None and request.tool_choice not in (None, "none"):
             raise APIError("tool_choice: this server was started without a tool parser")
-        conversation, text = self.prompt_of(asked)
-        ids = served.fit(text, asked)
-        most = served.most_tokens(asked, len(ids))
+        conversation, text = self.prompt_of(request)
+        ids = served.fit(text, request)
+        most = served.most_tokens(request, len(ids))
         params: SamplingParams | BeamSearchParams
-        if asked.use_beam_search:
-            params = beam_params_of(served, asked, len(ids))
+        if request.use_beam_search:
+            params = beam_params_of(served, request, len(ids))
         else:
-            params = served.params_of(asked, most, self._forced(asked))
-        request_id = new_id("chatcmpl", asked, header)
-        return _Chat(served, asked, request_id, conversation, text, ids, params)
+            params = served.params_of(request, most, self._forced(request))
+        request_id = new_id("chatcmpl", request, header)
+        return _Chat(served, request, request_id, conversation, text, ids, params)
 
     @staticmethod
-    def _forced(asked: ChatCompletionRequest) -> Any:
+    def _forced(request: ChatCompletionRequest) -> Any:
         """The constraint that makes a model call a tool, None where it may choose."""
-        if asked.named_tool is None and asked.tool_choice != "required":
+        if request.named_tool is None and request.tool_choice != "required":
             return None
         from mini_vllm.structured_output.params import StructuredOutputsParams
 
-        tools = {tool.function.name: tool.function for tool in asked.tools or ()}
-        if asked.named_tool is not None:
-            return StructuredOutputsParams(json=tools[asked.named_tool].parameters or {})
+        tools = {tool.function.name: tool.function for tool in request.tools or ()}
+        if request.named_tool is not None:
+            return StructuredOutputsParams(json=tools[request.named_tool].parameters or {})
         calls = [
             {
                 "type": "object",
@@ -125,7 +126,7 @@ class _Chat:
     """One request that was accepted."""
 
     served: Served
-    asked: ChatCompletionRequest
+    request: ChatCompletionRequest
     request_id: str
     conversation: list[dict[str, Any]]
     prompt: str
@@ -137,18 +138,18 @@ class _Chat:
     def role(self) -> str:
         """Who answers."""
         own = self.conversation[-1].get("role", "assistant") if self.conversation else "assistant"
-        return "assistant" if self.asked.add_generation_prompt else own
+        return "assistant" if self.request.add_generation_prompt else own
 
     @property
     def num_choices(self) -> int:
-        return self.asked.n or 1
+        return self.request.n or 1
 
     @property
     def parses(self) -> bool:
         """Whether calls are looked for in free text."""
         return (
-            bool(self.asked.tools)
-            and self.asked.tool_choice in ("auto", None)
+            bool(self.request.tools)
+            and self.request.tool_choice in ("auto", None)
             and bool(self.served.tool_parser)
         )
 
@@ -156,14 +157,16 @@ class _Chat:
         """What every answer and chunk begins with."""
         return {
             "id": self.request_id, "object": kind, "created": self.created,
-            "model": self.served.model_of(self.asked.model),
+            "model": self.served.model_of(self.request.model),
         }  # fmt: skip
 
     def echoed(self) -> str:
         """The last message's text, where it is repeated in front of the answer."""
         last = self.conversation[-1] if self.conversation else {}
         return (
-            (last.get("content") or "") if self.asked.echo and last.get("role") == self.role else ""
+            (last.get("content") or "")
+            if self.request.echo and last.get("role") == self.role
+            else ""
         )
 
     # ------------------------------------------------------------------ whole
@@ -180,48 +183,48 @@ class _Chat:
         else:
             grown = [Grown() for _ in range(self.num_choices)]
             async with self.served.streams(
-                [self.ids], [self.params], self.request_id, self.asked
+                [self.ids], [self.params], self.request_id, self.request
             ) as streams:
                 async for _, delta in merged(streams):
                     raise_if_failed(delta)
                     grown[delta.index].take(delta)
                 noted = prompt_logprobs(streams[0])
         total = sum(len(choice.token_ids) for choice in grown)
-        back = self.asked.return_token_ids
+        back = self.request.return_token_ids
         return {
             **self.head("chat.completion"),
             "choices": [self._choice(i, choice) for i, choice in enumerate(grown)],
             "service_tier": None, "system_fingerprint": self.served.fingerprint,
             "usage": usage(len(self.ids), total) | {"prompt_tokens_details": None},
             "prompt_logprobs": noted, "prompt_token_ids": self.ids if back else None,
-            "prompt_text": self.prompt if self.asked.return_prompt_text else None,
+            "prompt_text": self.prompt if self.request.return_prompt_text else None,
             "kv_transfer_params": None,
         }  # fmt: skip
 
     def _choice(self, index: int, choice: Grown) -> dict[str, Any]:
-        asked = self.asked
+        request = self.request
         reasoning: str | None = None
         content: str | None = choice.text
         if self.served.reasoning_tags is not None:
             reasoning, content = parse_reasoning(choice.text)
         content, calls = self._parsed(content)
-        if calls and asked.parallel_tool_calls is False:
+        if calls and request.parallel_tool_calls is False:
             calls = calls[:1]
-        if self.asked.echo:
+        if self.request.echo:
             content = self.echoed() + (content or "")
         reason = choice.finish_reason
-        if (calls and self.parses) or (asked.tool_choice == "required" and reason == "stop"):
+        if (calls and self.parses) or (request.tool_choice == "required" and reason == "stop"):
             reason = "tool_calls"
         message = {
             "role": self.role, "content": content, "refusal": None, "annotations": None,
             "audio": None, "function_call": None,
             "tool_calls": [call.message() for call in calls], "reasoning": reasoning,
         }  # fmt: skip
-        noted = self._logprobs(choice.token_ids, choice.logprobs) if asked.logprobs else None
+        noted = self._logprobs(choice.token_ids, choice.logprobs) if request.logprobs else None
         return {
             "index": index, "message": message, "logprobs": noted, "finish_reason": reason,
             "stop_reason": choice.stop_reason,
-            "token_ids": choice.token_ids if asked.return_token_ids else None,
+            "token_ids": choice.token_ids if request.return_token_ids else None,
             "routed_experts": None,
         }  # fmt: skip
 
@@ -229,16 +232,16 @@ class _Chat:
         """Content and calls."""
         if text is None:
             return None, []
-        if self.asked.named_tool is not None:
-            return "", [ToolCall(self.asked.named_tool, text)]
-        if self.asked.tool_choice == "required":
+        if self.request.named_tool is not None:
+            return "", [ToolCall(self.request.named_tool, text)]
+        if self.request.tool_choice == "required":
             return "", required_calls(text)
         return parse_calls(text) if self.parses else (text, [])
 
     def _logprobs(self, ids: Sequence[int], noted: Sequence[Any]) -> dict[str, Any]:
         """The `logprobs` object of consecutive tokens."""
-        asked, as_id = self.asked, self.asked.return_tokens_as_token_ids
-        most = asked.top_logprobs or 0
+        request, as_id = self.request, self.request.return_tokens_as_token_ids
+        most = request.top_logprobs or 0
         content = []
         for token_id, entry in zip(ids, noted, strict=True):
             likeliest = list(entry.items())
@@ -265,9 +268,9 @@ class _Chat:
         return ReasoningFirst(ThinkingStream(tags), self._tool_parser(), tags.ended(self.ids))
 
     def _tool_parser(self) -> HermesStream | NamedStream | RequiredStream | None:
-        if self.asked.named_tool is not None:
-            return NamedStream(self.asked.named_tool)
-        if self.asked.tool_choice == "required":
+        if self.request.named_tool is not None:
+            return NamedStream(self.request.named_tool)
+        if self.request.tool_choice == "required":
             return RequiredStream()
         return HermesStream() if self.served.tool_parser else None  # whatever tools are offered
 
@@ -281,7 +284,7 @@ class _Chat:
         grown = [Grown() for _ in range(self.num_choices)]
         parsers = [self._parser() for _ in grown]
         begun = False
-        opened = self.served.streams([self.ids], [params], self.request_id, self.asked)
+        opened = self.served.streams([self.ids], [params], self.request_id, self.request)
         async with opened as streams:
             async for _, delta in merged(streams):
                 raise_if_failed(delta)
@@ -294,16 +297,12 @@ class _Chat:
                 found = self._chunk(delta, choice, parsers[delta.index])
                 if found is not None:
                     yield self._with_usage(found, len(choice.token_ids))
-            if self.asked.include_usage:
-                total = sum(len(choice.token_ids) for choice in grown)
-                yield {
-                    **self.head("chat.completion.chunk"), "choices": [],
-                    "usage": usage(len(self.ids), total),
-                    "system_fingerprint": self.served.fingerprint,
-                }  # fmt: skip
+            if self.request.include_usage:
+                head = self.head("chat.completion.chunk")
+                yield usage_chunk(self.served, head, len(self.ids), grown)
 
     async def _beams(self, params: BeamSearchParams) -> list[Grown]:
-        return await beams_of(self.served, self.asked, self.ids, params, self.request_id)
+        return await beams_of(self.served, self.request, self.ids, params, self.request_id)
 
     async def _beams_at_once(
         self, params: BeamSearchParams
@@ -323,8 +322,8 @@ class _Chat:
             choice = {"index": index, "delta": {"role": self.role, "content": ""}}
             choice |= {"logprobs": None, "finish_reason": None}
             head = self.head("chat.completion.chunk") | {"choices": [choice]}
-            head["prompt_token_ids"] = self.ids if self.asked.return_token_ids else None
-            head["prompt_text"] = self.prompt if self.asked.return_prompt_text else None
+            head["prompt_token_ids"] = self.ids if self.request.return_token_ids else None
+            head["prompt_text"] = self.prompt if self.request.return_prompt_text else None
             chunks.append(self._with_usage(head, 0))
         if text := self.echoed():
             for index in range(self.num_choices):
@@ -335,7 +334,7 @@ class _Chat:
         return chunks
 
     def _with_usage(self, chunk: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-        if self.asked.continuous_usage:
+        if self.request.continuous_usage:
             chunk["usage"] = usage(len(self.ids), num_tokens)
         return chunk
 
@@ -343,7 +342,7 @@ class _Chat:
         self, delta: Delta, choice: Grown, parser: _Parser | None
     ) -> dict[str, Any] | None:  # fmt: skip
         """What one delta becomes; None where a parser holds it back."""
-        asked, back = self.asked, bool(self.asked.return_token_ids)
+        request, back = self.request, bool(self.request.return_token_ids)
         ended = delta.finish_reason is not None
         message: dict[str, Any] | None = {"content": delta.text}
         if parser is not None:
@@ -362,17 +361,17 @@ class _Chat:
         if isinstance(parser, HermesStream):  # a tag is enough, whatever stands behind it
             choice.called = choice.called or bool(parser.calls)
         reason = delta.finish_reason
-        if ended and choice.called and asked.named_tool is None:
+        if ended and choice.called and request.named_tool is None:
             reason = "tool_calls"
-        if asked.parallel_tool_calls is False and message.get("tool_calls"):
+        if request.parallel_tool_calls is False and message.get("tool_calls"):
             message["tool_calls"] = [c for c in message["tool_calls"] if c["index"] == 0]
-        noted = self._logprobs(delta.token_ids, delta.logprobs) if asked.logprobs else None
+        noted = self._logprobs(delta.token_ids, delta.logprobs) if request.logprobs else None
         sent: dict[str, Any] = {"index": delta.index, "delta": message, "logprobs": noted}
         sent["finish_reason"] = reason
         if ended:
             sent["stop_reason"] = delta.stop_reason
         sent["token_ids"] = delta.token_ids if back else None
         chunk = self.head("chat.completion.chunk") | {"choices": [sent]}
-        if ended and not asked.include_usage:
+        if ended and not request.include_usage:
             chunk["system_fingerprint"] = self.served.fingerprint
         return chunk

@@ -26,6 +26,7 @@ from mini_vllm.entrypoints.openai.serving import (
     prompt_logprobs,
     raise_if_failed,
     usage,
+    usage_chunk,
 )
 from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
@@ -37,32 +38,32 @@ class CompletionServing:
     def __init__(self, served: Served) -> None:
         self.served = served
 
-    def begin(self, asked: CompletionRequest, header: str | None) -> _Completion:
+    def begin(self, request: CompletionRequest, header: str | None) -> _Completion:
         """Check a request; nothing has reached the engine when it is refused.
 
         Raises:
             APIError: it is refused.
         """
         served = self.served
-        if asked.stream and asked.use_beam_search:
+        if request.stream and request.use_beam_search:
             raise APIError("use_beam_search: not available with stream=true")
-        served.adapter_of(asked.model)
-        if asked.prompt_embeds:
+        served.adapter_of(request.model)
+        if request.prompt_embeds:
             raise APIError("prompt_embeds: not available", param="prompt_embeds")
-        if asked.suffix is not None:
+        if request.suffix is not None:
             raise APIError("suffix: not available")
-        prompts = [served.fit(prompt, asked) for prompt in asked.prompts()]
-        silent = asked.echo and asked.max_tokens == 0  # the prompt alone; the engine makes one
+        prompts = [served.fit(prompt, request) for prompt in request.prompts()]
+        silent = request.echo and request.max_tokens == 0  # the prompt alone; the engine makes one
         params: list[SamplingParams] = []
         beams: list[BeamSearchParams] = []
-        if asked.use_beam_search:
-            beams = [beam_params_of(served, asked, len(ids)) for ids in prompts]
+        if request.use_beam_search:
+            beams = [beam_params_of(served, request, len(ids)) for ids in prompts]
         else:
             params = [
-                served.params_of(asked, 1 if silent else served.most_tokens(asked, len(ids)))
+                served.params_of(request, 1 if silent else served.most_tokens(request, len(ids)))
                 for ids in prompts
             ]
-        return _Completion(served, asked, new_id("cmpl", asked, header), prompts, params, beams)
+        return _Completion(served, request, new_id("cmpl", request, header), prompts, params, beams)
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class _Completion:
     """One request that was accepted."""
 
     served: Served
-    asked: CompletionRequest
+    request: CompletionRequest
     request_id: str
     prompts: list[list[int]]
     params: list[SamplingParams]
@@ -80,11 +81,11 @@ class _Completion:
 
     @property
     def num_choices(self) -> int:
-        return self.asked.n or 1
+        return self.request.n or 1
 
     def head(self) -> dict[str, Any]:
         """What every answer and chunk begins with."""
-        model = self.served.model_of(self.asked.model)
+        model = self.served.model_of(self.request.model)
         return {
             "id": self.request_id, "object": "text_completion", "created": self.created,
             "model": model,
@@ -98,7 +99,7 @@ class _Completion:
         Raises:
             APIError: a request ended in an error.
         """
-        if self.asked.use_beam_search:
+        if self.request.use_beam_search:
             choices, num_tokens = await self._beams()
         else:
             choices, num_tokens = await self._generated()
@@ -112,7 +113,7 @@ class _Completion:
     async def _generated(self) -> tuple[list[dict[str, Any]], int]:
         grown = [Grown() for _ in range(self.num_choices * len(self.prompts))]
         async with self.served.streams(
-            self.prompts, self.params, self.request_id, self.asked
+            self.prompts, self.params, self.request_id, self.request
         ) as streams:
             async for number, delta in merged(streams):
                 raise_if_failed(delta)
@@ -124,18 +125,18 @@ class _Completion:
         return choices, sum(len(choice.token_ids) for choice in grown)
 
     def _choice(self, index: int, choice: Grown, stream: Stream) -> dict[str, Any]:
-        asked, prompt = self.asked, stream.prompt_token_ids
-        back = bool(asked.return_token_ids)
+        request, prompt = self.request, stream.prompt_token_ids
+        back = bool(request.return_token_ids)
         text, ids = choice.text, choice.token_ids
         noted: list[Any] = list(choice.logprobs)
-        about_prompt = (stream.prompt_logprobs or []) if asked.echo else []
-        if asked.echo:
+        about_prompt = (stream.prompt_logprobs or []) if request.echo else []
+        if request.echo:
             shown = "" if back else self.served.tokenizer.decode(prompt)
-            if asked.max_tokens == 0:
+            if request.max_tokens == 0:
                 text, ids, noted = shown, prompt, about_prompt
             else:
                 text, ids, noted = shown + text, prompt + ids, about_prompt + noted
-        logprobs = None if asked.logprobs is None else self._logprobs(ids, noted, 0)
+        logprobs = None if request.logprobs is None else self._logprobs(ids, noted, 0)
         return {
             "index": index, "text": text, "logprobs": logprobs,
             "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason,
@@ -146,7 +147,7 @@ class _Completion:
 
     async def _beams(self) -> tuple[list[dict[str, Any]], int]:
         searches = (
-            beams_of(self.served, self.asked, ids, params, f"{self.request_id}-{number}")
+            beams_of(self.served, self.request, ids, params, f"{self.request_id}-{number}")
             for number, (ids, params) in enumerate(zip(self.prompts, self.beams, strict=True))
         )
         each = [beam for search in searches for beam in await search]
@@ -160,8 +161,8 @@ class _Completion:
 
     def _logprobs(self, ids: Sequence[int], noted: Sequence[Any], offset: int) -> dict[str, Any]:
         """The `logprobs` object of consecutive tokens, the first at character `offset`."""
-        asked = self.asked
-        most, as_id = asked.logprobs or 0, asked.return_tokens_as_token_ids
+        request = self.request
+        most, as_id = request.logprobs or 0, request.return_tokens_as_token_ids
         tokens: list[str] = []
         values: list[float | None] = []
         likeliest: list[dict[str, float] | None] = []
@@ -193,47 +194,43 @@ class _Completion:
     async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         grown = [Grown() for _ in range(self.num_choices * len(self.prompts))]
         num_prompt = [len(ids) for ids in self.prompts]
-        opened = self.served.streams(self.prompts, self.params, self.request_id, self.asked)
+        opened = self.served.streams(self.prompts, self.params, self.request_id, self.request)
         async with opened as streams:
             async for number, delta in merged(streams):
                 raise_if_failed(delta)
                 index = number * self.num_choices + delta.index
                 chunk = self._chunk(index, grown[index], delta, streams[number])
-                if self.asked.continuous_usage:
+                if self.request.continuous_usage:
                     so_far = len(grown[index].token_ids)
                     chunk["usage"] = usage(num_prompt[number], so_far)
                 yield chunk
-            if self.asked.include_usage:
-                total = sum(len(choice.token_ids) for choice in grown)
-                yield {
-                    **self.head(), "choices": [], "system_fingerprint": self.served.fingerprint,
-                    "usage": usage(sum(num_prompt), total),
-                }  # fmt: skip
+            if self.request.include_usage:
+                yield usage_chunk(self.served, self.head(), sum(num_prompt), grown)
 
     def _chunk(self, index: int, choice: Grown, delta: Delta, stream: Stream) -> dict[str, Any]:
-        asked, back = self.asked, bool(self.asked.return_token_ids)
+        request, back = self.request, bool(self.request.return_token_ids)
         text, ids = delta.text, delta.token_ids
         noted: list[Any] = list(delta.logprobs)
         first, choice.begun = not choice.begun, True
         prompt = stream.prompt_token_ids
-        if first and asked.echo:
+        if first and request.echo:
             shown = "" if back else self.served.tokenizer.decode(prompt)
             about = stream.prompt_logprobs or []
-            if asked.max_tokens == 0:
+            if request.max_tokens == 0:
                 text, ids, noted = shown, prompt, about
             else:
                 text, ids, noted = shown + text, prompt + ids, about + noted
         logprobs = None
-        if asked.logprobs is not None:
+        if request.logprobs is not None:
             logprobs = self._logprobs(ids, noted, len(choice.text))
         choice.take(delta)
         sent = {
             "index": index, "text": text, "logprobs": logprobs,
             "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason,
-            "prompt_token_ids": prompt if first and (back or asked.echo) else None,
+            "prompt_token_ids": prompt if first and (back or request.echo) else None,
             "token_ids": delta.token_ids if back else None,
         }  # fmt: skip
         chunk = {**self.head(), "choices": [sent]}
-        if delta.finish_reason is not None and not asked.include_usage:
+        if delta.finish_reason is not None and not request.include_usage:
             chunk["system_fingerprint"] = self.served.fingerprint
         return chunk

@@ -151,11 +151,11 @@ class Generation(Body):
             self.stream_options and self.stream_options.continuous_usage_stats
         )
 
-    def asked_output_tokens(self) -> tuple[str, int | None]:
+    def output_limit(self) -> tuple[str, int | None]:
         """Which field bounds the output, and its value."""
         return "max_tokens", self.max_tokens
 
-    def asked_logprobs(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         """Alternatives wanted per output token; None for no log-probabilities."""
         raise NotImplementedError
 
@@ -205,7 +205,7 @@ class Generation(Body):
             bias = {int(k): min(100.0, max(-100.0, v)) for k, v in self.logit_bias.items()}
             knobs["logit_bias"] = bias
         return SamplingParams(**{
-            **knobs, "seed": torch_seed(self.seed), "logprobs": self.asked_logprobs(),
+            **knobs, "seed": torch_seed(self.seed), "logprobs": self.num_logprobs(),
             "prompt_logprobs": self._prompt_logprobs(),
             "structured_outputs": constraint or self._constraint(),
         })  # fmt: skip
@@ -268,7 +268,7 @@ class CompletionRequest(Generation):
             raise ValueError("prompt: need a text or token ids that are not empty")
         return data
 
-    def asked_logprobs(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         return self.logprobs
 
     def _prompt_logprobs(self) -> int | None:

@@ -110,12 +110,12 @@ class ChatCompletionRequest(Generation):
         """The one tool that must be called."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
 
-    def asked_output_tokens(self) -> tuple[str, int | None]:
+    def output_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
 
-    def asked_logprobs(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
     def _prompt_logprobs(self) -> int | None:

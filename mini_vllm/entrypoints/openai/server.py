@@ -137,7 +137,7 @@ class Server:
             self._num_body_bytes -= len(content)
         return bytes(content)
 
-    async def _asked(
+    async def _use_body(
         self, request: Request, model: type[BaseModel], use: Callable[..., Any]
     ) -> Any:
         """What `use` makes of a request's body, on a thread: a large one delays no other client.
@@ -158,8 +158,8 @@ class Server:
         self.num_open += 1
         streams = False
         try:
-            job = await self._asked(request, model, lambda asked: serving.begin(asked, header))
-            if streams := bool(job.asked.stream):
+            job = await self._use_body(request, model, lambda body: serving.begin(body, header))
+            if streams := bool(job.request.stream):
                 return _Events(job.chunks(), self._closed)
             return JSONResponse(await self._unless_left(request, job.answer()))
         finally:
@@ -214,55 +214,55 @@ class Server:
         }  # fmt: skip
 
     async def tokenize(self, request: Request) -> Response:
-        return JSONResponse(await self._asked(request, TokenizeRequest, self._tokenized))
+        return JSONResponse(await self._use_body(request, TokenizeRequest, self._tokenized))
 
-    def _tokenized(self, asked: TokenizeRequest) -> dict[str, Any]:
-        self.served.adapter_of(asked.model)
-        text = asked.prompt
-        if asked.messages is not None:
-            _, text = self.chats.prompt_of(asked)
+    def _tokenized(self, body: TokenizeRequest) -> dict[str, Any]:
+        self.served.adapter_of(body.model)
+        text = body.prompt
+        if body.messages is not None:
+            _, text = self.chats.prompt_of(body)
         ids = self.served.tokenizer.encode(text or "")
-        pieces = [self.served.piece_of(token) for token in ids] if asked.return_token_strs else None
+        pieces = [self.served.piece_of(token) for token in ids] if body.return_token_strs else None
         most = self.served.max_model_len
         return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": pieces}
 
     async def detokenize(self, request: Request) -> Response:
-        return JSONResponse(await self._asked(request, DetokenizeRequest, self._detokenized))
+        return JSONResponse(await self._use_body(request, DetokenizeRequest, self._detokenized))
 
-    def _detokenized(self, asked: DetokenizeRequest) -> dict[str, Any]:
-        self.served.adapter_of(asked.model)
+    def _detokenized(self, body: DetokenizeRequest) -> dict[str, Any]:
+        self.served.adapter_of(body.model)
         most = self.served.engine.about.vocab_size
-        if wrong := [token for token in asked.tokens if token >= most]:
+        if wrong := [token for token in body.tokens if token >= most]:
             raise APIError(f"tokens holds {wrong[:8]}: need ids from 0 to {most - 1}")
-        return {"prompt": self.served.text_of(asked.tokens)}
+        return {"prompt": self.served.text_of(body.tokens)}
 
     async def render_completion(self, request: Request) -> Response:
-        def rendered(asked: CompletionRequest) -> list[dict[str, Any]]:
-            self.served.adapter_of(asked.model)
-            prompts = [self.served.fit(prompt, asked) for prompt in asked.prompts()]
-            return [self._rendered("cmpl", asked, ids) for ids in prompts]
+        def rendered(body: CompletionRequest) -> list[dict[str, Any]]:
+            self.served.adapter_of(body.model)
+            prompts = [self.served.fit(prompt, body) for prompt in body.prompts()]
+            return [self._rendered("cmpl", body, ids) for ids in prompts]
 
-        return JSONResponse(await self._asked(request, CompletionRequest, rendered))
+        return JSONResponse(await self._use_body(request, CompletionRequest, rendered))
 
     async def render_chat(self, request: Request) -> Response:
-        def rendered(asked: ChatCompletionRequest) -> dict[str, Any]:
-            self.served.adapter_of(asked.model)
-            _, text = self.chats.prompt_of(asked)
-            return self._rendered("chatcmpl", asked, self.served.fit(text, asked))
+        def rendered(body: ChatCompletionRequest) -> dict[str, Any]:
+            self.served.adapter_of(body.model)
+            _, text = self.chats.prompt_of(body)
+            return self._rendered("chatcmpl", body, self.served.fit(text, body))
 
-        return JSONResponse(await self._asked(request, ChatCompletionRequest, rendered))
+        return JSONResponse(await self._use_body(request, ChatCompletionRequest, rendered))
 
-    def _rendered(self, prefix: str, asked: Generation, ids: list[int]) -> dict[str, Any]:
+    def _rendered(self, prefix: str, body: Generation, ids: list[int]) -> dict[str, Any]:
         """What would be generated from: the prompt's tokens and the sampling parameters."""
-        params = self.served.params_of(asked, self.served.most_tokens(asked, len(ids)))
+        params = self.served.params_of(body, self.served.most_tokens(body, len(ids)))
         changed = _changed(params)
         if params.structured_outputs is not None:
             changed["structured_outputs"] = _changed(params.structured_outputs)
         return {
-            "request_id": new_id(prefix, asked, None), "token_ids": ids, "features": None,
-            "sampling_params": changed, "model": asked.model, "stream": bool(asked.stream),
-            "stream_options": asked.stream_options and asked.stream_options.model_dump(),
-            "cache_salt": asked.cache_salt, "priority": asked.priority, "kv_transfer_params": None,
+            "request_id": new_id(prefix, body, None), "token_ids": ids, "features": None,
+            "sampling_params": changed, "model": body.model, "stream": bool(body.stream),
+            "stream_options": body.stream_options and body.stream_options.model_dump(),
+            "cache_salt": body.cache_salt, "priority": body.priority, "kv_transfer_params": None,
         }  # fmt: skip
 
     async def health(self, request: Request) -> Response:

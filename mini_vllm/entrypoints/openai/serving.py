@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -93,18 +93,18 @@ class Served:
         """The name that the answer gives."""
         return model if model in self.adapters else self.name  # type: ignore[return-value]
 
-    def fit(self, prompt: str | list[int], asked: Generation) -> list[int]:
+    def fit(self, prompt: str | list[int], request: Generation) -> list[int]:
         """The prompt's token ids, cut as the request wants, if they and the output fit.
 
         Raises:
             APIError: they do not, or an id is none.
         """
-        name, wanted = asked.asked_output_tokens()
+        name, wanted = request.output_limit()
         if wanted is not None and wanted > self.max_model_len:
             need = f"at most max_model_len={self.max_model_len}"
             raise APIError(f"{name}={wanted}: need {need}", param=name)
         room = self.max_model_len - max(wanted or 0, 0)
-        cut = asked.truncate_prompt_tokens
+        cut = request.truncate_prompt_tokens
         if cut is not None and cut > room:
             raise APIError(
                 f"truncate_prompt_tokens={cut}: need at most {room}, the context without the "
@@ -120,7 +120,7 @@ class Served:
         if cut is not None:
             most = room if cut < 0 else cut
             # From the left by default: `vllm/tokenizers/registry.py:143` `resolve_tokenizer_args`
-            first = 0 if asked.truncation_side == "right" else max(0, len(ids) - most)
+            first = 0 if request.truncation_side == "right" else max(0, len(ids) - most)
             ids = ids[first : first + most]
         if len(ids) > room:
             raise APIError(
@@ -133,15 +133,15 @@ class Served:
         """Characters that one token can stand for."""
         return getattr(self.tokenizer, "max_chars_per_token", 64)
 
-    def most_tokens(self, asked: Generation, num_prompt_tokens: int) -> int:
+    def most_tokens(self, request: Generation, num_prompt_tokens: int) -> int:
         """Output tokens: what is asked for, within what the context leaves."""
         left = self.max_model_len - num_prompt_tokens
-        _, wanted = asked.asked_output_tokens()
+        _, wanted = request.output_limit()
         wanted = self.defaults.get("max_tokens") if wanted is None else wanted
         return left if wanted is None else min(left, wanted)
 
     def params_of(
-        self, asked: Generation, max_tokens: int, constraint: Any = None
+        self, request: Generation, max_tokens: int, constraint: Any = None
     ) -> SamplingParams:
         """What the engine is asked for.
 
@@ -150,32 +150,32 @@ class Served:
         """
         about = self.engine.about
         for name in ("logit_bias", "allowed_token_ids"):
-            ids = [int(token) for token in getattr(asked, name) or ()]
+            ids = [int(token) for token in getattr(request, name) or ()]
             wrong = [i for i in ids if not 0 <= i < about.vocab_size]
             if wrong:
                 need = f"0 to {about.vocab_size - 1}"
                 raise APIError(f"{name} holds token ids {wrong}: need {need}", param=name)
         most = about.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
-            count = asked.asked_logprobs() if name == "logprobs" else asked.prompt_logprobs
+            count = request.num_logprobs() if name == "logprobs" else request.prompt_logprobs
             wanted = about.vocab_size if count == -1 else count or 0
             if -1 < most < wanted:
                 raise APIError(f"{name}={count}: need at most {most}", param=name)
-        return asked.sampling_params(max_tokens, self.defaults, constraint)
+        return request.sampling_params(max_tokens, self.defaults, constraint)
 
     @asynccontextmanager
     async def streams(
         self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], request_id: str,
-        asked: Generation,
+        request: Generation,
     ) -> AsyncIterator[list[Stream]]:  # fmt: skip
         """Streams of all prompts; whatever is unfinished when the block is left is aborted."""
-        adapter = self.adapter_of(asked.model)
+        adapter = self.adapter_of(request.model)
         opened: dict[int, Stream] = {}
 
         async def open_one(number: int) -> None:
             opened[number] = await self.engine.open(
                 prompts[number], params[number], f"{request_id}-{number}",
-                priority=asked.priority, cache_salt=asked.cache_salt, lora_request=adapter,
+                priority=request.priority, cache_salt=request.cache_salt, lora_request=adapter,
             )  # fmt: skip
 
         try:
@@ -220,9 +220,9 @@ def version() -> str:
         return "0"
 
 
-def new_id(prefix: str, asked: Generation, header: str | None) -> str:
+def new_id(prefix: str, request: Generation, header: str | None) -> str:
     """The id of an answer: the header's, the body's, or a new one."""
-    return f"{prefix}-{header or asked.request_id or uuid.uuid4().hex}"
+    return f"{prefix}-{header or request.request_id or uuid.uuid4().hex}"
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -239,6 +239,17 @@ def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, Any]:
     total = num_prompt_tokens + num_tokens
     counts = {"prompt_tokens": num_prompt_tokens, "total_tokens": total}
     return {**counts, "completion_tokens": num_tokens}
+
+
+def usage_chunk(
+    served: Served, head: Mapping[str, Any], num_prompt_tokens: int, grown: Iterable[Grown]
+) -> dict[str, Any]:
+    """The chunk that ends a stream whose client wants to know what it cost."""
+    total = sum(len(choice.token_ids) for choice in grown)
+    return {
+        **head, "choices": [], "usage": usage(num_prompt_tokens, total),
+        "system_fingerprint": served.fingerprint,
+    }  # fmt: skip
 
 
 def prompt_logprobs(stream: Stream) -> list[Any] | None:
@@ -309,15 +320,15 @@ async def framed(chunks: AsyncGenerator[Mapping[str, Any], None]) -> AsyncGenera
     yield sse("[DONE]")
 
 
-def beam_params_of(served: Served, asked: Generation, num_prompt_tokens: int) -> BeamSearchParams:
+def beam_params_of(served: Served, request: Generation, num_prompt_tokens: int) -> BeamSearchParams:
     """What a beam search is asked for.
 
     Raises:
         APIError: a length penalty that no score can be divided by.
         ValueError: `BeamSearchParams` refuses a value, or the engine the width.
     """
-    most = served.most_tokens(asked, num_prompt_tokens)
-    params = asked.beam_search_params(most, served.defaults)
+    most = served.most_tokens(request, num_prompt_tokens)
+    params = request.beam_search_params(most, served.defaults)
     about, penalty = served.engine.about, params.length_penalty
     check_width(params, about.max_logprobs, about.vocab_size)
     try:
@@ -329,7 +340,7 @@ def beam_params_of(served: Served, asked: Generation, num_prompt_tokens: int) ->
 
 
 async def beams_of(
-    served: Served, asked: Generation, ids: list[int], params: BeamSearchParams, request_id: str
+    served: Served, request: Generation, ids: list[int], params: BeamSearchParams, request_id: str
 ) -> list[Grown]:
     """A prompt's beams, the best first; a stop token counts as a token and has no text.
 
@@ -348,7 +359,7 @@ async def beams_of(
             break
         found: list[Mapping[int, Logprob]] = [{}] * len(beams)
         wanted = [search.one_token()] * len(beams)
-        async with served.streams(beams, wanted, f"{request_id}-{number}", asked) as streams:
+        async with served.streams(beams, wanted, f"{request_id}-{number}", request) as streams:
             async for index, delta in merged(streams):
                 raise_if_failed(delta)
                 found[index] = delta.logprobs[0]

@@ -45,7 +45,7 @@ def flat(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def render(
     template: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
 ) -> str:  # fmt: skip
     """The prompt of a conversation.
 
@@ -57,14 +57,14 @@ def render(
     def to_json(value: Any, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=False, **options)
 
-    own = asked.get("chat_template_kwargs") or {}
+    own = request.get("chat_template_kwargs") or {}
     if taken := [name for name in OURS if name in own]:
         raise APIError(f"chat_template_kwargs: {taken[0]}: the request's own field says it")
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = to_json
     offered = None if tools is None else [_dumped(tool) for tool in tools]
-    last = asked.get("continue_final_message") and messages
-    generation = {"add_generation_prompt": asked.get("add_generation_prompt", True)}
+    last = request.get("continue_final_message") and messages
+    generation = {"add_generation_prompt": request.get("add_generation_prompt", True)}
     try:
         text = environment.from_string(template).render(
             messages=list(messages), tools=offered, **(own | generation)

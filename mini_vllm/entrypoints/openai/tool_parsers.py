@@ -91,11 +91,11 @@ class HermesStream:
         if end > self.num_sent:
             delta["content"] = self.text[self.num_sent : end]
             self.num_sent = end
-        told = self._tell_calls()
-        return {"content": None, **delta, "tool_calls": told} if delta or told else None
+        calls = self._new_calls()
+        return {"content": None, **delta, "tool_calls": calls} if delta or calls else None
 
-    def _tell_calls(self) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = []
+    def _new_calls(self) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = []
         for index, (body, whole) in enumerate(self._bodies()):
             if index == len(self.calls):
                 self.calls.append(_Sent())
@@ -105,15 +105,15 @@ class HermesStream:
                 if name is None:
                     break  # calls are told in their order
                 sent.name = name[1]
-                told.append(
+                calls.append(
                     {"id": call_id(), "type": "function", "index": index,
                      "function": {"name": sent.name}}
                 )  # fmt: skip
             arguments = _arguments_of(body, whole)
             if arguments is not None and len(arguments) > len(sent.arguments):
                 new, sent.arguments = arguments[len(sent.arguments) :], arguments
-                told.append({"index": index, "function": {"arguments": new}})
-        return told
+                calls.append({"index": index, "function": {"arguments": new}})
+        return calls
 
     def _bodies(self) -> list[tuple[str, bool]]:
         """The text of each call so far, and whether it is whole."""
@@ -177,7 +177,7 @@ class RequiredStream:
     """
 
     text: str = ""
-    told: bool = False
+    named: bool = False
     """Whether the call that is being written has been named."""
 
     def feed(self, piece: str) -> dict[str, Any] | None:
@@ -186,15 +186,15 @@ class RequiredStream:
         calls = _objects(self.text)
         kept, closes = _inside(piece, before)
         if not calls or not (closes or _PARAMETERS.search(calls[-1])):
-            self.told = False
+            self.named = False
             return None
         call: dict[str, Any] = {"index": len(calls) - 1}
-        if self.told:
+        if self.named:
             call["function"] = {"name": None, "arguments": kept}
             return {"tool_calls": [call]} if kept else None
         if closes and not _PARAMETERS.search(calls[-1]):
             calls.pop()
-        self.told = True
+        self.named = True
         begun = self.text.rpartition('"parameters":')[2].lstrip()
         arguments, _ = _inside(begun, before)
         function = {"name": _name_of(calls[-1]), "arguments": arguments}
