@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,31 @@ def test_the_page_names_every_room():
 )
 def test_the_page_names_every_moment_in_its_order(title, path, name):
     assert first_cells(title) == moments(path, name)
+
+
+def imported(module: str, body: list[ast.stmt]) -> Iterator[str]:
+    """What a module imports, in functions too; what only a type checker reads is left out."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            inside = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
+            yield from imported(module, inside)
+
+
+def test_no_two_modules_import_one_another():
+    """A package that only gathers its modules is not one of them."""
+    folders = ("mini_vllm", "conformance", "course", "labkit", "benchmarks")
+    graph: dict[str, set[str]] = {}
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if path.name.startswith("test_") or {"tests", "testdata"} & set(parts):
+            continue
+        name = ".".join(parts).removesuffix(".__init__")
+        graph[name] = set(imported(name, ast.parse(path.read_text(encoding="utf-8")).body))
+    for name, names in graph.items():
+        found = {each if each in graph else each.rpartition(".")[0] for each in names}
+        graph[name] = (found & graph.keys()) - {name}
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names one

@@ -41,9 +41,7 @@ def _orders(value: Any) -> Iterator[Any]:
 
 def satisfies(schema: SchemaCompiler, shape: Shape, value: Any) -> bool:
     """Whether the value satisfies the shape."""
-    from mini_vllm.structured_output.json_schema import SchemaCompiler
-
-    judge = SchemaCompiler(schema.root[0].schema, True, schema.closed, schema.effort)
+    judge = type(schema)(schema.root[0].schema, True, schema.closed, schema.effort)
     judge.shapes = schema.shapes
     options = judge.of_shape(shape, "judged")
     judge.rules["asked"] = choice(options)
