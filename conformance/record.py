@@ -144,7 +144,7 @@ def overview() -> str:
         mutants = holding("mutants").get(room)
         rows.append([
             f"[{room}](features/{room}/README.md)", said,
-            str(len(situations.SITUATIONS)) if situations else "-",
+            str(len(situations.COUNTED.meanings)) if situations else "-",
             str(len(mutants.MUTANTS)) if mutants else "-",
         ])  # fmt: skip
     return markdown_table(["feature", "recorded", "situations", "mutants"], rows)

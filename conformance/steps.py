@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from conformance import recording
+from conformance.features import Counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,18 @@ Situations = Mapping[str, tuple[str, Callable[[AStep], object]]]
 """By name what each means, and the test of a step."""
 
 
-def situations_in(
-    entry: recording.Recording, kind: type[AStep], situations: Situations[AStep]
-) -> set[str]:
-    """The names of those that occur in any step of a workload; `kind` is the steps' class."""
-    adds, arrived = {}, {}
-    for event in entry["events"]:
-        for add in event.get("add", ()):
-            adds[add["request_id"]], arrived[add["request_id"]] = add, event["step"]
-    steps = [kind(entry, index, adds, arrived) for index in range(len(entry["steps"]))]
-    return {name for name, (_, test) in situations.items() if any(map(test, steps))}
+def counted(
+    section: str, files: tuple[str, ...], kind: type[AStep], situations: Situations[AStep]
+) -> Counted:
+    """Situations that a step alone shows; `kind` is the steps' class."""
+
+    def situations_of(entry: recording.Recording) -> set[str]:
+        adds, arrived = {}, {}
+        for event in entry["events"]:
+            for add in event.get("add", ()):
+                adds[add["request_id"]], arrived[add["request_id"]] = add, event["step"]
+        steps = [kind(entry, index, adds, arrived) for index in range(len(entry["steps"]))]
+        return {name for name, (_, test) in situations.items() if any(map(test, steps))}
+
+    meanings = {name: meaning for name, (meaning, _) in situations.items()}
+    return Counted(section, files, meanings, situations_of)

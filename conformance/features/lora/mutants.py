@@ -5,7 +5,7 @@ As `features/core/mutants.py`, for the gate, the second queue and the adapter in
 
 from __future__ import annotations
 
-from conformance.features.lora.situations import situations_of
+from conformance.features.lora.situations import COUNTED
 from conformance.mutants import Catalogue, diffs
 
 MUTANTS = diffs(
@@ -148,4 +148,4 @@ leaves the adapter out of the first block's hash
     "lora",
 )
 
-CATALOGUES = {"lora-mutants": Catalogue(MUTANTS, situations_of)}
+CATALOGUES = {"lora-mutants": Catalogue(MUTANTS, COUNTED.situations_of)}

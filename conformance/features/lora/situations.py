@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from conformance import recording
-from conformance.features import Counted
-from conformance.steps import Situations, Step, situations_in
+from conformance.steps import Situations, Step, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +245,5 @@ _SITUATIONS: Situations[_Step] = {
     ),
     "same prompt under the same adapter": ("its blocks are adopted", _together),
 }  # fmt: skip
-SITUATIONS = {name: meaning for name, (meaning, _) in _SITUATIONS.items()}
 
-
-def situations_of(entry: recording.Recording) -> set[str]:
-    """The situations that occur in one recording."""
-    return situations_in(entry, _Step, _SITUATIONS)
-
-
-COUNTED = Counted("lora-situations", ("lora",), SITUATIONS, situations_of)
+COUNTED = counted("lora-situations", ("lora",), _Step, _SITUATIONS)

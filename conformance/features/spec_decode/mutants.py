@@ -5,7 +5,7 @@ As `mutants.py`, whose command counts these too, for the rules that only matter 
 
 from __future__ import annotations
 
-from conformance.features.spec_decode.situations import situations_of
+from conformance.features.spec_decode.situations import COUNTED
 from conformance.mutants import Catalogue, diffs
 
 MUTANTS = diffs(
@@ -141,4 +141,4 @@ throws away what a preempted request had in flight
     "spec",
 )
 
-CATALOGUES = {"spec-mutants": Catalogue(MUTANTS, situations_of)}
+CATALOGUES = {"spec-mutants": Catalogue(MUTANTS, COUNTED.situations_of)}

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from conformance import recording
-from conformance.features import Counted
-from conformance.steps import Situations, Step, situations_in
+from conformance.steps import Situations, Step, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +265,5 @@ _SITUATIONS: Situations[_Step] = {
         lambda s: any(_at_model_length(s, r) for r in _unplanned(s)),
     ),
 }
-SITUATIONS = {name: meaning for name, (meaning, _) in _SITUATIONS.items()}
 
-
-def situations_of(entry: recording.Recording) -> set[str]:
-    """The situations that occur in one recording."""
-    return situations_in(entry, _Step, _SITUATIONS)
-
-
-COUNTED = Counted("spec-situations", ("spec", "async_spec"), SITUATIONS, situations_of)
+COUNTED = counted("spec-situations", ("spec", "async_spec"), _Step, _SITUATIONS)

@@ -5,7 +5,7 @@ As `features/core/mutants.py`, for the gate, the second queue, the rows and the 
 
 from __future__ import annotations
 
-from conformance.features.structured_output.situations import situations_of
+from conformance.features.structured_output.situations import COUNTED
 from conformance.mutants import Catalogue, diffs
 
 MUTANTS = diffs(
@@ -145,4 +145,4 @@ ends only at a token that would end it
     "grammar",
 )
 
-CATALOGUES = {"grammar-mutants": Catalogue(MUTANTS, situations_of)}
+CATALOGUES = {"grammar-mutants": Catalogue(MUTANTS, COUNTED.situations_of)}

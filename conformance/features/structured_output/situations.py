@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conformance import recording
-from conformance.features import Counted
-from conformance.steps import Situations, Step, situations_in
+from conformance.steps import Situations, Step, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +183,5 @@ _SITUATIONS: Situations[_Step] = {
         ),
     ),
 }
-SITUATIONS = {name: meaning for name, (meaning, _) in _SITUATIONS.items()}
 
-
-def situations_of(entry: recording.Recording) -> set[str]:
-    """The situations that occur in one recording."""
-    return situations_in(entry, _Step, _SITUATIONS)
-
-
-COUNTED = Counted("grammar-situations", ("grammar",), SITUATIONS, situations_of)
+COUNTED = counted("grammar-situations", ("grammar",), _Step, _SITUATIONS)
