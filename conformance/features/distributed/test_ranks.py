@@ -9,6 +9,7 @@ from conformance.features import FOLDER
 from conformance.features.distributed import mutants as rank_mutants
 from conformance.features.distributed import ranks
 from conformance.features.distributed import recorder as pipeline
+from conformance.mutants import Mutant, diffs, sources
 
 PAGE = FOLDER / "distributed" / "README.md"
 LEFT_OUT = (50_370, 50_645, 50_884, 50_894)
@@ -16,21 +17,20 @@ LEFT_OUT = (50_370, 50_645, 50_884, 50_894)
 
 
 @pytest.mark.parametrize("mutant", rank_mutants.MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_edit_of_a_wrong_rank_still_applies(mutant: rank_mutants.Mutant) -> None:
-    path = rank_mutants.ROOT / "mini_vllm" / "distributed" / mutant.file
-    mutant.edit(path.read_text(encoding="utf-8"))
+def test_the_edit_of_a_wrong_rank_still_applies(mutant: Mutant) -> None:
+    sources(mutant)
     assert mutant.name in PAGE.read_text(encoding="utf-8"), "mutants distributed --write"
 
 
 def test_an_edit_that_applies_no_more_is_an_error() -> None:
-    stale = rank_mutants.Mutant("is stale", "pool.py", "no such text", "", "")
-    with pytest.raises(ValueError, match=r"mutant 'is stale': pool\.py holds 0 times"):
-        stale.edit("anything")
+    (stale,) = diffs("is stale\n@ distributed.pool | a test\n-no such text\n+none")
+    with pytest.raises(ValueError, match=r"mutant 'is stale': distributed\.pool\.py holds 0 times"):
+        sources(stale)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", rank_mutants.MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_wrong_rank_is_caught_by_the_test_named(mutant: rank_mutants.Mutant) -> None:
+def test_a_wrong_rank_is_caught_by_the_test_named(mutant: Mutant) -> None:
     assert rank_mutants.caught(mutant)
 
 
