@@ -2,8 +2,8 @@
 
     python -m conformance.decisions 0.22.1 0.30.0
 
-`course drift --decisions A B` and `course bisect` stand on this; both need the archives of the
-releases they name, and no torch.
+`course drift --decisions A B` and `course bisect` (`bisect.py`) stand on this. Both need the
+archives of the releases they ask, and no torch.
 """
 
 from __future__ import annotations
@@ -209,64 +209,6 @@ def report(versions: tuple[str, str], count: int = 240) -> Iterator[str]:
             yield f"step {found.step}, {field}"
             for version, value in zip(versions, (found.one, found.other), strict=True):
                 yield f"  {version:<8}{show(value)}"
-
-
-# ---------------------------------------------------------------------- many releases
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Where a decision changed between releases."""
-
-    before: str
-    """The last release that decides as the oldest."""
-    after: str
-    """The first one that does not."""
-    parting: Parting
-    """Between these two."""
-    asked: tuple[str, ...]
-    """Every release that was asked, in that order."""
-
-
-def bisect(workload: Workload, versions: Sequence[str], fields: Sequence[str]) -> Change | None:
-    """The first release that decides a workload another way than the oldest of `versions`.
-
-    The newest is asked next, then the middle of what is left. If a decision changed more than once,
-    one of the changes is found.
-
-    Args:
-        workload: what is decided.
-        versions: oldest first, at least two.
-        fields: which of `FIELDS` count as the decision.
-
-    Returns:
-        The change, or None where the oldest and the newest decide alike.
-
-    Raises:
-        ValueError: fewer than two releases, or an unknown field.
-    """
-    if len(versions) < 2:
-        raise ValueError(f"versions={list(versions)}: need at least two releases")
-    if unknown := [field for field in fields if field not in FIELDS]:
-        raise ValueError(f"field={unknown[0]!r}: need one of {', '.join(FIELDS)}")
-    decided = {versions[0]: decide(workload, core_of(versions[0]))}
-    low, high = 0, len(versions) - 1
-    probe = high
-    while True:
-        version = versions[probe]
-        decided[version] = decide(workload, core_of(version))
-        if parting(decided[versions[0]], decided[version], fields):
-            high = probe
-        elif probe == len(versions) - 1:
-            return None
-        else:
-            low = probe
-        if high - low == 1:
-            break
-        probe = (low + high) // 2
-    found = parting(decided[versions[low]], decided[versions[high]], fields)
-    assert found is not None
-    return Change(versions[low], versions[high], found, tuple(decided))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from conformance import decisions, replay, workload_file, workloads
 from conformance.ask import ask, lines, plan_of
-from conformance.real_core import core_of, present, why_not
+from conformance.real_core import core_of, why_not
 from conformance.recorders import combined
 from conformance.shrink import shrink
 from mini_vllm.block_pool import BlockPool
@@ -173,32 +173,6 @@ def test_0_23_0_decides_plain_workloads_as_the_pin_does():
     one, other = core_of("0.22.1"), core_of("0.23.0")
     plain = next(decisions.survey(one, other, 90))
     assert (plain.num_workloads, plain.by_field, plain.num_labels) == (90, {}, 0)
-
-
-@pytest.mark.slow
-@needs("0.23.0", "0.27.1", "0.33.0")
-def test_the_release_that_stopped_holding_up_the_rest_is_found():
-    """The more urgent requests lose the step in which A preempts itself, up to 0.32.0."""
-    versions = [v for v in present() if v >= "0.23.0"]
-    change = decisions.bisect(workload_file.parse(PRIORITY), versions, ["num_scheduled_tokens"])
-    assert change.after == "0.33.0"
-    assert change.parting == decisions.Parting(2, "num_scheduled_tokens", {}, {"B": 1, "C": 1})
-    assert len(change.asked) <= 2 + len(versions).bit_length()
-
-
-@needs_pin
-def test_a_decision_that_never_changed_has_no_first_release():
-    made = workload_file.parse("requests: [{id: A, prompt: 3}]")
-    assert decisions.bisect(made, ["0.22.1", "0.22.1"], ["running"]) is None
-
-
-@pytest.mark.parametrize(
-    ("versions", "fields", "problem"),
-    [(["0.22.1"], ["running"], "at least two"), (["a", "b"], ["bogus"], "field='bogus'")],
-)
-def test_a_bisection_says_what_it_needs(versions, fields, problem):
-    with pytest.raises(ValueError, match=problem):
-        decisions.bisect(workloads.generate(0), versions, fields)
 
 
 # ------------------------------------------------------------------ shrinking

@@ -261,13 +261,14 @@ def bisect_command(
     field: Annotated[
         list[str] | None, typer.Option(help="what counts as the decision; may be repeated")
     ] = None,
-    good: Annotated[str, typer.Option(help="the oldest release; default: of those here")] = "",
-    bad: Annotated[str, typer.Option(help="the newest release; default: of those here")] = "",
+    bad: Annotated[str, typer.Option(help="a release that decides so; default: the pin")] = "",
+    every: Annotated[bool, typer.Option("--all", help="ask every release that is here")] = False,
 ) -> None:
-    """Between which two releases vLLM began to decide a workload another way."""
-    from course.decisions import bisect
+    """Since when, and until when, releases of vLLM decide a workload as one of them does."""
+    from course.decisions import PIN, bisect
 
-    raise typer.Exit(bisect(terminal.make_console(), workload, field or [], good, bad))
+    console = terminal.make_console()
+    raise typer.Exit(bisect(console, workload, field or [], bad or PIN, every))
 
 
 @release_app.command("add")

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from conformance import bisect as bisection
 from conformance import decisions, replay, workload_file
 from conformance import releases as compared
 from conformance.ask import ask, lines
@@ -87,39 +88,38 @@ def drift(console: Console, one: str, other: str, count: int) -> int:
     return 0
 
 
-def bisect(console: Console, name: str, fields: Sequence[str], good: str, bad: str) -> int:
-    """Print between which releases a decision changed; 1 where it did not."""
+def bisect(console: Console, name: str, fields: Sequence[str], bad: str, every: bool) -> int:
+    """Print since when and until when releases decide a workload as `bad` does; 1 if all do."""
     asked, here = workload(name), present()
-    for version in (good, bad):
-        if version:
-            core(version)
-    versions = [
-        v
-        for v in here
-        if (not good or here.index(v) >= here.index(good))
-        and (not bad or here.index(v) <= here.index(bad))
-    ]
-    if len(versions) < 2:
-        first, last = good or "the oldest", bad or "the newest"
-        raise CourseError(
-            f"From --good {first} to --bad {last} there is one release at most. "
-            f"Here are {', '.join(here) or 'none'}: course upstream fetch --version VERSION"
-        )
+    core(bad)
+    fields = fields or decisions.DECISIONS
     try:
-        change = decisions.bisect(asked, versions, fields or decisions.DECISIONS)
+        history = bisection.bisect(asked, here, fields, bad, every)
     except (ArchiveError, LoadError, ValueError) as error:
         raise CourseError(str(error)) from None
-    if change is None:
-        terminal.say(console, f"{versions[0]} and {versions[-1]} decide it alike.")
-        return 1
-    found = change.parting
-    terminal.say(
-        console,
-        f"{change.before} is the last of {len(versions)} releases here that decides as "
-        f"{versions[0]} does, {change.after} the first that does not "
-        f"({len(change.asked)} asked).",
+    found = history.stretch
+    say = functools.partial(terminal.say, console)
+    say(f"Bad is what decides as {bad} does, in {', '.join(fields)}.")
+    before = f"{found.last_good} is good" if found.last_good else "no older one is here"
+    say(f"first bad   {found.first_bad} ({before})")
+    good = found.first_good or "none, and no newer one is here"
+    say(f"first good  {good} ({found.last_bad} is the last bad one)")
+    if found.elsewhere:
+        say(f"The verdict comes and goes: {', '.join(found.elsewhere)} are bad, too.")
+    for version, why in history.left_out.items():
+        say(f"{version} cannot be asked: {why}", "dim")
+    left = [v for v in here if v not in found.asked and v not in history.left_out]
+    told = [f"{v} {'bad' if found.asked[v] else 'good'}" for v in here if v in found.asked]
+    say(f"{len(told)} of {len(here)} asked: {', '.join(told)}")
+    if left:
+        say(f"Not asked, and taken to be as those beside them: {', '.join(left)}. --all asks them.")
+    changes = (
+        (found.last_good, found.first_bad, history.came),
+        (found.last_bad, found.first_good, history.went),
     )
-    terminal.say(console, f"Step {found.step}, {found.field}:")
-    terminal.raw(console, f"  {change.before:<8}{show(found.one)}")
-    terminal.raw(console, f"  {change.after:<8}{show(found.other)}")
-    return 0
+    for one, other, parts in changes:
+        if parts is not None:
+            say(f"{one} and {other} part in step {parts.step}, {parts.field}:")
+            terminal.raw(console, f"  {one:<8}{show(parts.one)}")
+            terminal.raw(console, f"  {other:<8}{show(parts.other)}")
+    return 0 if found.last_good or found.first_good else 1

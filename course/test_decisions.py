@@ -61,7 +61,7 @@ def test_ask_takes_a_part_of_a_learners_and_shows_where_it_differs(course, workl
         (["ask", "1", "--release", "9.9.9"], "vLLM 9.9.9 is not here: course upstream fetch"),
         (["ask", "1", "--release", "new"], "version='new': need three numbers"),
         (["ask", "1", "--block-pool", "mine"], "'mine': need module:Name or path"),
-        (["bisect", "1", "--good", "9.9.9"], "vLLM 9.9.9 is not here"),
+        (["bisect", "1", "--bad", "9.9.9"], "vLLM 9.9.9 is not here"),
         (["drift", "--decisions", "9.9.8", "9.9.9"], "vLLM 9.9.8 is not here"),
     ],
 )
@@ -72,16 +72,18 @@ def test_what_cannot_be_asked_is_refused_in_words(course, arguments, words):
 
 
 @pytest.mark.slow
-@needs("0.32.0", "0.33.0")
-def test_bisect_names_the_release_that_changed_a_decision(course, workload):
+@needs("0.22.1", "0.27.1", "0.33.0")
+def test_bisect_names_the_first_bad_and_the_first_good_release(course, workload):
     asked = ("bisect", workload, "--field", "num_scheduled_tokens")
-    ran = course(*asked, "--good", "0.32.0", "--bad", "0.33.0")
+    ran = course(*asked)
+    out = " ".join(ran.out.split())
     assert ran.code == 0
-    assert "0.33.0 the first that does not (2 asked)" in " ".join(ran.out.split())
-    ran = course("bisect", workload, "--field", "bogus", "--good", "0.32.0")
+    assert "Bad is what decides as 0.22.1 does, in num_scheduled_tokens." in out
+    assert "first bad " in out and "first good 0.33.0" in out
+    assert "part in step 2, num_scheduled_tokens" in out
+    assert "0.22.1 bad" in course(*asked, "--all").out
+    ran = course("bisect", workload, "--field", "bogus")
     assert ran.code == 2 and "field='bogus': need one of" in ran.err
-    ran = course("bisect", workload, "--good", "0.33.0", "--bad", "0.32.0")
-    assert ran.code == 2 and "there is one release at most" in " ".join(ran.err.split())
 
 
 @pytest.mark.slow
