@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from conformance import recording, replay, together
+from conformance import recording, replay, together, workload_file
 from conformance.real_core import core_of, why_not
 from conformance.recorders import combined
+from mini_vllm.request import Request
+from mini_vllm.structured_output.request import constrained
 
 needs_pin = pytest.mark.skipif(bool(why_not()), reason=why_not())
+FRAME = Path(__file__).parent / "features" / "structured_output" / "refused_frame.jsonl"
+"""The smallest workload found on which it matters when the grammar is asked: recorded."""
 
 
 def test_every_seed_combines_at_least_two_features_and_all_combinations_come():
@@ -38,23 +44,30 @@ def test_drafts_in_flight_beside_adapters_fail_an_assertion_of_the_real_schedule
     assert caught.value.entry["steps"]
 
 
-@needs_pin
-def test_a_frame_refused_in_its_middle_is_counted_apart():
-    counts = together.compare([1_013_630], core_of())
-    assert (len(counts.known), counts.differences) == (1, [])
+def test_a_frame_that_a_grammar_refuses_in_its_middle_is_kept_whole(monkeypatch):
+    (entry,) = recording.read(FRAME)
+    assert replay.replay(entry)[1] is None
+    stops_at_the_refused_token = Request.append_output_tokens
+    kind = constrained(Request)
+    monkeypatch.setattr(kind, "append_output_tokens", stops_at_the_refused_token, raising=False)
+    difference = replay.replay(entry)[1]
+    assert difference.field == "block_ids"  # its third block was indexed with the whole frame
 
 
 @needs_pin
-def test_only_a_refusal_before_the_difference_is_counted_apart():
-    entry = combined.run(combined.generate(1_013_630), core_of())
-    step = replay.replay(entry)[1].step
-    assert together.refused_in_a_frame(entry, step)
-    assert not together.refused_in_a_frame(entry, 1)
-    for event in entry["events"]:
-        for add in event["add"]:
-            if add.get("grammar"):
-                add["grammar"]["reject_at"] = None
-    assert not together.refused_in_a_frame(entry, step)
+def test_the_real_scheduler_decides_so_today():
+    (entry,) = recording.read(FRAME)
+    # what was sampled behind a request's end is not in its recorded outputs
+    workload = {**workload_file.read(str(FRAME)), "seed": 1_013_630, "acceptance": 0.6}
+    workload["outputs"]["r0"] = [6, 5, 6, 6, 11, 18, 25]
+    assert combined.run(workload, core_of())["steps"] == entry["steps"]
+
+
+@needs_pin
+def test_fresh_workloads_are_decided_alike_and_counted_by_their_features():
+    counts = together.compare(range(900_000, 900_008), core_of())
+    assert (counts.num_workloads, counts.differences) == (8, [])
+    assert sum(counts.by_features.values()) == 8
 
 
 @needs_pin

@@ -3,13 +3,9 @@
     python -m conformance.together 20000 --seed 900000
     python -m conformance.together 1 --seed 900123            one that differed
 
-Prints every difference, then the counts. Two things are counted apart. On some workloads with
-drafts, adapters and asynchronous plans the real scheduler fails an assertion of its own; the mini
-engine refuses that combination. And where a grammar refuses a token in the middle of an
-asynchronous frame, the real scheduler keeps the whole frame and indexes its blocks before it ends
-the request (`vllm/v1/core/sched/scheduler.py:1416` `Scheduler.update_from_output`), where the mini
-one stops at the refused token.
-No sampler that applies the grammar's mask produces such a frame.
+Prints every difference, then the counts. On some workloads with drafts, adapters and asynchronous
+plans the real scheduler fails an assertion of its own: they are counted apart. The mini engine
+refuses that combination.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from conformance import recording, replay
+from conformance import replay
 from conformance.real_core import ArchiveError, LoadError, core_of
 from conformance.recorders import combined
 from conformance.recorders.source import Real
@@ -34,15 +30,12 @@ class Counts:
     refused: list[str] = field(default_factory=list)
     """One message per workload on which the real scheduler fails an assertion."""
     differences: list[replay.Difference] = field(default_factory=list)
-    known: list[replay.Difference] = field(default_factory=list)
-    """Those of workloads in which a grammar refuses a token in the middle of a frame."""
     by_features: Counter[frozenset[str]] = field(default_factory=Counter)
 
     def __str__(self) -> str:
         return (
             f"{self.num_workloads:,} workloads, {self.num_steps:,} steps: "
-            f"{len(self.differences)} differ, {len(self.known)} where a frame is refused in its "
-            f"middle, {len(self.refused)} on which the real scheduler fails"
+            f"{len(self.differences)} differ, {len(self.refused)} on which the real scheduler fails"
         )
 
 
@@ -60,29 +53,8 @@ def compare(seeds: Iterable[int], real: Real) -> Counts:
         steps, difference = replay.replay(entry)
         counts.num_steps += steps
         if difference is not None:
-            known = refused_in_a_frame(entry, difference.step)
-            (counts.known if known else counts.differences).append(difference)
+            counts.differences.append(difference)
     return counts
-
-
-def refused_in_a_frame(entry: recording.Recording, step: int) -> bool:
-    """Whether, before a step, a grammar refused a token with others of its frame behind it."""
-    adds = [add for event in entry["events"] for add in event["add"]]
-    refused = {
-        add["request_id"]: add["grammar"]["reject_at"]
-        for add in adds
-        if add.get("grammar") and add["grammar"]["reject_at"] is not None
-    }
-    if not entry["config"].get("async_scheduling"):
-        return False
-    said: Counter[str] = Counter()
-    for before in entry["steps"][:step]:
-        for request_id, tokens in before["sampled_token_ids"].items():
-            at = refused.get(request_id, -1)
-            if said[request_id] <= at < said[request_id] + len(tokens) - 1:
-                return True
-            said[request_id] += len(tokens)
-    return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts = compare(range(arguments.seed, arguments.seed + arguments.count), core)
     for features, number in sorted(counts.by_features.items(), key=lambda item: sorted(item[0])):
         print(f"{number:>7,}  {' + '.join(sorted(features))}")
-    print(*counts.refused, *counts.known, *counts.differences, counts, sep="\n")
+    print(*counts.refused, *counts.differences, counts, sep="\n")
     return 1 if counts.differences else 0
 
 

@@ -60,13 +60,9 @@ class AsyncScheduler(Scheduler):
 
     def _take(self, request: Request, tokens: Sequence[int]) -> bool:
         """Append tokens in place of placeholders up to the first that ends the request."""
-        queue = self._queue_of(request)
-        ended = False
-        for token in tokens:
-            request.append_output_token(token)
-            request.num_output_placeholders -= 1
-            if ended := request.maybe_finish(self.max_model_len):
-                break
+        queue, before = self._queue_of(request), request.num_tokens
+        ended = request.append_output_tokens(tokens, self.max_model_len)
+        request.num_output_placeholders -= request.num_tokens - before
         if queue is self.running:
             num_known = request.num_computed_tokens - request.num_output_placeholders
             self.kv.cache_blocks(request, num_known)

@@ -165,6 +165,20 @@ class Request:
         self.all_token_ids.append(token_id)
         self.num_tokens += 1
 
+    def append_output_tokens(
+        self, token_ids: Sequence[int], max_model_len: int | None = None
+    ) -> bool:
+        """Add the tokens of one step, up to the first that ends the request; whether one did.
+
+        As `vllm/v1/core/sched/scheduler.py:1649` `Scheduler._update_request_with_output`.
+        """
+        for token_id in token_ids:
+            self.all_token_ids.append(token_id)
+            self.num_tokens += 1
+            if self.maybe_finish(max_model_len):
+                return True
+        return False
+
     def maybe_finish(self, max_model_len: int | None = None) -> bool:
         """Set a finished status if the last output ends the request (E5).
 

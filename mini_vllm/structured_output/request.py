@@ -2,7 +2,8 @@
 
 Promises: it waits aside from birth until its grammar is there (C6); every token that it is given
 advances the grammar, and one that the grammar refuses ends it with an error, whatever else would
-have ended it. Mirrors `vllm/v1/structured_output/request.py:21` `StructuredOutputRequest`,
+have ended it. Planned ahead, the tokens of a step are all kept: upstream asks the grammar after it
+has appended them. Mirrors `vllm/v1/structured_output/request.py:21` `StructuredOutputRequest`,
 `vllm/v1/request.py:112` `Request.__init__` (the status at birth) and
 `vllm/v1/core/sched/scheduler.py:1416` `Scheduler.update_from_output`.
 """
@@ -10,7 +11,7 @@ have ended it. Mirrors `vllm/v1/structured_output/request.py:21` `StructuredOutp
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
@@ -78,9 +79,24 @@ class _Constrained:
     __slots__ = ()
     constraint: Any
 
+    def append_output_tokens(
+        self, token_ids: Sequence[int], max_model_len: int | None = None
+    ) -> bool:
+        """As `Request.append_output_tokens`; a refused token ends it behind the others."""
+        request: Any = self
+        ended = False
+        for token_id in token_ids:
+            request.append_output_token(token_id)
+            if ended := super().maybe_finish(max_model_len):  # type: ignore[misc]
+                break
+        return self._judged(ended)
+
     def maybe_finish(self, max_model_len: int | None = None) -> bool:
         """As `Request.maybe_finish`, and with an error where the last token was refused."""
-        ended = bool(super().maybe_finish(max_model_len))  # type: ignore[misc]
+        return self._judged(super().maybe_finish(max_model_len))  # type: ignore[misc]
+
+    def _judged(self, ended: bool) -> bool:
+        """Whether it has ended, now that the grammar has seen its tokens."""
         request: Any = self
         if not self.constraint.follow(request):
             request.status = RequestStatus.FINISHED_ERROR

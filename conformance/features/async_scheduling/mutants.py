@@ -58,8 +58,8 @@ leaves what ends while it waits in the queue
 
 keeps the placeholder of a token that has come
 @ async_scheduler
--            request.num_output_placeholders -= 1
-+            pass
+-        request.num_output_placeholders -= request.num_tokens - before
++        pass
 
 indexes blocks whose tokens are on their way
 @ async_scheduler

@@ -20,16 +20,17 @@ class ScriptedGrammar:
 
     def __init__(self, ready_at: int, reject_at: int | None) -> None:
         self.ready_at, self.reject_at = ready_at, reject_at
-        self.now = 0
-        """The step that is under way."""
+        self.now = self.position = 0
+        """The step that is under way, and the output token that is taken next."""
 
     def is_ready(self) -> bool:
         """Whether its step has come."""
         return self.now >= self.ready_at
 
     def follow(self, request: Request) -> bool:
-        """Whether it takes the request's last token."""
-        return request.num_output_tokens - 1 != self.reject_at
+        """Whether it takes the request's tokens from the last time on."""
+        first, self.position = self.position, request.num_output_tokens
+        return self.reject_at is None or not first <= self.reject_at < self.position
 
 
 class Grammars(Replayed):
