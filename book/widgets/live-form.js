@@ -53,7 +53,10 @@ const CourseLiveForm = (() => {
     /** The requests as a list to edit; `changed(requests)` when a field is left. */
     function requests(run, most, place, changed) {
         const now = run.requests.map(({ prompt, max_tokens, arrival, priority }) => ({ prompt, max_tokens, arrival, priority }));
-        const set = (i, name, value) => changed(now.map((one, j) => (i === j ? { ...one, [name]: value } : one)));
+        const set = (i, name, value) => { // kept: the next field is changed before these are drawn anew
+            now[i] = { ...now[i], [name]: value };
+            changed([...now]);
+        };
         const urgent = run.settings.policy === "priority";
         const small = (i, name, text, least, bound) => {
             const field = el("input", {
