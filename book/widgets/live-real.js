@@ -22,6 +22,15 @@ const CourseReal = (() => {
         return Object.entries(value).map(([id, of]) => `${id}: ${text(of)}`).join("; ") || "none";
     }
 
+    /** What both decided, in words: where they part, or that they do not. `name` is what the other engine is called. */
+    function verdict({ difference, steps, release }, name) {
+        return difference
+            ? `Step ${difference.step} is the first that differs, in ${difference.words}. vLLM ${release}: `
+                + `${text(difference.real)}. ${name}: ${text(difference.ours)}.`
+            : `${steps.length} steps, the same in vLLM ${release} and ${name}: who runs with how many `
+                + "tokens, who is preempted, both queues, every block table and the order of the free queue.";
+    }
+
     /** The part of a page that asks: { box, clear, show }.
      *
      * `fetch(release)` answers with the document, or null when it was refused; `go(place)` shows a step of the run;
@@ -34,7 +43,7 @@ const CourseReal = (() => {
         const release = el("select", { "aria-label": "Release of vLLM", onchange: () => told && ask() }, el("option", {}, PIN));
         const choose = el("label", { hidden: "" }, "release ", release);
         const question = el("div", { class: "live-question", "aria-live": "polite" });
-        const verdict = el("p", { class: "real-verdict", role: "status" });
+        const line = el("p", { class: "real-verdict", role: "status" });
         const body = el("tbody", {});
         const head = el("tr", {});
         const scroll = el("div", { class: "line-scroll real-steps", tabindex: "0", role: "region", "aria-label": "Both schedulers, step by step" },
@@ -43,7 +52,7 @@ const CourseReal = (() => {
         const answer = el("div", { hidden: "" }, scroll, beside);
         const box = el("div", { class: "real" },
             el("p", { class: "real-bar" }, button, " ", choose, el("span", {}, " The same requests and tokens, decided by vLLM's own scheduler in this page.")),
-            question, verdict, answer);
+            question, line, answer);
 
         async function ask() {
             button.disabled = true;
@@ -56,7 +65,7 @@ const CourseReal = (() => {
                 release.replaceChildren(...made.releases.map((each) =>
                     el("option", { selected: each === made.release ? "" : null }, each)));
                 if (!made.steps.length) {
-                    verdict.textContent = "Nothing is decided yet: press Step or Play first.";
+                    line.textContent = "Nothing is decided yet: press Step or Play first.";
                 } else if (predicts()) pose();
                 else reveal();
             } finally {
@@ -86,14 +95,8 @@ const CourseReal = (() => {
                 el("th", { scope: "row" }, el("button", { type: "button", onclick: () => go(number + 1) }, `${number}`)),
                 el("td", {}, plan(step)),
                 el("td", {}, number < at ? "the same" : `${number > at ? "(after they parted) " : ""}${plan(ours[number])}`))));
-            if (difference) {
-                verdict.textContent = `Step ${at} is the first that differs, in ${difference.words}. vLLM ${told.release}: `
-                    + `${text(difference.real)}. ${name}: ${text(difference.ours)}.`;
-            } else {
-                verdict.textContent = `${steps.length} steps, the same in vLLM ${told.release} and ${name}: who runs with how many `
-                    + "tokens, who is preempted, both queues, every block table and the order of the free queue.";
-            }
-            verdict.classList.toggle("real-differs", difference !== null);
+            line.textContent = verdict(told, name);
+            line.classList.toggle("real-differs", difference !== null);
             answer.hidden = false;
             show(difference ? at + 1 : place);
             body.querySelector(".real-parts")?.scrollIntoView({ block: "nearest" });
@@ -116,8 +119,8 @@ const CourseReal = (() => {
         function clear() {
             told = null;
             answer.hidden = true;
-            verdict.textContent = "";
-            verdict.classList.remove("real-differs");
+            line.textContent = "";
+            line.classList.remove("real-differs");
             question.replaceChildren();
             beside.replaceChildren();
         }
@@ -125,5 +128,5 @@ const CourseReal = (() => {
         return { box, clear, show, release: () => release.value, ask };
     }
 
-    return { build, plan, text };
+    return { build, plan, text, verdict };
 })();

@@ -142,6 +142,7 @@ class Session:
         wanted: Sequence[Wanted],
         aborts: Sequence[tuple[int, str]] = (),
         model: Any = None,
+        parts: EngineParts | None = None,
     ) -> None:
         """At the beginning: whoever arrives at step 0 waits.
 
@@ -149,6 +150,7 @@ class Session:
             aborts: (step, id) each, before that step; one for a request that has ended does
                 nothing.
             model: default is the shipped one.
+            parts: those of a release; default is the pin's. Its block tables are the engine's own.
 
         Raises:
             ValueError: bad settings or requests, by name.
@@ -163,7 +165,7 @@ class Session:
                 raise ValueError(f"abort={name!r}: need one of {', '.join(self.ids)}")
         self.engine = LLMEngine(
             model=shipped_engine().model if model is None else model,
-            parts=EngineParts(kv_cache_manager=WatchedKV),
+            parts=replace(parts or EngineParts(), kv_cache_manager=WatchedKV),
             **settings.knobs(),
         )
         for name, one in zip(self.ids, self.wanted, strict=True):

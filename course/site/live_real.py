@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from conformance.features.core.recorder import observe
 from conformance.real_core import RealCore, core_of, present
@@ -84,7 +84,9 @@ def ask_whole(
     return compared(session, release)
 
 
-def compared(session: live.Session, release: str = PIN) -> dict[str, Any]:
+def compared(
+    session: live.Session, release: str = PIN, watcher: Watcher | None = None
+) -> dict[str, Any]:
     """The real scheduler's steps of a run, and the first that differs.
 
     Returns:
@@ -96,7 +98,7 @@ def compared(session: live.Session, release: str = PIN) -> dict[str, Any]:
     """
     asked = core(release)
     ours = [_shown(frame) for frame in session.frames[1:]]
-    real, fault = decide(asked, session)
+    real, fault = decide(asked, session, watcher)
     difference = None
     for step, (one, other) in enumerate(zip(real, ours, strict=False)):
         field = next((name for name in MEANINGS if one[name] != other[name]), None)
@@ -120,11 +122,25 @@ def compared(session: live.Session, release: str = PIN) -> dict[str, Any]:
     }
 
 
-def decide(core: RealCore, session: live.Session) -> tuple[list[dict[str, Any]], str]:
+class Watcher(Protocol):
+    """Sees each step of the real scheduler from inside."""
+
+    def planned(self, scheduler: Any, plan: Any, requests: Mapping[str, Any]) -> None:
+        """`schedule` has returned; `requests` are the live ones."""
+        ...
+
+    def updated(self, sampled: Mapping[str, int]) -> None:
+        """The scheduler knows these tokens."""
+        ...
+
+
+def decide(
+    core: RealCore, session: live.Session, watcher: Watcher | None = None
+) -> tuple[list[dict[str, Any]], str]:
     """Drive a release's scheduler through the run: its steps, and what stopped it, if anything.
 
     Once its plans have parted from the run's, it samples the run's tokens all the same, a 0 where
-    the run has not come so far.
+    the run has not come so far. With a `watcher` it goes on to its own end.
     """
     settings = session.settings
     longest = session.engine.scheduler.max_model_len or MOST_TOKENS
@@ -138,7 +154,10 @@ def decide(core: RealCore, session: live.Session) -> tuple[list[dict[str, Any]],
     live_: dict[str, Any] = {}
     steps: list[dict[str, Any]] = []
     order = list(session.requests)
-    for number in range(session.num_steps):
+    for number in range(live.MOST_STEPS):
+        over = number >= session.num_steps
+        if over and (watcher is None or not scheduler.has_unfinished_requests()):
+            break
         for name in arrivals.get(number, ()):
             add = {
                 "request_id": name,
@@ -157,6 +176,8 @@ def decide(core: RealCore, session: live.Session) -> tuple[list[dict[str, Any]],
         try:
             plan = scheduler.schedule()
             steps.append(_seen(scheduler, plan))
+            if watcher is not None:
+                watcher.planned(scheduler, plan, live_)
             sampled = {}
             for name in plan.num_scheduled_tokens:
                 request = live_[name]
@@ -166,6 +187,8 @@ def decide(core: RealCore, session: live.Session) -> tuple[list[dict[str, Any]],
             scheduler.update_from_output(plan, core.runner_output(plan, sampled))
         except (AssertionError, RuntimeError, ValueError, KeyError) as error:
             return steps, f"{type(error).__name__} {error}".strip()
+        if watcher is not None:
+            watcher.updated(sampled)
         for name in plan.num_scheduled_tokens:
             if live_[name].is_finished():
                 del live_[name]

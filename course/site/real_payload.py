@@ -11,7 +11,6 @@ from pathlib import Path
 
 from conformance import workloads
 from conformance.real_core import RealCore, present, why_not
-from conformance.real_core.archive import number_of
 from conformance.real_core.namespace import LIBRARIES
 from conformance.real_core.places import PIN, tree_of
 from conformance.recorders import combined
@@ -33,19 +32,19 @@ def release_zip(version: str) -> str:
     return f"{FOLDER}/vllm-{version}.zip"
 
 
-def archives(root: Path) -> dict[str, Files]:
-    """The files of every zip, by its path: the libraries, and each release here from the pin on.
+def offered(root: Path) -> list[str]:
+    """The releases that lie here, the oldest first; none without the pinned tree or a library."""
+    return [] if why_not(PIN, root) else present(root)
 
-    Empty where the pinned tree, or a library that the core imports, is missing.
+
+def archives(root: Path) -> dict[str, Files]:
+    """The files of every zip, by its path: the libraries, and each release that lies here.
 
     Raises:
         ArchiveError, LoadError: a release that lies here is damaged or does not load.
     """
-    if why_not(PIN, root):
-        return {}
-    wanted = [v for v in present(root) if number_of(v) >= number_of(PIN)]
-    found = {release_zip(version): core_files(tree_of(version, root)) for version in wanted}
-    return {**found, LIBRARY_ZIP: library_files()}
+    found = {release_zip(v): core_files(tree_of(v, root)) for v in offered(root)}
+    return {**found, LIBRARY_ZIP: library_files()} if found else {}
 
 
 def core_files(tree: Path) -> Files:
