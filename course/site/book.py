@@ -38,6 +38,7 @@ FRONT = (
     "SETUP",
     "UPSTREAM_PIN",
     "SINCE_THE_PIN",
+    "PLAYGROUND",
     "GLOSSARY",
     "CAREER",
 )

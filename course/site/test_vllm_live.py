@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.real_core import why_not
-from course.site import live, real_payload, vllm_live
+from course.site import live, real_payload, vllm_live, widgets
 from course.site.test_live_real import workload
 from mini_vllm.releases import PARTS, PIN
 
@@ -85,4 +85,4 @@ def test_another_link_is_refused(link):
 
 def test_a_site_without_the_pinned_tree_offers_no_release(tmp_path):
     assert real_payload.offered(tmp_path) == []
-    assert set(vllm_live.vllm_live()["proved"]) == set(PARTS)
+    assert set(widgets.document("vllm-live")["proved"]) == set(PARTS)

@@ -73,18 +73,6 @@ def open_link(link: str) -> dict[str, Any]:
     return play(**told, release=match[1], beside=match[2])
 
 
-def vllm_live() -> dict[str, Any]:
-    """The widget's document: the run it begins with, and the releases that the site has."""
-    from course.site import real_payload
-    from course.site.home import RUNTIME_BYTES
-    from course.site.live_script import MODEL_BYTES
-
-    return {
-        **live.defaults(), "releases": real_payload.offered(live_real.ROOT), "proved": list(PARTS),
-        "pin": PIN, "bytes": RUNTIME_BYTES - MODEL_BYTES,
-    }  # fmt: skip
-
-
 def _marked(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Frames that can be compared by eye: in both, a block is new that was not in the table before.
 

@@ -1,5 +1,5 @@
-/* The playground: a run of the reader's, decided by a release of vLLM and by mini_vllm, both drawn. The document is `vllm_live` of
- * course/site/vllm_live.py; views and settings are those of the live engine.
+/* The playground: a run of the reader's, decided by a release of vLLM and by mini_vllm, both drawn. The document is that of
+ * course/site/widgets/vllm_live.py; views and settings are those of the live engine.
  */
 "use strict";
 
