@@ -91,7 +91,14 @@ CourseDesk.lab = (host) => {
             data, predicted: predict?.told, goTo: (line) => editor.goTo(line), text: () => editor.get(),
             solution: async () => (await json(await fetch(host.dataset.solution))).text,
         });
-        const real = CourseDesk.real?.({ part: data.part, session, text: () => editor.get() });
+        let asked = null; // what the fold "Ask vLLM" holds, once it was opened
+        let failed = "";
+        const offer = () => asked?.then((it) => it.offer(failed));
+        const vllm = data.vllm && session ? el("details", { ontoggle: () => {
+            asked ??= CourseDesk.load(new URL(data.vllm.script, new URL(host.dataset.desk, document.baseURI)).href).then(() =>
+                CourseDesk.real({ box: vllm, lab, workload: data.vllm.workload, session, text: () => editor.get() }));
+            offer();
+        } }, el("summary", {}, "Ask vLLM: its own scheduler beside yours")) : "";
         const plain = served && !window.COURSE_PLAY?.editor
             ? ["For colours and line numbers here: ", el("code", {}, "course book runtime"), ", once. "] : [];
         const where = served ? ["This is ", el("code", {}, data.file), " of your checkout. ", ...plain]
@@ -101,7 +108,7 @@ CourseDesk.lab = (host) => {
             notices, predict?.box ?? "", place,
             el("div", { class: "desk-bar desk-actions" }, run, end, reset,
                 el("span", { class: "desk-keys" }, "Ctrl-Enter runs. Escape, then Tab, leaves the editor.")),
-            loading?.box ?? "", results.box, real?.box ?? "", more);
+            loading?.box ?? "", results.box, vllm, more);
         editor = await CourseDesk.editor(place, {
             doc: file?.text ?? edit?.text ?? data.starter, onChange: changed, label: `starter.py of lab ${lab}`,
         });
@@ -254,7 +261,8 @@ CourseDesk.lab = (host) => {
             if (words === null) return results.rest("Not run: the file on your machine has changed; see above the editor.");
             predict?.ended(CourseReport.measured(report));
             results.end(report, began && (performance.now() - began) / 1000, words);
-            real?.offer(CourseReport.failed(report)[0]?.message ?? "");
+            failed = CourseReport.failed(report)[0]?.message ?? "";
+            offer();
             remember(report);
         }
         const late = (message) => (message.startsWith("out of time")

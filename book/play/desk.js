@@ -175,5 +175,5 @@ const CourseDesk = (() => {
     if (document.readyState === "complete") start();
     else document.addEventListener("DOMContentLoaded", start);
 
-    return { el, button, canRun, isServed, editor, difference, loading, runsByKey, mark, runnable };
+    return { el, button, canRun, isServed, editor, difference, loading, load, runsByKey, mark, runnable };
 })();

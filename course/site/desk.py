@@ -11,6 +11,7 @@ import functools
 import hashlib
 import html
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -34,13 +35,15 @@ SCRIPTS = (
 )
 ASKING = ("desk-judge.js", "desk-predict.js")
 """Besides, where a lab asks for predictions; they stand on the scripts of the exercises' boxes."""
-REAL = ("desk-real.js",)
-"""Besides, where a lab builds what decides: it asks vLLM."""
+REAL = "desk-real.js"
+"""Loaded when a lab's "Ask vLLM" is opened; the lab's document names it."""
 APART = {
     f"conformance/features/{room}/README.md": "they replay recordings, which takes a page minutes"
     for room in ("core", "engine", "entrypoints")
 }
 """Pages whose blocks are not offered, and why; `play_excepted` names single blocks."""
+_COMMENT = re.compile(rb"^ *(?://.*|/\*\*? [^\n]* \*/)\n", re.MULTILINE)
+"""A comment that has lines of its own, or one: no text of a script begins so."""
 END = '<nav class="neighbours"'
 """What follows a lab's text: the desk stands before it."""
 
@@ -60,8 +63,7 @@ def furnish(root: Path, page: Path, text: str) -> str:
         before, end, after = text.partition(END)
         text = f"{before.rstrip()}\n\n{host}{end}{after}"
     asks = lab is not None and bool(lab.manifest.predictions)
-    decides = lab is not None and lab.manifest.part in desk_real.PARTS
-    names = [*SCRIPTS, *(ASKING if asks else ()), *(REAL if decides else ())]
+    names = [*SCRIPTS, *(ASKING if asks else ())]
     first, *others = [f"{up}{FOLDER}/{name}?v={_version(root, name)}" for name in names]
     others[:0] = [answers.address(name, up) for name in ("quiz", "asks")] if asks else []
     name = page.relative_to(root).as_posix()
@@ -77,10 +79,9 @@ def write(root: Path, site: Path, listed: list[Path]) -> None:
     """Put the scripts, and the documents of the labs in the book, into a site."""
     folder = site / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*SCRIPTS, *ASKING, *REAL):
-        source = root / SOURCE / name
-        if source.is_file():
-            (folder / name).write_bytes(source.read_bytes())
+    for name in (*SCRIPTS, *ASKING, REAL):
+        if data := _sent(root, name):
+            (folder / name).write_bytes(data)
     for page in listed:
         lab = _lab_of(root, page)
         for name, text in documents(root, lab) if lab else ():
@@ -112,7 +113,15 @@ def document(root: Path, lab: Lab) -> dict[str, Any]:
         "built": list(dict.fromkeys(name.partition(".")[0] for name in spec.yours)),
         "part": spec.part or "",
         "next": _next(root, lab),
+        **_asking(root, lab),
     }
+
+
+def _asking(root: Path, lab: Lab) -> dict[str, Any]:
+    """What "Ask vLLM" begins with, where the lab has something to ask."""
+    asked = desk_real.LABS.get(lab.id)
+    script = f"{REAL}?v={_version(root, REAL)}"
+    return {"vllm": {"script": script, "workload": asked.workload}} if asked else {}
 
 
 def _next(root: Path, lab: Lab) -> dict[str, str] | None:
@@ -140,9 +149,15 @@ def _labs(root: Path) -> tuple[Lab, ...]:
     return tuple(find_labs(root))
 
 
-def _version(root: Path, name: str) -> str:
+def _sent(root: Path, name: str) -> bytes:
+    """A script without the lines that say something to its author alone; empty if there is none."""
     path = root / SOURCE / name
-    return _digest(path.read_bytes()) if path.is_file() else ""
+    return _COMMENT.sub(b"", path.read_bytes()) if path.is_file() else b""
+
+
+def _version(root: Path, name: str) -> str:
+    data = _sent(root, name)
+    return _digest(data) if data else ""
 
 
 def _digest(data: bytes) -> str:

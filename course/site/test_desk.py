@@ -62,6 +62,35 @@ def test_the_desk_knows_the_tests_the_hints_and_the_next_lab(little_course, lab)
     assert desk.document(little_course, find_labs(little_course)[1])["next"] is None
 
 
+def test_what_asks_vllm_is_in_no_page_and_in_the_document_of_a_lab_that_can_alone(tmp_path):
+    labs = {lab.id: lab for lab in find_labs(REPOSITORY)}
+    for name, asks in (("02-01", True), ("02-02", False)):
+        page = labs[name].folder / "README.md"
+        assert "desk-real" not in desk.furnish(REPOSITORY, page, FRAMED)
+        assert ("vllm" in desk.document(REPOSITORY, labs[name])) is asks
+    told = desk.document(REPOSITORY, labs["02-01"])["vllm"]
+    desk.write(REPOSITORY, tmp_path, [])
+    assert (tmp_path / "desk" / told["script"].partition("?")[0]).is_file()
+    assert told["workload"].startswith("config:")
+
+
+def test_a_script_is_sent_without_its_comment_lines_and_with_all_others(tmp_path):
+    desk.write(REPOSITORY, tmp_path, [])
+    for name in (*desk.SCRIPTS, *desk.ASKING, desk.REAL):
+        sent = (tmp_path / "desk" / name).read_text(encoding="utf-8").splitlines()
+        kept = iter(sent)
+        left = []
+        expected = next(kept)
+        for line in (PARTS / name).read_text(encoding="utf-8").splitlines():
+            if line == expected:
+                expected = next(kept, None)
+            else:
+                left.append(line.strip())
+        assert expected is None
+        assert left
+        assert all(line.startswith(("// ", "/** ")) for line in left), name
+
+
 def test_the_solution_is_in_a_file_of_its_own_alone(little_course, lab, page, tmp_path):
     desk.write(little_course, tmp_path, [page])
     (held,) = tmp_path.glob("desk/90-00-lab.*.json")

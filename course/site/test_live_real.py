@@ -132,25 +132,55 @@ requests:
 - {id: A, prompt: 11, max_tokens: 12}
 - {id: B, prompt: 11, max_tokens: 12}
 """
-LABS = {"block_pool": "02-01", "kv_cache_manager": "02-05", "scheduler": "03-01"}
 
 
-def solution(part: str) -> str:
-    return pick(find_labs(ROOT), LABS[part]).solution.read_text(encoding="utf-8")
+def solution(lab: str) -> str:
+    return pick(find_labs(ROOT), lab).solution.read_text(encoding="utf-8")
+
+
+def test_every_lab_of_scheduler_and_cache_asks_but_those_whose_work_is_not_scheduling():
+    labs = {lab.id for lab in find_labs(ROOT) if lab.id[:2] in ("02", "03")}
+    assert labs - set(desk_real.LABS) == {"02-02", "02-04", "02-06"}
 
 
 @needs_the_tree
-@pytest.mark.parametrize("part", desk_real.PARTS)
-def test_a_solution_decides_as_the_real_scheduler(part):
-    told = desk_real.ask_mine(part, solution(part), SHORT)
+@pytest.mark.parametrize("lab", desk_real.LABS)
+def test_a_solution_decides_as_the_real_scheduler(lab):
+    told = desk_real.ask_mine(lab, solution(lab), desk_real.LABS[lab].workload)
     assert told["rows"]
-    assert told["difference"] is None
+    if lab == "03-07":  # the fix parts where the real one reads what was never written
+        assert told["at"] == 3
+        assert "vLLM 0.22.1: {'low': 4}. Yours: {'low': 8}" in told["verdict"]
+    else:
+        assert told["at"] is None
+        assert "the same in vLLM 0.22.1 and in yours" in told["verdict"]
+
+
+@needs_the_tree
+@pytest.mark.parametrize(
+    ("lab", "right", "wrong", "row", "values"),
+    [
+        ("02-03", "(num_tokens - 1) // block_size", "num_tokens // block_size", 0, ("4", "8")),
+        ("03-02", "-> list[int]:\n", "-> list[int]:\n    return [prompt_len]\n", 0, ("24", "100")),
+        ("03-03", "(len(prompt) - 1) // block_size", "len(prompt) // block_size", 2, ("4", "8")),
+        ("03-05", "costs.append(1 + chunk)", "costs.append(chunk)", 0, ("51", "50")),
+        ("03-06", "(num_prompts - 1) *", "num_prompts *", 0, ("8", "12")),
+    ],
+)
+def test_a_wrong_prediction_is_shown_beside_what_the_real_scheduler_came_to(
+    lab, right, wrong, row, values
+):
+    text = solution(lab)
+    assert right in text
+    told = desk_real.ask_mine(lab, text.replace(right, wrong, 1), desk_real.LABS[lab].workload)
+    assert told["at"] == row
+    assert tuple(told["rows"][row][1:]) == values
 
 
 @needs_the_tree
 def test_a_pool_that_gives_blocks_in_another_order_parts_at_the_step_that_shows_it():
     text = (
-        solution("block_pool")
+        solution("02-01")
         + """
 
 class BlockPool(BlockPool):
@@ -158,19 +188,23 @@ class BlockPool(BlockPool):
         return super().get_new_blocks(num_blocks)[::-1]
 """
     )
-    difference = desk_real.ask_mine("block_pool", text, SHORT)["difference"]
-    assert (difference["step"], difference["field"]) == (0, "block_ids")
+    told = desk_real.ask_mine("02-01", text, SHORT)
+    assert told["at"] == 0
+    assert "differs, in block_ids" in told["verdict"]
 
 
 @needs_the_tree
 @pytest.mark.parametrize(
-    ("text", "workload", "message"),
+    ("lab", "text", "workload", "message"),
     [
-        ("class (", SHORT, "starter.py does not load: SyntaxError"),
-        ("x = 1", SHORT, "starter.py does not load: AttributeError"),
-        ("class BlockPool: pass", "requests: 3", "workload: need config"),
+        ("02-01", "class (", SHORT, "starter.py does not load: SyntaxError"),
+        ("02-01", "x = 1", SHORT, "starter.py does not load: AttributeError"),
+        ("02-01", "class BlockPool: pass", "requests: 3", "workload: need config"),
+        ("03-02", "x = 1", SHORT, "workload: has 2 requests, this lab predicts for 1"),
+        ("03-03", "x = 1", SHORT, "starter.py: AttributeError"),
+        ("02-02", "x = 1", SHORT, "lab='02-02': need one of 02-01"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(text, workload, message):
+def test_what_cannot_be_read_is_refused_by_name(lab, text, workload, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        desk_real.ask_mine("block_pool", text, workload)
+        desk_real.ask_mine(lab, text, workload)
