@@ -88,7 +88,7 @@ def test_a_script_is_sent_without_its_comment_lines_and_with_all_others(tmp_path
                 left.append(line.strip())
         assert expected is None
         assert left
-        assert all(line.startswith(("// ", "/** ")) for line in left), name
+        assert all(line.startswith(("// ", "/* ", "/** ")) for line in left), name
 
 
 def test_the_solution_is_in_a_file_of_its_own_alone(little_course, lab, page, tmp_path):
