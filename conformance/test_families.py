@@ -78,12 +78,21 @@ def test_blocks_of_a_request_that_ended_are_kept_until_they_are_sent(entries):
     assert seen > 0
 
 
-@pytest.mark.skipif(bool(why_not("0.33.0")), reason=why_not("0.33.0"))
-def test_what_a_later_release_asks_of_a_connector_is_named():
-    drawn = map(connector.generate, SEEDS)
-    workload = next(w for w in drawn if any(add.get("kv") for add in w["events"][-1]["add"]))
-    with pytest.raises(StubError, match=r"Connector\.supports_divergent_local_hybrid_hits"):
-        connector.run(workload, core_of("0.33.0"))
+@pytest.mark.parametrize("version", ["0.27.1", "0.28.0", "0.33.0"])
+def test_later_releases_load_and_send_through_a_connector(version):
+    if problem := why_not(version):
+        pytest.skip(problem)
+    loaded, sent = set(), set()
+    for seed in range(12):
+        for step in connector.run(connector.generate(seed), core_of(version))["steps"]:
+            loaded |= {(seed, name) for name in step.get("finished_recving", ())}
+            sent |= {(seed, name) for name in step.get("finished_sending", ())}
+    assert len(loaded) > 3 and len(sent) > 3
+
+
+def test_a_question_that_a_connector_has_no_answer_to_is_named():
+    with pytest.raises(StubError, match=r"Connector\.has_pending_push_work"):
+        _ = connector.Connector({}).has_pending_push_work
 
 
 @pytest.mark.parametrize("key", ["kv_groups", "encoder_cache_size"])

@@ -65,7 +65,9 @@ def run(workload: dict[str, Any], real: Real | None = None) -> recording.Recordi
             scheduler, left = once.scheduler, left - 1
             if left < 0:  # each abort ends a request
                 raise
-            head = next(iter([*skipped(scheduler), *scheduler.waiting]))
+            head = next(iter([*skipped(scheduler), *scheduler.waiting]), None)
+            if head is None:
+                raise
             tried["events"] = [
                 *tried["events"],
                 {"step": len(once.steps), "add": [], "abort": [head.request_id]},

@@ -44,7 +44,15 @@ class Masks:
 
 
 class Connector(Strict):
-    """What the real scheduler asks of its connector; a pure function of the script."""
+    """What the real scheduler asks of its connector; a pure function of the script.
+
+    What 0.28.0 and newer ask besides (`supports_divergent_local_hybrid_hits`,
+    `has_pending_block_frees`, `get_loaded_kv_cache_group_ids`) is answered as the base class of
+    0.33.0 does. It is attached to a scheduler that was made without one: what a constructor reads
+    off a connector keeps its default.
+    """
+
+    supports_divergent_local_hybrid_hits = False
 
     def __init__(self, script: Mapping[str, Mapping[str, Any]]) -> None:
         self.script = script
@@ -115,3 +123,11 @@ class Connector(Strict):
     def take_events(self) -> tuple[()]:
         """No KV events."""
         return ()
+
+    def has_pending_block_frees(self) -> bool:
+        """No transfer gives blocks back in place of a preemption."""
+        return False
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """The groups that a load fills: the only one."""
+        return (0,)
