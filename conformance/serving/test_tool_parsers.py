@@ -149,7 +149,7 @@ WRONG = (
     ),
     (
         "never begins the next call",
-        "            self.told = False\n            return None\n",
+        "            self.named = False\n            return None\n",
         "            return None\n",
     ),
 )

@@ -18,6 +18,7 @@ import pytest
 from conformance import flight as reader
 from conformance import real_core, workloads
 from conformance.recorders import combined
+from conformance.recorders import run as walk
 from mini_vllm.observe.flight import Flight, FlightError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,8 +62,8 @@ def record(recorder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         folder = tmp_path / name
         monkeypatch.setenv(recorder.DIRECTORY, str(folder))
         monkeypatch.setattr(recorder, "version", lambda: version)
-        made = combined.Run(copy.deepcopy(workload), core)
-        with contextlib.suppress(combined.Stalled):
+        made = walk.Run(copy.deepcopy(workload), core)
+        with contextlib.suppress(walk.Stalled):
             made.recorded()
         made.scheduler.flight.note("close")
         return folder
