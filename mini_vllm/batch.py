@@ -39,6 +39,8 @@ class ForwardBatch:
     """[num_rows] index of each request's last scheduled token, and of the ones before it that come
     before a draft: one row of logits each"""
     block_size: int = 16
+    sliding_window: int | None = None
+    """A token attends to this many, itself included; None: to all before it"""
     kv_cache: np.ndarray | None = field(default=None, repr=False)
     attn_metadata: Any = field(default=None, repr=False)
     """What the attention has worked out for this batch, once for all layers; its own type."""

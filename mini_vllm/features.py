@@ -19,6 +19,7 @@ from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig
 from mini_vllm.executor import Executor
 from mini_vllm.feature import Feature, RequestInput, RowMask
+from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.models.registry import LoadedModel, load_model
 from mini_vllm.part_signatures import build_linear
 from mini_vllm.parts import EngineParts
@@ -104,14 +105,30 @@ class EngineSetup:
         if self.loaded is None:
             self.loaded = load_model(
                 self.model, self.tokenizer, self.config.dtype, self.config.seed,
-                self.parts.attention, build_linear(self.parts.linear),
+                self.parts.attention, build_linear(self.parts.linear), engine=self.config,
                 **self.parts.rooms.get("models", {}),
             )  # fmt: skip
             self.config = self.config.with_max_model_len(self.loaded.max_model_len)
             if self.loaded.kv_cache_manager is not None:
-                kv_cache_manager = self.loaded.kv_cache_manager
-                self.parts = replace(self.parts, kv_cache_manager=kv_cache_manager)
+                self._take_caches(self.loaded, self.loaded.kv_cache_manager)
         return self.loaded
+
+    def _take_caches(
+        self, loaded: LoadedModel, kv_cache_manager: Callable[..., KVCacheManager]
+    ) -> None:
+        """Build what the model's groups of layers need in the place of the engine's own."""
+        for name in loaded.excludes:
+            if value := self.arguments.get(name):
+                raise ValueError(f"{name}={value!r}: need a model whose layers all keep the same")
+        if self.parts.kv_cache_manager is not KVCacheManager:
+            part = self.parts.kv_cache_manager
+            raise ValueError(f"parts.kv_cache_manager={part!r}: the model brings its own")
+        self.parts = replace(self.parts, kv_cache_manager=kv_cache_manager)
+        if loaded.block_size is not None:
+            cache = replace(self.config.cache, block_size=loaded.block_size)
+            self.config = replace(self.config, cache=cache)
+        if loaded.feature is not None:
+            self.join(loaded.feature)
 
     def build_executor(self, *arguments: Any) -> Executor:
         """What runs the plans; with `async_scheduling` the next runs before one is answered."""

@@ -7,6 +7,7 @@ Mirrors `vllm/v1/kv_cache_interface.py:95` `KVCacheSpec`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,32 @@ class KVCacheSpec:
         """[num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim] of the group's cache."""
         size = self.block_size or block_size
         return len(self.layers), 2, num_blocks, size, self.num_kv_heads, self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class MambaSpec(KVCacheSpec):
+    """One group of layers that keep a state, of the same size however many tokens it has seen.
+
+    Mirrors `vllm/v1/kv_cache_interface.py:563` `MambaSpec`, whose `mamba_cache_mode` is "all" where
+    `block_size` is that of the other groups, and "none" where one block holds a whole sequence.
+    """
+
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    state_shapes: tuple[tuple[int, ...], ...] = ()
+    """Of the arrays that make up one layer's state."""
+    page_size_padded: int = 0
+    """Numbers that a block takes per layer, at least those of the state, and as many as a block of
+    the other groups."""
+
+    @property
+    def state_size(self) -> int:
+        """Numbers in one layer's state."""
+        return sum(math.prod(shape) for shape in self.state_shapes)
+
+    def shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """[num_layers, 2, num_blocks, half a page]: a state lies in both halves, end to end."""
+        return len(self.layers), 2, num_blocks, self.page_size_padded // 2
 
 
 def allocate_caches(

@@ -102,13 +102,15 @@ class ModelRunner:
         owner: np.ndarray, positions: np.ndarray,
     ) -> dict[str, Any]:  # fmt: skip
         """The fields of a batch that differ from group to group: where its K and V live."""
-        size = (self.kv_specs[group].block_size if self.kv_specs else None) or self.block_size
+        spec = self.kv_specs[group] if self.kv_specs else None
+        size = (spec.block_size if spec else None) or self.block_size
         block_tables = self._block_tables([block_ids[r] for r in plan.num_scheduled_tokens])
         block, offset = np.divmod(positions, size)
         return {
             "block_tables": block_tables,
             "slot_mapping": block_tables[owner, block] * size + offset,
             "block_size": size,
+            "sliding_window": spec.sliding_window if spec else None,
             "kv_cache": self.kv_caches[group] if self.kv_caches else None,
         }
 

@@ -66,7 +66,12 @@ def _decode_groups(batch: ForwardBatch, query_lens: np.ndarray) -> list[DecodeGr
     rows = np.flatnonzero(query_lens <= _MOST_GROUPED)
     if len(rows) > 1:
         rows = rows[np.lexsort((-batch.seq_lens[rows], query_lens[rows]))]
-    num_blocks = (-(-batch.seq_lens[rows] // batch.block_size)).tolist()
+    num_blocks = -(-batch.seq_lens[rows] // batch.block_size)
+    if batch.sliding_window is not None:
+        num_blocks -= first_blocks(batch, rows, query_lens[rows])
+        order = np.lexsort((-num_blocks, query_lens[rows]))
+        rows, num_blocks = rows[order], num_blocks[order]
+    num_blocks = num_blocks.tolist()
     num_queries = query_lens[rows].tolist()
     groups, start = [], 0
     while start < len(rows):
@@ -85,16 +90,33 @@ def _decode_groups(batch: ForwardBatch, query_lens: np.ndarray) -> list[DecodeGr
     return groups
 
 
+def first_blocks(batch: ForwardBatch, rows: np.ndarray, query_lens: np.ndarray) -> np.ndarray:
+    """[len(rows)] the first block that a query of each request sees; those before may be gone."""
+    assert batch.sliding_window is not None
+    first_query = batch.seq_lens[rows] - query_lens
+    return np.maximum(first_query + 1 - batch.sliding_window, 0) // batch.block_size
+
+
 def _decode_group(
     batch: ForwardBatch, rows: np.ndarray, num_blocks: int, num_queries: int
 ) -> DecodeGroup:
     back = np.arange(num_queries - 1, -1, -1)  # how far each query stands before the last
     ends = batch.seq_lens[rows][:, None] - back  # [group, num_queries]
-    hidden = np.arange(num_blocks * batch.block_size) >= ends[:, :, None]
+    keys, columns = np.arange(num_blocks * batch.block_size), np.arange(num_blocks)
+    if batch.sliding_window is None:
+        hidden = keys >= ends[:, :, None]
+    else:
+        first = first_blocks(batch, rows, np.full(len(rows), num_queries))[:, None]
+        keys = keys + first[:, :, None] * batch.block_size  # [group, 1, width] their positions
+        ends, columns = ends[:, :, None], columns + first
+        hidden = (keys >= ends) | (keys < ends - batch.sliding_window)
+    last = -(-batch.seq_lens[rows] // batch.block_size)[:, None] - 1
+    # What a shorter row has too few of is its last block again, hidden, never the null block.
+    block_tables = batch.block_tables[rows[:, None], np.minimum(columns, last)]
     dtype = np.dtype(np.float32) if batch.kv_cache is None else batch.kv_cache.dtype
     return DecodeGroup(
         token_rows=batch.query_start_loc[rows][:, None] + np.arange(num_queries),
-        block_tables=np.ascontiguousarray(batch.block_tables[rows, :num_blocks]),
+        block_tables=block_tables,
         bias=hidden_bias(hidden, dtype)[:, None] if hidden.any() else None,
     )
 
@@ -113,11 +135,14 @@ def paged_attention(
         out[group.token_rows] = _attend_decodes(query[group.token_rows], layer_cache, group)
     for i in metadata.prefill_rows:
         start, stop = batch.query_start_loc[i], batch.query_start_loc[i + 1]
-        num_blocks = -(-int(batch.seq_lens[i]) // batch.block_size)
-        table = batch.block_tables[i, :num_blocks]
+        seq_len, window = int(batch.seq_lens[i]), batch.sliding_window
+        num_blocks, first = -(-seq_len // batch.block_size), 0
+        if window is not None:
+            first = max(0, seq_len - int(stop - start) + 1 - window) // batch.block_size
         out[start:stop] = _attend_prefill(
-            query[start:stop], layer_cache, table, int(batch.seq_lens[i])
-        )
+            query[start:stop], layer_cache, batch.block_tables[i, first:num_blocks],
+            seq_len - first * batch.block_size, window,
+        )  # fmt: skip
     return out
 
 
@@ -139,11 +164,12 @@ def _attend_decodes(query: np.ndarray, layer_cache: np.ndarray, group: DecodeGro
 
 
 def _attend_prefill(
-    query: np.ndarray, layer_cache: np.ndarray, table: np.ndarray, seq_len: int
+    query: np.ndarray, layer_cache: np.ndarray, table: np.ndarray, seq_len: int, window: int | None
 ) -> np.ndarray:
     """The last `len(query)` positions of one sequence of `seq_len` attend causally.
 
-    Queries go in tiles, and a tile reads no key beyond its own last position.
+    Queries go in tiles, and a tile reads no key beyond its own last position, nor one that its
+    first position's window has passed.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = layer_cache.shape[3]
@@ -156,13 +182,19 @@ def _attend_prefill(
     first_position = seq_len - num_tokens
     for start in range(0, num_tokens, _QUERY_TILE):
         stop = min(start + _QUERY_TILE, num_tokens)
-        num_visible = first_position + stop
+        begin, end = 0, first_position + stop
+        if window is not None:
+            begin = max(0, first_position + start + 1 - window)
         tile = grouped[:, :, start:stop].reshape(num_kv_heads, -1, head_dim)
-        scores = tile @ keys[:, :, :num_visible]  # [kv_heads, group_size * tile, num_visible]
-        positions = np.arange(first_position + start, num_visible)
-        bias = hidden_bias(np.arange(num_visible) > positions[:, None], scores.dtype)
-        by_head = scores.reshape(num_kv_heads, group_size, stop - start, num_visible)
-        attended = _softmax_product(by_head, values[:, None, :num_visible], bias)
+        scores = tile @ keys[:, :, begin:end]  # [kv_heads, group_size * tile, num_visible]
+        positions = np.arange(first_position + start, end)[:, None]
+        visible = np.arange(begin, end)
+        hidden = visible > positions
+        if window is not None:
+            hidden |= visible <= positions - window
+        bias = hidden_bias(hidden, scores.dtype)
+        by_head = scores.reshape(num_kv_heads, group_size, stop - start, end - begin)
+        attended = _softmax_product(by_head, values[:, None, begin:end], bias)
         attended = attended.reshape(num_heads, stop - start, head_dim)
         out[start:stop] = attended.transpose(1, 0, 2)
     return out

@@ -1,7 +1,8 @@
 """Attention over a paged KV cache, as a definition: write by slot, read by block table.
 
 Promises: K and V are reached only through `slot_mapping` and `block_tables`; a query at position p
-sees positions 0 to p and nothing else. Slow; read this file first. Mirrors the two ops of
+sees positions 0 to p, or the last `sliding_window` of them, and nothing else. Slow; read this file
+first. Mirrors the two ops of
 `vllm/model_executor/layers/attention/attention.py:691` `unified_kv_cache_update` and
 `vllm/model_executor/layers/attention/attention.py:734` `unified_attention_with_output`.
 """
@@ -47,7 +48,9 @@ def paged_attention_reference(
     out = np.empty_like(query)
     for i in range(batch.num_reqs):
         for token in range(batch.query_start_loc[i], batch.query_start_loc[i + 1]):
-            visible = range(batch.positions[token] + 1)
+            position = batch.positions[token]
+            window = batch.sliding_window or position + 1
+            visible = range(max(0, position + 1 - window), position + 1)
             places = [divmod(p, batch.block_size) for p in visible]
             slots = [(batch.block_tables[i, block], offset) for block, offset in places]
             for head in range(num_heads):

@@ -26,9 +26,7 @@ from rich.table import Table
 from mini_vllm.config import SamplingParams, whole
 from mini_vllm.engine import LLMEngine
 from mini_vllm.entrypoints.cli_serve import core, from_json, serve
-from mini_vllm.models.config import num_parameters, parse_config
-from mini_vllm.models.files import read_json
-from mini_vllm.models.loader import resolve
+from mini_vllm.models.loader import parameters_of, read_config, resolve
 from mini_vllm.observe.bench import PERCENTILES, Workload, run_workload
 from mini_vllm.observe.trace import StepRecord, observing, traced_steps
 from mini_vllm.outputs import text_of
@@ -332,13 +330,13 @@ def info(
     whole("--kv-dtype-bytes", kv_dtype_bytes, 1, 8)
     folder = resolve(model)
     path = folder / "config.json"
-    config = parse_config(read_json(path), path)
+    config = read_config(path)
     per_token = config.kv_bytes_per_token(kv_dtype_bytes)
     blocks = budget // (per_token * block_size)
     heads = f"{config.num_attention_heads} query, {config.num_key_value_heads} KV"
     rows = [
         ("architecture", config.architecture),
-        ("parameters", f"{num_parameters(config):,}"),
+        ("parameters", f"{parameters_of(config):,}"),
         ("layers", str(config.num_hidden_layers)),
         ("hidden size", str(config.hidden_size)),
         ("heads", f"{heads}, of {config.head_dim}"),

@@ -13,10 +13,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
-from mini_vllm.kv.groups import CacheGroup, SlidingWindowGroup, Table, full_hit, window_hit
+from mini_vllm.feature import Feature
+from mini_vllm.kv.groups import (
+    CacheGroup,
+    MambaGroup,
+    SlidingWindowGroup,
+    Table,
+    full_hit,
+    state_hit,
+    window_hit,
+)
 from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.kv_cache_interface import KVCacheSpec
+from mini_vllm.kv_cache_interface import KVCacheSpec, MambaSpec
+from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
+
+_LOOK_UP = {CacheGroup: full_hit, SlidingWindowGroup: window_hit, MambaGroup: state_hit}
 
 
 class HybridKVCacheManager(KVCacheManager):
@@ -51,19 +63,23 @@ class HybridKVCacheManager(KVCacheManager):
         sizes = [spec.block_size or block_size for spec in kv_specs]
         # A prefix is hashed in the smallest steps in which any group needs it.
         super().__init__(num_blocks, math.gcd(*sizes), enable_caching, block_pool)
-        kinds = [CacheGroup if s.sliding_window is None else SlidingWindowGroup for s in kv_specs]
         pool = self.block_pool
         self.groups = [
-            kind(index, spec, size, pool)
-            for index, (kind, spec, size) in enumerate(zip(kinds, kv_specs, sizes, strict=True))
+            _kind_of(spec)(index, spec, size, pool)
+            for index, (spec, size) in enumerate(zip(kv_specs, sizes, strict=True))
         ]
         self.alignment = math.lcm(*sizes)
         """Tokens; the length of every hit is a multiple."""
-        equal: dict[tuple[int, int | None], list[CacheGroup]] = {}
+        equal: dict[tuple[type, int, int | None], list[CacheGroup]] = {}
         for group in self.groups:
-            equal.setdefault((group.block_size, group.spec.sliding_window), []).append(group)
-        full_first = sorted(equal.items(), key=lambda entry: entry[0][1] is not None)
-        self._kinds = [groups for _, groups in full_first]
+            kind = type(group), group.block_size, group.spec.sliding_window
+            equal.setdefault(kind, []).append(group)
+        self._kinds = sorted(equal.values(), key=lambda groups: not _is_full(groups))
+
+    def new_step_starts(self) -> None:
+        """A step is being planned; see `MambaGroup`."""
+        for group in self.groups:
+            group.new_step_starts()
 
     # ------------------------------------------------------------------ tables
 
@@ -100,15 +116,15 @@ class HybridKVCacheManager(KVCacheManager):
         while True:
             now = length
             for number, groups in enumerate(self._kinds):
-                size, is_full = groups[0].block_size, groups[0].spec.sliding_window is None
-                if is_full and groups[0].index in found:
+                size = groups[0].block_size
+                if _is_full(groups) and groups[0].index in found:
                     now = now // size * size  # a prefix of a prefix is there, too
                     continue
                 drops = self.use_eagle and number not in dropped
                 limit = now
                 if drops and len(self._kinds) > 1:
                     limit = min(now + size, most)
-                look_up = full_hit if is_full else window_hit
+                look_up = _LOOK_UP[type(groups[0])]
                 hashes = self._hashes(request, size)
                 tables = look_up(groups, hashes, drops, self.alignment, limit)
                 came = len(tables[0]) * size
@@ -123,14 +139,14 @@ class HybridKVCacheManager(KVCacheManager):
                 break
             length = now
         first = self._kinds[0]  # as at the pin, where a second kind of full attention stays longer
-        for group in first if first[0].spec.sliding_window is None else ():
+        for group in first if _is_full(first) else ():
             del found[group.index][length // group.block_size :]
         return [found[group.index] for group in self.groups], length
 
     @property
     def _is_simple(self) -> bool:
         """One kind of full attention and one other: the second cannot shorten the first twice."""
-        return len(self._kinds) == 2 and self._kinds[0][0].spec.sliding_window is None
+        return len(self._kinds) == 2 and _is_full(self._kinds[0])
 
     def _hashes(self, request: Request, size: int) -> Sequence[int]:
         """Hash of every full block of this size: that of its last step, which all before is in."""
@@ -224,3 +240,38 @@ class HybridKVCacheManager(KVCacheManager):
             computed = request.num_computed_tokens // group.block_size
             for block in group.tables.get(request.request_id, [])[computed:]:
                 self.block_pool.evict(block)
+
+
+def _kind_of(spec: KVCacheSpec) -> type[CacheGroup]:
+    if isinstance(spec, MambaSpec):
+        return MambaGroup
+    return CacheGroup if spec.sliding_window is None else SlidingWindowGroup
+
+
+def _is_full(groups: Sequence[CacheGroup]) -> bool:
+    return type(groups[0]) is CacheGroup
+
+
+class StepStarts(Feature):
+    """Has a manager whose groups keep states know when a step is being planned.
+
+    At the pin the scheduler does: `vllm/v1/core/sched/scheduler.py:362` `Scheduler.schedule`.
+    """
+
+    name = "kv"
+
+    def __init__(self, kv_specs: Sequence[KVCacheSpec]) -> None:
+        self.kv_specs = kv_specs
+        self.gate = self._gate = _StepGate()
+
+    def build(self, *arguments: Any) -> HybridKVCacheManager:
+        """A manager, which from now on is the one that is called; as of `EngineParts`."""
+        self._gate.kv = HybridKVCacheManager(*arguments, kv_specs=self.kv_specs)
+        return self._gate.kv
+
+
+class _StepGate(Gate):
+    kv: HybridKVCacheManager
+
+    def begins(self, plan: SchedulerOutput) -> None:
+        self.kv.new_step_starts()

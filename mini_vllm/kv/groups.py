@@ -1,9 +1,10 @@
-"""The blocks of one group of layers: of those that see everything, and of those that see a window.
+"""The blocks of one group of layers: of those that see everything, a window, or keep a state.
 
 Promises: a table only grows; what no later token attends to is replaced by the null block and goes
-back to the pool; a hit of a window needs the blocks inside it and none before. Mirrors
-`vllm/v1/core/single_type_kv_cache_manager.py:481` `FullAttentionManager` and
-`vllm/v1/core/single_type_kv_cache_manager.py:542` `SlidingWindowManager`.
+back to the pool; a hit of a window needs the blocks inside it and none before, a hit of a state the
+one block that ends with it. Mirrors `vllm/v1/core/single_type_kv_cache_manager.py:481`
+`FullAttentionManager`, `vllm/v1/core/single_type_kv_cache_manager.py:542` `SlidingWindowManager`
+and `vllm/v1/core/single_type_kv_cache_manager.py:842` `MambaManager`.
 """
 
 from __future__ import annotations
@@ -133,6 +134,9 @@ class CacheGroup:
         """What a block of this group with this hash is found by."""
         return hash((block_hash, self.index))
 
+    def new_step_starts(self) -> None:
+        """A step is being planned."""
+
 
 class SlidingWindowGroup(CacheGroup):
     """Layers whose tokens attend to the last `spec.sliding_window` tokens, themselves included."""
@@ -164,6 +168,48 @@ class SlidingWindowGroup(CacheGroup):
         alignment."""
         per_segment = alignment // self.block_size
         return per_segment == 1 or index % per_segment >= per_segment - self.num_contiguous
+
+
+class MambaGroup(CacheGroup):
+    """Layers that keep a state: only that of the last computed token is needed, and a block that
+    was full holds the one at its end. Mirrors
+    `vllm/v1/core/single_type_kv_cache_manager.py:842` `MambaManager`.
+
+    A state is written when the step runs, so a request cannot begin from one that another request
+    of the same step writes.
+    """
+
+    def __init__(self, index: int, spec: KVCacheSpec, block_size: int, pool: BlockPool) -> None:
+        super().__init__(index, spec, block_size, pool)
+        self.cached_this_step: set[int] = set()
+
+    def num_skipped_tokens(self, num_computed: int) -> int:
+        """`vllm/v1/core/single_type_kv_cache_manager.py:1092`
+        `MambaManager.get_num_skipped_tokens`."""
+        return max(0, num_computed - 1)
+
+    def num_needed(
+        self, request_id: str, num_tokens: int, hits: Sequence[KVCacheBlock], num_computed: int,
+        most: int | None = None,
+    ) -> int:  # fmt: skip
+        """More than there are, where the hit is a state that this step only writes."""
+        if hits and hits[-1].block_hash in self.cached_this_step:
+            return self.pool.num_blocks + 1
+        return super().num_needed(request_id, num_tokens, hits, num_computed, most)
+
+    def cache_blocks(
+        self, request: Request, num_tokens: int, hashes: Sequence[int], alignment: int
+    ) -> None:
+        """Index the states at the ends of the full blocks, and note that they are to be written."""
+        before = self.num_cached.get(request.request_id, 0)
+        super().cache_blocks(request, num_tokens, hashes, alignment)
+        after = self.num_cached.get(request.request_id, 0)
+        new = self.tables.get(request.request_id, [])[before:after]
+        self.cached_this_step |= {b.block_hash for b in new if b.block_hash is not None}
+
+    def new_step_starts(self) -> None:
+        """What was to be written is there."""
+        self.cached_this_step.clear()
 
 
 def full_hit(groups: Sequence[CacheGroup], hashes: Sequence[int], use_eagle: bool, alignment: int,
@@ -220,6 +266,17 @@ def window_hit(groups: Sequence[CacheGroup], hashes: Sequence[int], use_eagle: b
         _pop(tables)
         _align(tables, size, alignment)
     return tables
+
+
+def state_hit(groups: Sequence[CacheGroup], hashes: Sequence[int], use_eagle: bool, alignment: int,
+              max_length: int) -> list[Table]:  # fmt: skip
+    """The same for states: the last one that is cached, null blocks before it; drafts leave it."""
+    size = groups[0].block_size
+    for place in range(max_length // size - 1, -1, -1):
+        found = _in_all(groups, hashes[place])
+        if found is not None and (place + 1) * size % alignment == 0:
+            return [[g.pool.null_block] * place + [b] for g, b in zip(groups, found, strict=True)]
+    return [[] for _ in groups]
 
 
 def _in_all(groups: Sequence[CacheGroup], block_hash: int) -> list[KVCacheBlock] | None:

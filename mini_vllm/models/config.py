@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -76,15 +76,17 @@ class Fields:
         return Fields(value, f"{self.source}: {name}") if value else None
 
 
-def parse_config(raw: Mapping[str, Any], source: Path) -> ModelConfig:
-    """A `config.json` as `ModelConfig`; `source` is named in errors.
+def parse_config(
+    raw: Mapping[str, Any], source: Path, known: Sequence[str] = SUPPORTED
+) -> ModelConfig:
+    """A `config.json` as `ModelConfig`; `source` and the `known` architectures stand in errors.
 
     Raises:
         ValueError: a field of the wrong type or out of range, an unknown architecture, an
             activation other than silu, or an attention or rotary variant that is not implemented.
     """
     fields = Fields(raw, source)
-    architecture = _architecture(fields)
+    architecture = _architecture(fields, known)
     if raw.get("hidden_act", "silu") != "silu":
         value = shown.repr(raw["hidden_act"])
         raise ValueError(f"{source}: hidden_act={value}: only 'silu' is supported")
@@ -185,7 +187,7 @@ def _refuse_other_experts(fields: Fields) -> None:
             fields.refuse(name, f"{need}: another kind of model with experts is not supported")
 
 
-def _architecture(fields: Fields) -> str:
+def _architecture(fields: Fields, known: Sequence[str]) -> str:
     """The first of `architectures`, one of `SUPPORTED`."""
     names = fields.raw.get("architectures") or [None]
     if not isinstance(names, list):
@@ -195,7 +197,7 @@ def _architecture(fields: Fields) -> str:
             return name
     raise ValueError(
         f"{fields.source}: architecture {shown.repr(names[0])} is not supported; "
-        f"supported: {', '.join(SUPPORTED)}"
+        f"supported: {', '.join(known)}"
     )
 
 

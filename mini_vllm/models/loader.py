@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,24 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from mini_vllm.models.config import expected_shapes, parse_config, parse_eos, shown
+from mini_vllm.models.config import (
+    SUPPORTED,
+    expected_shapes,
+    num_parameters,
+    parse_config,
+    parse_eos,
+    shown,
+)
+from mini_vllm.models.families import ARCHITECTURES, Architecture, architecture_of, rules_of
 from mini_vllm.models.files import MOST_TABLE_BYTES, check_file, read_json, read_text
+from mini_vllm.models.hybrid import hybrid_shapes
+from mini_vllm.models.mapping import Rule, load_parameters
 from mini_vllm.models.transformer import ModelConfig
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 SHIPPED_MODEL = MODELS / "byte-llama"
-SHIPPED = ("byte-llama", "byte-moe")
+SHIPPED = ("byte-llama", "byte-moe", "byte-window", "byte-state")
 MOST_WEIGHT = 1e6
 """Larger ones overflow float32 within a layer and answer nonsense; fp16 itself ends at 65504."""
 _NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -44,6 +54,8 @@ class Checkpoint:
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     chat_template: str | None
+    architecture: Architecture | None = None
+    """What builds it, and what `weights` are the parameters of; None: a `Transformer`."""
 
 
 def load_checkpoint(
@@ -62,13 +74,68 @@ def load_checkpoint(
     folder = resolve(model)
     path, generation = folder / "config.json", folder / "generation_config.json"
     raw = read_json(path)
-    config = parse_config(raw, path)
+    architecture = architecture_of(raw)
+    config = read_config(path)
     eos_ids = parse_eos(raw, path)
     if os.path.lexists(generation):
         eos_ids = parse_eos(read_json(generation), generation) or eos_ids
-    weights = (read or load_weights)(folder, config)
+    if architecture is None:
+        weights = (read or load_weights)(folder, config)
+    elif read is not None:
+        raise ValueError(f"{path}: {raw['architectures'][0]} cannot be read in parts")
+    else:
+        parameters, rules = architecture.parameters(config), rules_of(architecture, config)
+        weights = load_by_rules(folder, parameters, rules)
     tokenizer = load_tokenizer(folder, eos_ids)
-    return Checkpoint(folder, config, weights, tokenizer, eos_ids, _chat_template(folder))
+    template = _chat_template(folder)
+    return Checkpoint(folder, config, weights, tokenizer, eos_ids, template, architecture)
+
+
+def read_config(path: Path) -> Any:
+    """What a `config.json` says of the model, by its architecture's own reader.
+
+    Raises:
+        ValueError: an architecture that is not there, or what its reader refuses.
+    """
+    raw = read_json(path)
+    if (architecture := architecture_of(raw)) is not None:
+        return architecture.parse(raw, path)
+    return parse_config(raw, path, (*SUPPORTED, *ARCHITECTURES))
+
+
+def parameters_of(config: Any) -> int:
+    """Numbers in all tensors of a model with this config, by arithmetic alone."""
+    if type(config) is ModelConfig:
+        return num_parameters(config)
+    return sum(math.prod(shape) for shape in hybrid_shapes(config).values())
+
+
+def load_by_rules(
+    folder: Path, parameters: Mapping[str, tuple[int, ...]], rules: Sequence[Rule]
+) -> dict[str, np.ndarray]:
+    """The parameters of a model, float32, each row from the tensor that the rules say.
+
+    Raises:
+        ValueError: an index that does not fit its shards; what `load_parameters` refuses; a tensor
+            that is in two files, of an unknown dtype, or not finite. File and tensor are named.
+    """
+    index = folder / "model.safetensors.index.json"
+    weight_map = _weight_map(index)
+    files = sorted(set(weight_map.values())) or ["model.safetensors"]
+    held: dict[str, Shard] = {}
+    for shard in (Shard.open(folder / file) for file in files):
+        for name in shard.tensors:
+            if name in held:
+                raise ValueError(f"{shard.path}: {name} is in {held[name].path.name} as well")
+            held[name] = shard
+    shapes = {name: tuple(shard.tensors[name]["shape"]) for name, shard in held.items()}
+    source = index if weight_map else folder / files[0]
+
+    def read(name: str) -> np.ndarray:
+        held[name].check(name, shapes[name])
+        return held[name].read(name)
+
+    return load_parameters(shapes, read, parameters, rules, source)
 
 
 def resolve(model: str | Path) -> Path:

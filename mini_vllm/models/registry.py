@@ -8,15 +8,20 @@ one record with the bounds it must hold its requests to. Mirrors
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from mini_vllm.attention import paged_attention, paged_attention_reference
 from mini_vllm.batch import Model
+from mini_vllm.config import EngineConfig
+from mini_vllm.feature import Feature
 from mini_vllm.kv_cache import KVCacheManager
-from mini_vllm.kv_cache_interface import KVCacheSpec
-from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.kv_cache_interface import KVCacheSpec, MambaSpec
+from mini_vllm.models.loader import SHIPPED, Checkpoint, load_checkpoint
 from mini_vllm.models.moe import ExpertsFn, moe_forward_grouped
 from mini_vllm.models.toy import ToyModel
 from mini_vllm.models.transformer import AttentionFn, LinearFactory, Transformer
@@ -39,6 +44,12 @@ class LoadedModel:
     chat_template: str | None = None
     kv_cache_manager: Callable[..., KVCacheManager] | None = None
     """What keeps the tables of its groups; None: `KVCacheManager`, which keeps one."""
+    block_size: int | None = None
+    """Tokens per block, where the model must have another size than was asked for."""
+    feature: Feature | None = None
+    """What must join the engine for its caches."""
+    excludes: tuple[str, ...] = ()
+    """Arguments of rooms that it does not go with, by name."""
 
 
 def load_model(
@@ -49,6 +60,7 @@ def load_model(
     attention: AttentionFn,
     linear: LinearFactory,
     experts: ExpertsFn = moe_forward_grouped,
+    engine: EngineConfig | None = None,
 ) -> LoadedModel:
     """Resolve `model`; objects and "toy" speak bytes unless a tokenizer is given.
 
@@ -59,6 +71,8 @@ def load_model(
     if isinstance(model, str | Path) and str(model) != "toy":
         checkpoint = load_checkpoint(model)
         config = checkpoint.config
+        if checkpoint.architecture is not None:
+            return _built(checkpoint, tokenizer, dtype, attention, linear, engine or EngineConfig())
         transformer = Transformer(
             config, checkpoint.weights, dtype, attention=attention, linear=linear, experts=experts
         )
@@ -81,10 +95,67 @@ def load_model(
         return LoadedModel(model, tokens, eos, vocab_size, model.kv_specs, model.dtype, longest)
     if not callable(getattr(model, "forward", None)):
         raise ValueError(
-            f"model={model!r}: need byte-llama, byte-moe, toy, a folder, a hub id, or an object "
+            f"model={model!r}: need {', '.join(SHIPPED)}, toy, a folder, a hub id, or an object "
             "with forward(batch)"
         )
-    return LoadedModel(model, tokens, eos, vocab_size)
+    return with_caches(LoadedModel(model, tokens, eos, vocab_size))
+
+
+def _built(
+    checkpoint: Checkpoint, tokenizer: Tokenizer | None, dtype: str, attention: AttentionFn,
+    linear: LinearFactory, engine: EngineConfig,
+) -> LoadedModel:  # fmt: skip
+    """The model of a registered architecture, with what its caches need."""
+    config, architecture = checkpoint.config, checkpoint.architecture
+    assert architecture is not None
+    options: dict[str, Any] = {}
+    longest = getattr(config, "max_position_embeddings", None)
+    if architecture.takes_cache_options:
+        asked = engine.with_max_model_len(longest).scheduler.max_model_len
+        options = {
+            "attention": attention, "linear": linear, "block_size": engine.cache.block_size,
+            "max_model_len": asked, "enable_prefix_caching": engine.cache.enable_prefix_caching,
+        }  # fmt: skip
+    model = architecture.build(config, checkpoint.weights, dtype, **options)
+    tokens = tokenizer or checkpoint.tokenizer
+    eos = checkpoint.eos_token_ids or eos_of(checkpoint.tokenizer)
+    loaded = LoadedModel(
+        model, tokens, eos, config.vocab_size, chat_template=checkpoint.chat_template
+    )
+    return with_caches(replace(loaded, max_model_len=longest, dtype=dtype))
+
+
+def with_caches(loaded: LoadedModel) -> LoadedModel:
+    """What follows from the `kv_specs` of a model that has some: manager, block size, exclusions.
+
+    Raises:
+        ValueError: windows, and an attention part that does not mind them.
+    """
+    specs = tuple(getattr(loaded.model, "kv_specs", ()))
+    if not specs:
+        return loaded
+    dtype = getattr(loaded.model, "dtype", loaded.dtype)
+    loaded = replace(loaded, kv_specs=specs, dtype=dtype)
+    has_states = any(isinstance(spec, MambaSpec) for spec in specs)
+    has_windows = any(spec.sliding_window is not None for spec in specs)
+    attention = getattr(loaded.model, "attention", paged_attention)
+    knows = attention in (paged_attention, paged_attention_reference)
+    if has_windows and not knows and not getattr(attention, "takes_sliding_window", False):
+        raise ValueError(
+            f"parts.attention={attention!r}: the model has windows; need one that minds "
+            "batch.sliding_window and says so by takes_sliding_window = True"
+        )
+    if len(specs) == 1 and not has_states and not has_windows:
+        return loaded
+    from mini_vllm.kv.coordinator import HybridKVCacheManager, StepStarts
+
+    feature = StepStarts(specs) if has_states else None
+    manager = partial(HybridKVCacheManager, kv_specs=specs) if feature is None else feature.build
+    return replace(
+        loaded, kv_cache_manager=manager, feature=feature,
+        block_size=getattr(loaded.model, "block_size", None),
+        excludes=("enable_lora", "speculative_config"),
+    )  # fmt: skip
 
 
 def eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -75,8 +75,8 @@ class Remembers:
 
 @pytest.fixture
 def engine_of(monkeypatch):
-    def load(model, tokenizer, *args):
-        loaded = original(model, tokenizer, *args)
+    def load(model, tokenizer, *args, **options):
+        loaded = original(model, tokenizer, *args, **options)
         return registry.LoadedModel(
             loaded.model, loaded.tokenizer, loaded.eos_token_ids, loaded.vocab_size, SPECS,
             kv_cache_manager=TwoTables,
