@@ -21,6 +21,7 @@ from mini_vllm.config import EngineConfig
 from mini_vllm.feature import Feature
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.kv_cache_interface import KVCacheSpec, MambaSpec
+from mini_vllm.models.hybrid import HybridTransformer
 from mini_vllm.models.loader import SHIPPED, Checkpoint, load_checkpoint
 from mini_vllm.models.moe import ExpertsFn, moe_forward_grouped
 from mini_vllm.models.toy import ToyModel
@@ -98,7 +99,11 @@ def load_model(
             f"model={model!r}: need {', '.join(SHIPPED)}, toy, a folder, a hub id, or an object "
             "with forward(batch)"
         )
-    return with_caches(LoadedModel(model, tokens, eos, vocab_size))
+    loaded = LoadedModel(model, tokens, eos, vocab_size)
+    if isinstance(model, HybridTransformer):
+        vocab_size, longest = model.config.vocab_size, model.max_model_len
+        loaded = replace(loaded, vocab_size=vocab_size, max_model_len=longest)
+    return with_caches(loaded)
 
 
 def _built(
@@ -153,7 +158,7 @@ def with_caches(loaded: LoadedModel) -> LoadedModel:
     manager = partial(HybridKVCacheManager, kv_specs=specs) if feature is None else feature.build
     return replace(
         loaded, kv_cache_manager=manager, feature=feature,
-        block_size=getattr(loaded.model, "block_size", None),
+        block_size=getattr(loaded.model, "block_size", None) if has_states else None,
         excludes=("enable_lora", "speculative_config"),
     )  # fmt: skip
 

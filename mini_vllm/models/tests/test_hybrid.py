@@ -1,0 +1,194 @@
+"""Layers that keep windows and states: outputs, memory, and what is never read."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+
+from mini_vllm import EngineParts, KVCacheManager, LLMEngine, SamplingParams
+from mini_vllm.attention import paged_attention, paged_attention_reference
+from mini_vllm.kv_cache_interface import MambaSpec
+from mini_vllm.models.groups import hybrid_block_size, layer_groups
+from mini_vllm.models.hybrid import FULL, MAMBA, SLIDING
+from mini_vllm.models.mamba import scan
+from mini_vllm.models.tests.hybrid_support import CONFIGS, WINDOW, model_of, run
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_outputs_do_not_depend_on_chunks_preemption_and_hits(kind):
+    for seed in (3, 8):
+        under_pressure, alone, _ = run(kind, seed)
+        assert under_pressure == alone, seed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_outputs_of_five_hundred_workloads_depend_on_nothing(kind):
+    share = 500 // len(CONFIGS)
+    first = 1000 + share * list(CONFIGS).index(kind)
+    seen = collections.Counter()
+    for seed in range(first, first + share):
+        under_pressure, alone, events = run(kind, seed)
+        assert under_pressure == alone, seed
+        seen.update(events)
+    assert min(seen.values()) > 0, seen
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_null_block_is_never_read(kind):
+    """It holds NaN at every step, so nothing reads what a window has passed."""
+    engine = LLMEngine(model_of(kind), num_blocks=200, block_size=4, max_num_batched_tokens=23)
+
+    def poison(plan):
+        for cache in engine.runner.kv_caches:
+            cache[:, :, 0] = np.nan
+
+    engine.observers.append(poison)
+    prompts = [list(range(50)), list(range(9)), [7] * 33, [*range(40), 1, 2]]
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    outputs = [out.outputs[0].token_ids for out in engine.generate(prompts, params)]
+    again = [out.outputs[0].token_ids for out in engine.generate(prompts, params)]
+    clean = LLMEngine(model_of(kind), num_blocks=200, block_size=4, enable_prefix_caching=False)
+    assert outputs == again == [o.outputs[0].token_ids for o in clean.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("kind", ["windows", "window alone", "all three"])
+def test_the_fast_attention_sees_the_window_of_the_reference(kind):
+    prompts = [list(range(30)), list(range(70)), [5] * 18]
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    rows = []
+    for attention in (paged_attention, paged_attention_reference):
+        model = model_of(kind, attention=attention)
+        engine = LLMEngine(model, num_blocks=99, block_size=4, max_num_batched_tokens=41)
+        rows.append([])
+
+        class Keeps:
+            kv_specs = model.kv_specs
+
+            def forward(self, batch, model=model, rows=rows):
+                rows[-1].append(model.forward(batch))
+                return rows[-1][-1]
+
+        engine.model = Keeps()
+        engine.generate(prompts, params)
+    for fast, slow in zip(*rows, strict=True):
+        np.testing.assert_allclose(fast, slow, rtol=0, atol=1e-11)
+
+
+def test_a_window_holds_what_the_arithmetic_says_at_4096_tokens():
+    """All layers that see everything: 256 blocks of 16. Those that see 10 tokens: 1 or 2."""
+    held = _blocks_held("windows", block_size=16)
+    for computed, num_tokens, tables in held:
+        full, window = -(-num_tokens // 16), -(-num_tokens // 16) - max(0, computed - 9) // 16
+        kinds = [
+            FULL if s.sliding_window is None else SLIDING for s in model_of("windows").kv_specs
+        ]
+        assert tables == [full if kind == FULL else window for kind in kinds]
+    assert held[-1][1:] == (4096, [1, 1, 256])
+    assert WINDOW == 10
+
+
+def test_a_state_holds_one_block_at_4096_tokens():
+    held = _blocks_held("states", block_size=16)
+    assert all(tables[:2] == [1, 1] or computed % 16 == 0 for computed, _, tables in held[8:])
+    assert held[-1][1:] == (4096, [1, 1, 256])
+    without = _blocks_held("states", block_size=16, enable_prefix_caching=False)
+    assert without[-1][1:] == (4096, [1, 1, 256])
+
+
+def _blocks_held(kind, block_size, **knobs):
+    """Per step: tokens computed before and after it, blocks of each group that are not null."""
+    model = model_of(kind, block_size=block_size, **knobs)
+    engine = LLMEngine(model, num_blocks=900, max_num_batched_tokens=512, **knobs)
+    engine.add_request([1, 2, 3] * 1360, SamplingParams(max_tokens=17, ignore_eos=True))
+    [request], held = engine.requests.values(), []
+
+    def observe(plan):
+        before = plan.num_computed_tokens[request.request_id]
+        tables = [plan.block_ids, *plan.group_block_ids]
+        counts = [sum(b != 0 for b in table[request.request_id]) for table in tables]
+        held.append((before, before + plan.num_scheduled_tokens[request.request_id], counts))
+        free = engine.scheduler.kv.block_pool.get_num_free_blocks()
+        assert free == 899 - sum(counts), "the pool holds what the tables hold"
+
+    engine.observers.append(observe)
+    while engine.has_unfinished_requests():
+        engine.step()
+    return held
+
+
+def test_layers_share_a_table_with_as_many_others_as_the_rarest_kind_has():
+    assert layer_groups("wwfwwf") == [[0, 3], [1, 4], [2, 5]]
+    assert layer_groups("wwwwwf" * 2) == [[0, 6], [1, 7], [2, 8], [3, 9], [4, 10], [5, 11]]
+    assert layer_groups("fffwwww") == [[0, 1, 2], [3, 4, 5, 6]]  # less than half as many again
+    assert layer_groups("ffff") == [[0, 1, 2, 3]]
+
+
+def test_a_block_is_large_enough_for_a_state():
+    assert hybrid_block_size(7392, 128, 16, None) == 64
+    assert hybrid_block_size(7392, 128, 16, 64) == 64
+    assert hybrid_block_size(7392, 128, 48, 64) == 192  # a multiple of both
+    assert hybrid_block_size(7392, 128, 400, None) == 400
+
+
+def test_a_scan_is_the_recurrence():
+    rng = np.random.default_rng(0)
+    fed, write, read = (rng.standard_normal((9, 2, n)) for n in (3, 4, 4))
+    decay, state = -rng.random((9, 2)), rng.standard_normal((2, 3, 4))
+    y, after = scan(fed, decay, write, read, state)
+    for t in range(9):
+        state = state * np.exp(decay[t])[:, None, None] + fed[t][:, :, None] * write[t][:, None]
+        np.testing.assert_allclose(y[t], np.einsum("hds,hs->hd", state, read[t]), atol=1e-12)
+    np.testing.assert_allclose(after, state, atol=1e-12)
+
+
+def test_a_request_waits_for_a_state_that_the_same_step_writes():
+    """As the pin: the second of two equal prompts begins a step later, and then hits."""
+    engine = LLMEngine(model_of("states", block_size=4), num_blocks=99)
+    for _ in range(2):
+        engine.add_request(list(range(25)), SamplingParams(max_tokens=3))
+    plans = []
+    engine.observers.append(lambda plan: plans.append(dict(plan.num_scheduled_tokens)))
+    engine.step()
+    engine.step()
+    assert [len(plan) for plan in plans] == [1, 2]
+    assert list(plans[1].values()) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 2}),
+        ("enable_lora", True),
+    ],
+)
+@pytest.mark.parametrize("kind", ["windows", "states"])
+def test_what_is_not_proved_is_refused_at_the_door(kind, argument, value):
+    with pytest.raises(
+        ValueError, match=f"{argument}=.*need a model whose layers all keep the same"
+    ):
+        LLMEngine(model_of(kind), **{argument: value})
+
+
+def test_parts_that_do_not_go_with_groups_are_refused():
+    class Mine(KVCacheManager):
+        pass
+
+    with pytest.raises(ValueError, match=r"parts\.kv_cache_manager=.*brings its own"):
+        LLMEngine(model_of("states"), parts=EngineParts(kv_cache_manager=Mine))
+
+    def blind(query, cache, batch, scale):
+        return paged_attention(query, cache, batch, scale)
+
+    with pytest.raises(ValueError, match=r"parts\.attention=.*batch\.sliding_window"):
+        LLMEngine(model_of("windows", attention=blind))
+
+
+def test_a_state_is_padded_to_the_page_of_attention():
+    specs = model_of("states", block_size=4).kv_specs
+    assert [spec.layers for spec in specs] == [(0,), (1,), (2,)]
+    assert isinstance(specs[0], MambaSpec) and specs[0].state_size == 3 * 32 + 64
+    assert specs[0].page_size_padded == 2 * 8 * 12 and specs[0].block_size == 12
+    assert [CONFIGS["states"].layer_types[s.layers[0]] for s in specs] == [MAMBA, MAMBA, FULL]
