@@ -8,6 +8,7 @@ one's own. Mirrors `vllm/model_executor/models/registry.py:71` `_TEXT_GENERATION
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,8 +120,8 @@ def parse_granite_hybrid(raw: Mapping[str, Any], source: Path) -> HybridConfig:
     if fields.raw.get("num_local_experts") is None:
         fields.refuse("num_local_experts", "0: layers of experts are not supported here")
     limit = raw.get("time_step_limit")
-    if limit is not None and list(limit) not in ([0.0, float("inf")], [0, "Infinity"]):
-        fields.refuse("time_step_limit", "null or [0, Infinity]")
+    if limit not in (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
+        fields.refuse("time_step_limit", "null or [0.0, Infinity]")
     num_layers = fields.size("num_hidden_layers")
     names = {"mamba": MAMBA, "linear_attention": MAMBA, "attention": FULL, FULL: FULL}
     kinds = _layer_types(fields, num_layers, names, None)
