@@ -93,8 +93,8 @@ def _source(module: str) -> str:
     return (SOURCES / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
 
 
-_BASES = ("queues", "scheduler", "async_scheduler")
-"""Each is the base of the next."""
+_CHAINS = (("queues", "scheduler", "async_scheduler"), ("kv.groups", "kv.coordinator"))
+"""Each module imports from the one before it."""
 
 
 def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
@@ -118,14 +118,15 @@ def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
 
 def _found_in(changed: dict[str, str]) -> Find:
     """What finds a class in the changed modules, or in the engine's own."""
-    if changed.keys() & set(_BASES):
-        for name in _BASES:
-            changed.setdefault(name, _source(name))
-    order = {name: index for index, name in enumerate(_BASES, 1)}
+    for chain in _CHAINS:
+        if changed.keys() & set(chain):
+            for name in chain:
+                changed.setdefault(name, _source(name))
+    order = {name: index for chain in _CHAINS for index, name in enumerate(chain, 1)}
     modules: dict[str, ModuleType] = {}
     for name in sorted(changed, key=lambda name: order.get(name, 0)):
         text = changed[name]
-        for base in _BASES if name in _BASES else ():
+        for base in next((chain for chain in _CHAINS if name in chain), ()):
             text = text.replace(f"from mini_vllm.{base} import", f"from {_name(base)} import")
         modules[name] = _load(name, text)
 
@@ -137,7 +138,7 @@ def _found_in(changed: dict[str, str]) -> Find:
 
 
 def _name(module: str) -> str:
-    return f"_mutant_{module}"
+    return f"_mutant_{module.replace('.', '_')}"
 
 
 def _load(name: str, source: str) -> ModuleType:

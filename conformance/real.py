@@ -45,6 +45,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -161,7 +162,7 @@ def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Sc
     return scheduler
 
 
-def _spec(group: Mapping[str, Any]) -> FullAttentionSpec | SlidingWindowSpec:
+def _spec(group: Mapping[str, Any]) -> FullAttentionSpec | SlidingWindowSpec | MambaSpec:
     """What one group of `config.kv_groups` keeps."""
     told = {
         "block_size": group["block_size"], "num_kv_heads": 1, "head_size": 1,
@@ -169,6 +170,11 @@ def _spec(group: Mapping[str, Any]) -> FullAttentionSpec | SlidingWindowSpec:
     }  # fmt: skip
     if group["kind"] == "full":
         return FullAttentionSpec(**told)
+    if group["kind"] == "mamba":
+        return MambaSpec(
+            block_size=group["block_size"], shapes=((1,),), dtypes=(torch.float32,),
+            mamba_cache_mode="all",
+        )  # fmt: skip
     return SlidingWindowSpec(**told, sliding_window=group["sliding_window"])
 
 

@@ -165,7 +165,10 @@ _SPECULATIVE: _Shape = {
     "use_eagle": _BOOL,
 }
 _KV_GROUP: _Shape = {
-    "kind": ("full or sliding_window", lambda value: value in ("full", "sliding_window")),
+    "kind": (
+        "full, sliding_window or mamba",
+        lambda value: value in ("full", "sliding_window", "mamba"),
+    ),
     "block_size": _between(1, MOST_BLOCKS),
 }
 _ADD_OPTIONAL: _Shape = {

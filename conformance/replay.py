@@ -130,6 +130,9 @@ def mini_scheduler(
     below; a scheduler whose constructor differs needs a function of its own. `gates` are by the
     names of features, in place of theirs. `find` gives every class that no argument names.
     """
+    for feature in FEATURES:
+        if feature.is_on(config):
+            kv_cache_manager = feature.manager(config, kv_cache_manager, find)
     kv = kv_cache_manager(
         config["num_blocks"],
         config["block_size"],

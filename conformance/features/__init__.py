@@ -110,6 +110,12 @@ class Replayed:
         """What the requests of a workload add to its configuration."""
         return {}
 
+    def manager(
+        self, config: Mapping[str, Any], make: Callable[..., Any], find: Find
+    ) -> Callable[..., Any]:
+        """What makes the KV manager, given what makes a plain one, or a learner's."""
+        return make
+
     def request(
         self, add: Mapping[str, Any], make: Callable[..., Any], find: Find
     ) -> Callable[..., Any]:

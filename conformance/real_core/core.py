@@ -106,13 +106,18 @@ class RealCore:
         return made
 
     def _spec(self, group: Mapping[str, Any]) -> Any:
-        """What one group keeps: full attention, or a sliding window."""
+        """What one group keeps: K and V of every token, those of a window, or a state."""
         told = {
             "block_size": group["block_size"], "num_kv_heads": 1, "head_size": 1,
             "dtype": "float32", "use_mla": False,
         }  # fmt: skip
         if group["kind"] == "full":
             return _call(self._interface.FullAttentionSpec, **told)
+        if group["kind"] == "mamba":
+            return _call(
+                self._interface.MambaSpec, block_size=group["block_size"], shapes=((1,),),
+                dtypes=("float32",), mamba_cache_mode="all",
+            )  # fmt: skip
         window = group["sliding_window"]
         return _call(self._interface.SlidingWindowSpec, **told, sliding_window=window)
 

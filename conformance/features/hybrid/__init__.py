@@ -1,0 +1,1 @@
+"""Groups of layers that keep different things."""
