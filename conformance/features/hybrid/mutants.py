@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.features.hybrid.situations import situations_of
+from conformance.features.hybrid.situations import COUNTED
 from conformance.mutants import Catalogue, Mutant
 
 _PASSED = "return max(0, num_computed - self.window + 1)"
@@ -101,4 +101,4 @@ MUTANTS = (
     ),
 )  # fmt: skip
 
-CATALOGUES = {"hybrid-mutants": Catalogue(MUTANTS, situations_of)}
+CATALOGUES = {"hybrid-mutants": Catalogue(MUTANTS, COUNTED.situations_of)}

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from conformance import recording
-from conformance.features import Counted
-from conformance.steps import Situations, Step, situations_in
+from conformance.steps import Situations, Step, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +103,5 @@ _SITUATIONS: Situations[_Step] = {
         lambda s: s.now["finished_before"] or s.now["preempted"],
     ),
 }  # fmt: skip
-SITUATIONS = {name: meaning for name, (meaning, _) in _SITUATIONS.items()}
 
-
-def situations_of(entry: recording.Recording) -> set[str]:
-    """The situations that occur in one recording."""
-    return situations_in(entry, _Step, _SITUATIONS)
-
-
-COUNTED = Counted(
-    "hybrid-situations", ("hybrid", "hybrid_spec", "states"), SITUATIONS, situations_of
-)
+COUNTED = counted("hybrid-situations", ("hybrid", "hybrid_spec", "states"), _Step, _SITUATIONS)
