@@ -37,12 +37,6 @@ MUTANTS = (
         "a request waits",
     ),
     _groups(
-        "reserves a block less for a window",
-        "        return -(-longest // self.block_size) + 1\n",
-        "        return -(-longest // self.block_size)\n",
-        "a step with caching",
-    ),
-    _groups(
         "gives tables back from the left", "self.pool.free_blocks(reversed(table))",
         "self.pool.free_blocks(table)", "a table is given back",
     ),

@@ -1,6 +1,6 @@
 """What is recorded of groups of layers that keep different things."""
 
-from conformance.features import Part, cases
+from conformance.features import Part, cases, run
 
 
 def _workloads(name: str, function: str, what: str) -> Part:
@@ -30,5 +30,9 @@ PARTS = {
         "`vllm/v1/core/kv_cache_utils.py:1618` `get_kv_cache_groups` and what follows from it, "
         "for the shapes of published models",
         "`mini_vllm/kv/sizing.py`",
+    ),
+    "texts-byte-window": run(
+        "texts-byte-window", "features.hybrid.texts:recorded",
+        "greedy texts of 64 prompts, the shipped model with windows", "`texts hybrid`",
     ),
 }

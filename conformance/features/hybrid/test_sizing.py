@@ -1,0 +1,86 @@
+"""The sizes of caches: what the real functions made of the same shapes, to the digit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conformance import parts
+from mini_vllm.kv.sizing import CHUNK, FULL, STATE, WINDOW, cache_size
+
+KINDS = {
+    "FullAttentionSpec": FULL, "MLAAttentionSpec": FULL, "SlidingWindowSpec": WINDOW,
+    "ChunkedLocalAttentionSpec": CHUNK, "MambaSpec": STATE,
+}  # fmt: skip
+ARGUMENTS = (
+    "memory_bytes", "max_model_len", "block_size", "max_num_batched_tokens", "dtype_bytes",
+    "enable_prefix_caching",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return parts.load("kv_sizing")
+
+
+def sized(case):
+    return cache_size(case["config"], **{name: case[name] for name in ARGUMENTS})
+
+
+def test_every_cache_is_sized_as_the_real_functions_size_it(cases):
+    for case in cases:
+        got = sized(case)
+        expected = [[KINDS[kind], size, layers] for kind, size, layers in case["groups"]]
+        what = case["model"], [case[name] for name in ARGUMENTS]
+        assert [[s.kind, s.block_size, list(layers)] for s, layers in got.groups] == expected, what
+        for name in ("page_size_bytes", "num_padding_layers", "num_blocks", "max_concurrency"):
+            assert getattr(got, name) == case[name], (name, what)
+        assert list(got.log_lines) == case["log_lines"], what
+
+
+def test_the_cases_hold_what_makes_sizes_hard(cases):
+    assert len({case["model"] for case in cases}) == 8
+    kinds = {kind for case in cases for kind, *_ in case["groups"]}
+    assert kinds == KINDS.keys()
+    assert any(case["num_padding_layers"] for case in cases)
+    assert {1, 4} <= {len(case["groups"]) for case in cases}
+    assert any(case["attention_block_size"] != case["block_size"] for case in cases)
+
+
+def test_the_shipped_models_are_those_of_the_cases(cases):
+    models = Path(__file__).parents[3] / "models"
+    for name in ("byte-window", "byte-state"):
+        recorded = next(case["config"] for case in cases if case["model"] == name)
+        assert json.loads((models / name / "config.json").read_text()) == recorded
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"memory_bytes": 0}, r"memory_bytes=0: need at least 1"),
+        ({"memory_bytes": 2**20}, r"memory_bytes=1048576: a request of max_model_len=8192"),
+        ({"block_size": "16"}, r"block_size='16'"),
+        ({"max_model_len": -1}, r"max_model_len=-1"),
+        ({"dtype_bytes": 2.0}, r"dtype_bytes=2\.0"),
+        ({"config": {}}, r"config\.json: num_hidden_layers=None"),
+        ({"config": []}, r"config\.json: need an object"),
+        ({"layer_types": ["full_attention"]}, r"layer_types=.*need 62 of"),
+        ({"layer_types": ["gone"] * 62}, r"layer_types=.*need 62 of"),
+        (
+            {"layer_types": ["sliding_attention"] * 62, "sliding_window": None},
+            r"sliding_window=None",
+        ),
+        ({"layer_types": ["mamba"] * 62}, r"mamba_n_heads=None"),
+    ],
+)
+def test_what_cannot_be_sized_is_refused_by_name(cases, change, message):
+    case = next(case for case in cases if case["model"] == "gemma-3-27b")
+    arguments = {name: case[name] for name in ("config", *ARGUMENTS)}
+    fields = {n: v for n, v in change.items() if n not in arguments}
+    arguments |= {n: v for n, v in change.items() if n in arguments}
+    if fields:
+        arguments["config"] = arguments["config"] | fields
+    with pytest.raises(ValueError, match=message):
+        cache_size(**arguments)
