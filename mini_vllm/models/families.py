@@ -9,13 +9,14 @@ one's own. Mirrors `vllm/model_executor/models/registry.py:71` `_TEXT_GENERATION
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mini_vllm.batch import Model
-from mini_vllm.models.config import SUPPORTED, Fields, shown
+from mini_vllm.models.config import SUPPORTED, Fields, expected_shapes, shown
 from mini_vllm.models.hybrid import (
     FULL,
     MAMBA,
@@ -25,7 +26,8 @@ from mini_vllm.models.hybrid import (
     hybrid_shapes,
 )
 from mini_vllm.models.mamba import MambaConfig
-from mini_vllm.models.mapping import Renamed, Rule, Stacked, check_rules
+from mini_vllm.models.mapping import Renamed, Rule, Stacked, check_rules, places_of
+from mini_vllm.models.transformer import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ def _refuse(fields: Fields, harmless: Mapping[str, tuple[Any, ...]]) -> None:
             fields.refuse(name, " or ".join(map(repr, values)) or "null: it is not supported")
 
 
-def gemma3_rules(config: HybridConfig) -> tuple[Rule, ...]:
+def gemma3_rules(config: ModelConfig) -> tuple[Rule, ...]:
     """Gemma 3 keeps Q, K, V, gate and up apart on disk."""
     q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
     inner = config.intermediate_size
@@ -226,6 +228,27 @@ def granite_rules(config: HybridConfig) -> tuple[Rule, ...]:
         Renamed("shared_mlp.output_linear", "mlp.down_proj"),
         *gemma3_rules(config)[:1],
     )
+
+
+def llama_rules(config: ModelConfig) -> tuple[Rule, ...]:
+    """Llama, Qwen2, Qwen3 and their mixtures: three projections and two lie in one each."""
+    rules = list(gemma3_rules(config))
+    if config.moe is not None:
+        inner, (_, gate, up, down) = config.moe.intermediate_size, config.moe.names
+        rules.append(Stacked("gate_up_proj", ((gate, inner), (up, inner))))
+        rules.append(Renamed(down, "down_proj"))
+    return tuple(rules)
+
+
+def fused_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The parameters that `llama_rules` fill, by name: those of the checkpoint, fused."""
+    rules, rows = llama_rules(config), Counter[str]()
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in expected_shapes(config).items():
+        [place] = places_of(name, rules)
+        rows[place.parameter] += shape[0]
+        shapes[place.parameter] = (rows[place.parameter], *shape[1:])
+    return shapes
 
 
 ARCHITECTURES: dict[str, Architecture] = {

@@ -102,7 +102,7 @@ class Transformer:
         Args:
             config: sizes and switches.
             weights: Hugging Face names to arrays, complete and of the right shapes
-                (`loader.load_checkpoint` checks both).
+                (`loader.load_checkpoint` checks both), or what `families.fused_shapes` names.
             dtype: float32, or float64 where equal output across batch shapes is claimed: in
                 float32 a product's rounding depends on how many rows it has.
             attention: replacement for `paged_attention`.
@@ -219,10 +219,13 @@ class _DecoderLayer:
             return cast(weights[f"model.layers.{index}.{name}"])
 
         def fused(name: str, shards: list[str], has_bias: bool = False) -> LinearLike:
-            block = name.rpartition(".")[0]
+            block, whole = name.rpartition(".")[0], f"model.layers.{index}.{name}"
+            if f"{whole}.weight" in weights:  # loaded by rules, so fused already
+                bias = get(f"{name}.bias") if has_bias else None
+                return linear(get(f"{name}.weight"), bias, whole)
             weight = np.concatenate([get(f"{block}.{s}.weight") for s in shards])
             bias = np.concatenate([get(f"{block}.{s}.bias") for s in shards]) if has_bias else None
-            return linear(weight, bias, f"model.layers.{index}.{name}")
+            return linear(weight, bias, whole)
 
         self.config = config
         self.token_tile = token_tile

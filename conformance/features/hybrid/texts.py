@@ -21,7 +21,7 @@ from mini_vllm import LLM, SamplingParams
 KEPT = RECORDINGS / "engine" / "texts-byte-window.jsonl.gz"
 MODEL = ROOT / "models" / "byte-window"
 NUM_PROMPTS, MAX_TOKENS = 64, 48
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "max_model_len": 640, "max_num_seqs": 16, "max_num_batched_tokens": 256, "block_size": 16,
     "enable_prefix_caching": True,
 }  # fmt: skip
