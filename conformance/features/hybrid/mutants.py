@@ -22,10 +22,11 @@ MUTANTS = (
     _groups("keeps what a window has passed", _PASSED, "return 0", "a window has passed a block"),
     _groups(
         "forgets a token too early", _PASSED, _PASSED.replace("+ 1", "+ 2"),
-        "a window has passed a block",
+        "a step with a window",
     ),
     _groups(
-        "wants a block more for a window's hit", _CONTIGUOUS, f"{_CONTIGUOUS} + 1", "a hit"
+        "wants a block more for a window's hit", _CONTIGUOUS, f"{_CONTIGUOUS} + 1",
+        "a step with a window",
     ),
     _groups(
         "wants every block of a window's hit",
@@ -34,7 +35,7 @@ MUTANTS = (
     _groups(
         "reserves a whole sequence for a window",
         "        return -(-longest // self.block_size) + 1\n", "        return None\n",
-        "a request waits",
+        "a step with a window",
     ),
     _groups(
         "gives tables back from the left", "self.pool.free_blocks(reversed(table))",
@@ -45,7 +46,7 @@ MUTANTS = (
         "behind = hits", "a hit behind null blocks",
     ),
     _coordinator(
-        "looks blocks up whatever their group is",
+        "gives back other requests' tables as well",
         "group.free(request.request_id)", "group.free(request.request_id) or group.tables.clear()",
         "a table is given back",
     ),
@@ -63,11 +64,11 @@ MUTANTS = (
     _coordinator(
         "leaves full tables as long as they were found",
         "            del found[group.index][length // group.block_size :]\n", "            pass\n",
-        "a hit",
+        "a step with caching",
     ),
     _coordinator(
         "leaves no block out for drafts", "drops = self.use_eagle and number not in dropped",
-        "drops = False", "a hit with drafts", "hybrid_spec",
+        "drops = False", "an admission with drafts", "hybrid_spec",
     ),
     _coordinator(
         "leaves a block out in every round", "drops = self.use_eagle and number not in dropped",
@@ -81,13 +82,13 @@ MUTANTS = (
         "keeps every state", _STATE, "return 0", "a state has passed a block", "states"
     ),
     _groups(
-        "forgets the last state", _STATE, "return num_computed", "a state has passed a block",
+        "forgets the last state", _STATE, "return num_computed", "a step with states",
         "states",
     ),
     _groups(
         "begins from a state that the same step writes",
         "        if hits and hits[-1].block_hash in self.cached_this_step:\n",
-        "        if False:\n", "a request waits for a state", "states",
+        "        if False:\n", "a step with states", "states",
     ),
     _coordinator(
         "wants every state of a hit", "MambaGroup: state_hit}", "MambaGroup: full_hit}",

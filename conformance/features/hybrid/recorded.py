@@ -32,7 +32,9 @@ PARTS = {
         "`mini_vllm/kv/sizing.py`",
     ),
     "texts-byte-window": run(
-        "texts-byte-window", "features.hybrid.texts:recorded",
-        "greedy texts of 64 prompts, the shipped model with windows", "`texts hybrid`",
+        "texts-byte-window",
+        "features.hybrid.texts:recorded",
+        "greedy texts of 64 prompts, the shipped model with windows",
+        "`texts hybrid`",
     ),
 }

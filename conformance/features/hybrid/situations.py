@@ -63,6 +63,14 @@ _SITUATIONS: Situations[_Step] = {
         "hits and the index go by the least common multiple",
         lambda s: len({group["block_size"] for group in s.config["kv_groups"]}) > 1,
     ),
+    "a step with a window": (
+        "something is planned, and a group has a window",
+        lambda s: "sliding_window" in s.kinds and s.now["num_scheduled_tokens"],
+    ),
+    "a step with states": (
+        "something is planned, and a group has states",
+        lambda s: "mamba" in s.kinds and s.now["num_scheduled_tokens"],
+    ),
     "a step with caching": (
         "something is planned, and prefixes are looked up",
         lambda s: s.config["enable_prefix_caching"] and s.now["num_scheduled_tokens"],

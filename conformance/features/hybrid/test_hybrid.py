@@ -1,0 +1,70 @@
+"""Groups of layers: what is recorded, and what the real managers decide beside ours."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from conformance import recording, replay
+from conformance.features import RECORDINGS
+from conformance.features.hybrid import texts
+from conformance.prefixes import entries
+from conformance.real_core import core_of, why_not
+from conformance.recorders import hybrid
+
+needs_core = pytest.mark.skipif(bool(why_not()), reason=why_not())
+RECORDERS = (hybrid.record, hybrid.record_drafts, hybrid.record_states)
+FILES = ("hybrid", "hybrid_spec", "states")
+
+
+def differences(entries_of):
+    replayed = (replay.replay(entry) for entry in entries_of)
+    return [difference for _, difference in replayed if difference is not None]
+
+
+@needs_core
+@pytest.mark.parametrize("record", RECORDERS, ids=FILES)
+def test_fresh_workloads_are_decided_as_the_real_managers_decide_them(record):
+    assert differences(record(range(3), core_of())) == []
+
+
+@needs_core
+@pytest.mark.slow
+@pytest.mark.parametrize("record", RECORDERS, ids=FILES)
+def test_many_fresh_workloads_are_decided_as_the_real_managers_decide_them(record):
+    assert differences(record(range(1000, 1200), core_of())) == []
+
+
+@needs_core
+@pytest.mark.parametrize(("file", "record"), zip(FILES, RECORDERS, strict=True), ids=FILES)
+def test_the_real_core_still_says_what_is_recorded(file, record):
+    kept = next(entries(file))
+    assert list(record([kept["seed"]], core_of())) == [kept]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES)
+def test_every_recorded_decision_is_ours(file):
+    result = replay.replay_files([RECORDINGS / f"{file}.jsonl.gz"])
+    assert result.differences == ()
+
+
+def test_a_table_of_every_group_is_compared():
+    kept = next(e for e in entries("hybrid") if len(e["config"]["kv_groups"]) > 1)
+    entry = copy.deepcopy(kept)
+    step = next(s for s in entry["steps"] if s["block_ids"])
+    tables = next(iter(step["block_ids"].values()))
+    tables[-1][0] += 1
+    assert replay.replay(entry)[1].field == "block_ids"
+
+
+def test_a_kind_that_there_is_not_is_refused():
+    entry = copy.deepcopy(next(entries("hybrid")))
+    entry["config"]["kv_groups"][0]["kind"] = "none"
+    assert "kind=none is not full, sliding_window or mamba" in recording.problem_of(entry)
+
+
+@pytest.mark.slow
+def test_the_texts_of_the_real_engine_are_ours():
+    assert texts.differing(texts.mini()) == []
