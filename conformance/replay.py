@@ -362,7 +362,10 @@ class Driven:
         full = len(self.in_flight) == self.depth
         finished: list[Request] = []
         if full or not (self.fills_up or plan.num_scheduled_tokens):
-            finished = scheduler.update_from_output(*self.in_flight.popleft())
+            oldest, tokens = self.in_flight.popleft()
+            finished = scheduler.update_from_output(oldest, tokens)
+            for feature in FEATURES:
+                feature.updated(scheduler, oldest)
         if drafts and plan.num_scheduled_tokens:
             scheduler.update_draft_token_ids(drafts)
         got["finished"] = sorted(request.request_id for request in finished)

@@ -133,6 +133,9 @@ class Replayed:
         """Fields that are noted between `schedule` and the update."""
         return {}
 
+    def updated(self, scheduler: Any, plan: Any) -> None:
+        """The scheduler has taken the tokens of a plan."""
+
 
 def nonempty(tokens: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """The tokens of those requests that have any."""

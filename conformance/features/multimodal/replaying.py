@@ -1,0 +1,71 @@
+"""A replay with pictures: sizes in the configuration, `mm` in an arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from conformance.features import Find, Replayed
+
+MODULE = "multimodal.gate"
+
+
+class Pictures(Replayed):
+    """A gate for the encoder; blocks that are kept apart by picture."""
+
+    name = "multimodal"
+    fields = ("encoder_inputs", "freed_encoder_hashes", "encoder_free")
+    gate = (MODULE, "EncoderGate")
+    gate_takes = ("encoder_compute_budget", "encoder_cache_size", "disable_chunked_mm_input")
+
+    def is_on(self, config: Mapping[str, Any]) -> bool:
+        return "encoder_cache_size" in config
+
+    def request(
+        self, add: Mapping[str, Any], make: Callable[..., Any], find: Find
+    ) -> Callable[..., Any]:
+        if not add.get("mm"):
+            return make
+        keys = find("multimodal.inputs", "BlockKeys")(tuple(features_of(add["mm"], find)))
+
+        def made(*arguments: Any, **named: Any) -> Any:
+            request = make(*arguments, **named)
+            request.block_keys = keys
+            return request
+
+        return made
+
+    def observe(self, scheduler: Any, plan: Any) -> Mapping[str, Any]:
+        gate = gate_of(scheduler)
+        if gate is None:
+            return {}
+        inputs, freed = gate.planned()
+        free = [gate.cache.num_free_slots, gate.cache.num_freeable_slots]
+        return {"encoder_inputs": inputs, "freed_encoder_hashes": freed, "encoder_free": free}
+
+    def updated(self, scheduler: Any, plan: Any) -> None:
+        if (gate := gate_of(scheduler)) is not None:
+            gate.computed(plan)
+
+
+def gate_of(scheduler: Any) -> Any:
+    """The gate of a scheduler that plans encoders, whatever class it is of; or None."""
+    gates: Sequence[Any] = getattr(scheduler, "gates", ())
+    return next((gate for gate in gates if hasattr(gate, "planned")), None)
+
+
+def features_of(items: Sequence[Mapping[str, Any]], find: Find) -> list[Any]:
+    """The `MultiModalFeatureSpec` of each entry of `add.mm`."""
+    spec, place = (
+        find("multimodal.inputs", n) for n in ("MultiModalFeatureSpec", "PlaceholderRange")
+    )
+    return [
+        spec(item["hash"], place(item["offset"], item["length"], _mask(item))) for item in items
+    ]
+
+
+def _mask(item: Mapping[str, Any]) -> tuple[bool, ...] | None:
+    return tuple(map(bool, item["is_embed"])) if "is_embed" in item else None
+
+
+FEATURE = Pictures()
