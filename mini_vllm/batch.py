@@ -42,6 +42,9 @@ class ForwardBatch:
     sliding_window: int | None = None
     """A token attends to this many, itself included; None: to all before it"""
     kv_cache: np.ndarray | None = field(default=None, repr=False)
+    inputs_embeds: np.ndarray | None = field(default=None, repr=False)
+    """[num_tokens, hidden_size] what the first layer gets in place of the tokens' own embeddings;
+    None: those. The model may change it."""
     attn_metadata: Any = field(default=None, repr=False)
     """What the attention has worked out for this batch, once for all layers; its own type."""
     groups: tuple[ForwardBatch, ...] = field(default=(), repr=False)

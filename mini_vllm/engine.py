@@ -18,7 +18,7 @@ from mini_vllm.checks import has_methods
 from mini_vllm.config import EngineConfig, SamplingParams
 from mini_vllm.feature import Feature
 from mini_vllm.features import open_features
-from mini_vllm.input_processor import InputProcessor, one_each
+from mini_vllm.input_processor import InputProcessor, Prompt, one_each
 from mini_vllm.interrupts import held_back
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.outputs import RequestOutput
@@ -170,7 +170,7 @@ class LLMEngine:
 
     def add_request(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -185,7 +185,8 @@ class LLMEngine:
         one; `abort_request` takes either id.
 
         Args:
-            prompt: text to encode, or token ids to take as they are.
+            prompt: text to encode, token ids to take as they are, or a mapping of one of them and
+                of what a room takes with it.
             sampling_params: default `SamplingParams()`: greedy, 16 tokens.
             request_id: default "req-N" from a counter shared by all engines.
             priority: smaller is served first under the priority policy.
@@ -392,14 +393,14 @@ class LLMEngine:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Run all prompts to the end; results in prompt order.
 
         Args:
-            prompts: texts or token-id lists.
+            prompts: as of `add_request`.
             sampling_params: one for all, or one per prompt.
             options: as of `add_request`, each one for all or a list, one (or None) per prompt.
 

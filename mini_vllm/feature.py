@@ -30,6 +30,8 @@ class RequestInput:
     """One call of `add_request` on its way to a request; a room checks and completes it."""
 
     params: SamplingParams
+    token_ids: list[int]
+    """The prompt; a room may put a longer one in its place."""
     make_request: Callable[..., Request]
     """What makes the request; a room may wrap it."""
     options: Mapping[str, Any]

@@ -42,6 +42,8 @@ class Room:
     """The first request that has one opens the room."""
     parts: tuple[str, ...] = ()
     """What `EngineParts.rooms` may hold for it."""
+    needs: str = ""
+    """What opens it, in words, where that is not its first argument."""
 
 
 ROOMS = {
@@ -57,6 +59,15 @@ ROOMS = {
     "lora": Room(
         "adapters", ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras"),
         options=("lora_request",), parts=("adapter_slots", "adapter_delta"),
+    ),
+    "multimodal": Room(
+        "pictures",
+        (
+            "limit_mm_per_prompt", "disable_chunked_mm_input", "max_num_encoder_input_tokens",
+            "encoder_cache_size",
+        ),
+        options=("multi_modal_data",), parts=("encoder_cache_manager", "encoder_gate"),
+        needs="a model that sees, such as byte-sees",
     ),
     "structured_output": Room(
         "manager", ("structured_outputs_config",), sampling_params=("structured_outputs",),
@@ -177,7 +188,9 @@ class OnDemand(Feature):
 def needed_for(option: str) -> str:
     """What an option of a request needs of its engine, in words."""
     room = next((room for room in ROOMS.values() if option in room.options), None)
-    return f"{room.arguments[0]}=True" if room else "a room that takes it"
+    if room is None:
+        return "a room that takes it"
+    return room.needs or f"{room.arguments[0]}=True"
 
 
 def open_features(
@@ -210,7 +223,9 @@ def open_features(
     for name in asked_for:
         if (feature := setup.open(name)) is not None:
             setup.join(feature)
-    setup.load()
+    needed = setup.load().room
+    if needed and needed not in asked_for and (feature := setup.open(needed)) is not None:
+        setup.join(feature)
     on_demand = (n for n, room in ROOMS.items() if room.sampling_params and n not in asked_for)
     setup.join(OnDemand(setup, on_demand))
     return setup

@@ -8,6 +8,7 @@ touched, by a ValueError that names the argument, its value and what is accepted
 from __future__ import annotations
 
 import itertools
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,8 @@ from mini_vllm.request import Request
 
 _request_numbers = itertools.count()
 _MOST_PRIORITY = 1 << 62
+_shown = reprlib.Repr()
+_shown.maxother = _shown.maxstring = 200
 
 
 def _plain(token: Any) -> Any:
@@ -64,7 +67,7 @@ class InputProcessor:
 
     def process(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -77,6 +80,7 @@ class InputProcessor:
         Raises:
             ValueError: see `LLMEngine.add_request`.
         """
+        prompt, options = split_prompt(prompt, options)
         params = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r}: need a SamplingParams")
@@ -95,9 +99,10 @@ class InputProcessor:
             raise ValueError(f"request_id={request_id!r}: need a non-empty text")
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise ValueError(f"cache_salt={cache_salt!r}: need a non-empty text, or None")
-        inputs = self._process_features(
-            params, {name: value for name, value in options.items() if value is not None}
-        )
+        given = {name: value for name, value in options.items() if value is not None}
+        inputs = self._process_features(params, token_ids, given)
+        if inputs.token_ids is not token_ids:
+            self.check_fits(token_ids := inputs.token_ids, params)
         if extra := self.eos_token_ids[1:]:  # the first is EOS, the others stop ids
             stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *extra)
             params = replace(params, stop_token_ids=stops)
@@ -113,13 +118,15 @@ class InputProcessor:
             each = [(child_id(i, request_id), params.child(i)) for i in range(params.n)]
         return request_id, [inputs.make_request(i, token_ids, p, *rest) for i, p in each]
 
-    def _process_features(self, params: SamplingParams, options: dict[str, Any]) -> RequestInput:
+    def _process_features(
+        self, params: SamplingParams, token_ids: list[int], options: dict[str, Any]
+    ) -> RequestInput:
         """What every open room makes of the wishes; a room that opens meanwhile comes last."""
-        inputs = RequestInput(params, self.make_request, options)
+        inputs = RequestInput(params, token_ids, self.make_request, options)
         for feature in self.features:
             feature.process_input(inputs)
         for name in options.keys() - inputs.accepted_options:
-            raise ValueError(f"{name}={options[name]!r}: need {needed_for(name)}")
+            raise ValueError(f"{name}={_shown.repr(options[name])}: need {needed_for(name)}")
         return inputs
 
     def _check_params(self, params: SamplingParams) -> None:
@@ -194,14 +201,38 @@ class InputProcessor:
             )
 
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or one of them under "prompt" or "prompt_token_ids" beside what a room takes
+with it."""
+
+
+def split_prompt(
+    prompt: Prompt, options: Mapping[str, Any]
+) -> tuple[str | Sequence[int], dict[str, Any]]:
+    """The text or the ids of a prompt, and the options with those that came in it.
+
+    Raises:
+        ValueError: a mapping with neither or both of "prompt" and "prompt_token_ids", or with an
+            option that is given beside it as well.
+    """
+    if not isinstance(prompt, Mapping):
+        return prompt, dict(options)
+    rest = dict(prompt)
+    own = [rest.pop(name) for name in ("prompt", "prompt_token_ids") if name in rest]
+    if len(own) != 1:
+        keys = sorted(map(str, prompt))
+        raise ValueError(f"prompt with the keys {keys}: need one of prompt and prompt_token_ids")
+    for name in rest:
+        if options.get(name) is not None:
+            raise ValueError(f"{name}: given in the prompt and beside it; need one of them")
+    return own[0], {**options, **rest}
 
 
 def one_each(
     prompts: Sequence[Prompt],
     sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     options: Mapping[str, Any],
-) -> list[tuple[Prompt, SamplingParams | None, dict[str, Any]]]:
+) -> list[tuple[str | Sequence[int], SamplingParams | None, dict[str, Any]]]:
     """Each prompt with its parameters and options, one for all or one per prompt.
 
     Raises:
@@ -214,4 +245,5 @@ def one_each(
     params = per_prompt("sampling_params", sampling_params, len(prompts))
     each = {name: per_prompt(name, value, len(prompts)) for name, value in options.items()}
     own = [{name: values[i] for name, values in each.items()} for i in range(len(prompts))]
-    return list(zip(prompts, params, own, strict=True))
+    split = [split_prompt(prompt, mine) for prompt, mine in zip(prompts, own, strict=True)]
+    return [(text, p, mine) for (text, mine), p in zip(split, params, strict=True)]

@@ -6,7 +6,7 @@ Promises: a script written against it runs on the real engine after changing one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +15,7 @@ from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
 from mini_vllm.detokenizer import IncrementalDetokenizer
 from mini_vllm.engine import LLMEngine
+from mini_vllm.input_processor import Prompt
 from mini_vllm.outputs import CompletionOutput, RequestOutput
 from mini_vllm.parts import EngineParts
 from mini_vllm.sample.beam_search import BeamSearchOutput, beam_search
@@ -84,14 +85,15 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: str | Mapping[str, Any] | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts together; results in prompt order.
 
         Args:
-            prompts: one text, several texts, or several lists of token ids.
+            prompts: one text, several texts, or several lists of token ids; for what comes with a
+                prompt, such as pictures, `{"prompt": text, "multi_modal_data": ...}`.
             sampling_params: one for all, or one per prompt; default greedy, 16 tokens.
             lora_request: with `enable_lora`, an adapter for all or one (or None) per prompt.
 
@@ -99,7 +101,7 @@ class LLM:
             ValueError: any prompt is refused (none is run).
         """
         return self.llm_engine.generate(
-            [prompts] if isinstance(prompts, str) else prompts,
+            [prompts] if isinstance(prompts, str | Mapping) else prompts,
             sampling_params,
             lora_request=lora_request,
         )

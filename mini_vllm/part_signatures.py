@@ -68,6 +68,20 @@ def check_extra_keys(
         raise ValueError(f"kv_cache_manager part {type(kv).__name__}: ignores extra_keys")
 
 
+def check_block_keys(kv_cache_manager: Callable[..., KVCacheManager], pool: Any) -> None:
+    """Refuse a KV manager part that does not look at `Request.block_keys`.
+
+    Raises:
+        ValueError: the part is named.
+    """
+    kv = kv_cache_manager(4, 1, True, pool)
+    one, other = (Request(key, [1, 2, 3], SamplingParams()) for key in ("a", "b"))
+    one.block_keys, other.block_keys = (lambda start, stop: ("a",)), (lambda start, stop: ("b",))
+    kv.allocate_slots(one, 3)
+    if kv.get_computed_blocks(other)[1]:
+        raise ValueError(f"kv_cache_manager part {type(kv).__name__}: ignores block_keys")
+
+
 def _from_flat_arguments(
     factory: Callable[..., Any], kv: KVCacheManager, config: EngineConfig
 ) -> Any:

@@ -36,3 +36,21 @@ class ByteTokenizer:
         Sampled bytes need not form valid UTF-8, so decoding never raises.
         """
         return bytes(t for t in token_ids if 0 <= t < 256).decode("utf-8", errors="replace")
+
+
+class MarkedByteTokenizer(ByteTokenizer):
+    """Bytes, EOS, and one marker more: the text `marker` is token 257, wherever it stands."""
+
+    vocab_size = 258
+
+    def __init__(self, marker: str) -> None:
+        """`marker`: such as "<image>"."""
+        self.marker = marker
+
+    def encode(self, text: str) -> list[int]:
+        """As `ByteTokenizer.encode`; "<image>hi" gives 3 ids."""
+        first, *rest = text.split(self.marker)
+        ids = super().encode(first)
+        for piece in rest:
+            ids += [self.vocab_size - 1, *super().encode(piece)]
+        return ids

@@ -76,6 +76,27 @@ class Fields:
         return Fields(value, f"{self.source}: {name}") if value else None
 
 
+LLAVA = "LlavaForConditionalGeneration"
+
+
+def is_llava(raw: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of a language model with a tower for pictures in front."""
+    names = raw.get("architectures")
+    return isinstance(names, list) and names[:1] == [LLAVA]
+
+
+def text_config(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """The language model's part of a LLaVA `config.json`.
+
+    Raises:
+        ValueError: it has none.
+    """
+    part = Fields(raw, source).part("text_config")
+    if part is None:
+        Fields(raw, source).refuse("text_config", "an object")
+    return {"architectures": [SUPPORTED[0]], **part.raw}
+
+
 def parse_config(
     raw: Mapping[str, Any], source: Path, known: Sequence[str] = SUPPORTED
 ) -> ModelConfig:

@@ -23,24 +23,33 @@ import safetensors
 from mini_vllm.models.config import (
     SUPPORTED,
     expected_shapes,
+    is_llava,
     num_parameters,
     parse_config,
     parse_eos,
     shown,
+    text_config,
 )
 from mini_vllm.models.families import ARCHITECTURES, Architecture, architecture_of, rules_of
 from mini_vllm.models.files import MOST_TABLE_BYTES, check_file, read_json, read_text
 from mini_vllm.models.hybrid import hybrid_shapes
 from mini_vllm.models.mapping import Rule, load_parameters
 from mini_vllm.models.transformer import ModelConfig
-from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
+from mini_vllm.tokenizer import ByteTokenizer, MarkedByteTokenizer, Tokenizer
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 SHIPPED_MODEL = MODELS / "byte-llama"
-SHIPPED = ("byte-llama", "byte-moe", "byte-window", "byte-state")
+SHIPPED = ("byte-llama", "byte-moe", "byte-sees", "byte-window", "byte-state")
 MOST_WEIGHT = 1e6
 """Larger ones overflow float32 within a layer and answer nonsense; fp16 itself ends at 65504."""
 _NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_PREFIXES = {
+    "language_model.model.": "model.", "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.", "model.vision_tower.": "vision_tower.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+}  # fmt: skip
+"""Of the tensors of a model that sees, in files of either age, and what stands for them here; as
+`vllm/model_executor/models/llava.py:517` `LlavaForConditionalGeneration`."""
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
 
 
@@ -56,6 +65,8 @@ class Checkpoint:
     chat_template: str | None
     architecture: Architecture | None = None
     """What builds it, and what `weights` are the parameters of; None: a `Transformer`."""
+    sees: bool = False
+    """Whether the folder also holds a tower for pictures; `weights` has nothing of it."""
 
 
 def load_checkpoint(
@@ -74,7 +85,9 @@ def load_checkpoint(
     folder = resolve(model)
     path, generation = folder / "config.json", folder / "generation_config.json"
     raw = read_json(path)
-    architecture = architecture_of(raw)
+    architecture, sees = architecture_of(raw), is_llava(raw)
+    if sees and read is not None:
+        raise ValueError(f"{path}: a model that sees is not available with ranks")
     config = read_config(path)
     eos_ids = parse_eos(raw, path)
     if os.path.lexists(generation):
@@ -88,7 +101,7 @@ def load_checkpoint(
         weights = load_by_rules(folder, parameters, rules)
     tokenizer = load_tokenizer(folder, eos_ids)
     template = _chat_template(folder)
-    return Checkpoint(folder, config, weights, tokenizer, eos_ids, template, architecture)
+    return Checkpoint(folder, config, weights, tokenizer, eos_ids, template, architecture, sees)
 
 
 def read_config(path: Path) -> Any:
@@ -100,6 +113,8 @@ def read_config(path: Path) -> Any:
     raw = read_json(path)
     if (architecture := architecture_of(raw)) is not None:
         return architecture.parse(raw, path)
+    if is_llava(raw):
+        return parse_config(text_config(raw, path), path)
     return parse_config(raw, path, (*SUPPORTED, *ARCHITECTURES))
 
 
@@ -242,7 +257,15 @@ def _weight_map(index: Path) -> dict[str, str]:
     for file in sorted(set(weight_map.values())):
         if not os.path.lexists(index.parent / file):
             raise ValueError(f"{index}: weight_map names {file}: no such file")
-    return weight_map
+    return {own_name(name): file for name, file in weight_map.items()}
+
+
+def own_name(name: str) -> str:
+    """A tensor's name as the engine knows it."""
+    for prefix, ours in _PREFIXES.items():
+        if name.startswith(prefix):
+            return ours + name.removeprefix(prefix)
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +290,7 @@ class Shard:
         except (safetensors.SafetensorError, OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
         tensors.pop("__metadata__", None)
-        return cls(path, tensors, 8 + length)
+        return cls(path, {own_name(name): t for name, t in tensors.items()}, 8 + length)
 
     def check(self, name: str, shape: tuple[int, ...], by: str = "config.json") -> None:
         """Refuse a tensor of another shape than `by` implies, or of an unknown dtype, with a
@@ -358,8 +381,11 @@ def load_tokenizer(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
     vocab = model.get("vocab")
     if model.get("type") == "BPE" and not model.get("merges") and isinstance(vocab, dict):
         ids = {token for token in vocab.values() if type(token) is int}
-        if len(vocab) == ByteTokenizer.vocab_size and ids == set(range(len(vocab))):
+        if ids == set(range(len(vocab))) and len(vocab) == ByteTokenizer.vocab_size:
             return ByteTokenizer()
+        if ids == set(range(len(vocab))) and len(vocab) == ByteTokenizer.vocab_size + 1:
+            [marker] = [token for token, number in vocab.items() if number == len(vocab) - 1]
+            return MarkedByteTokenizer(marker)
     return HubTokenizer(path, eos_token_ids[0] if eos_token_ids else None)
 
 

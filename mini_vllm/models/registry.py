@@ -51,6 +51,8 @@ class LoadedModel:
     """What must join the engine for its caches."""
     excludes: tuple[str, ...] = ()
     """Arguments of rooms that it does not go with, by name."""
+    room: str | None = None
+    """The room that the model needs, whatever the engine's arguments ask for."""
 
 
 def load_model(
@@ -86,6 +88,7 @@ def load_model(
             transformer.dtype,
             config.max_position_embeddings,
             checkpoint.chat_template,
+            room="multimodal" if checkpoint.sees else None,
         )
     tokens = tokenizer or ByteTokenizer()
     eos, vocab_size = eos_of(tokens), tokens.vocab_size

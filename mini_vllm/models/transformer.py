@@ -149,7 +149,9 @@ class Transformer:
         Returns:
             Logits [num_rows, vocab_size] of the tokens of `batch.logits_indices`, in `dtype`.
         """
-        hidden = self.embed_tokens[batch.token_ids]  # [num_tokens, hidden_size]
+        hidden = batch.inputs_embeds  # [num_tokens, hidden_size]
+        if hidden is None:
+            hidden = self.embed_tokens[batch.token_ids]
         run_layers(self.layers, hidden, batch, self.attention, self._frequencies)
         last = hidden[batch.logits_indices]  # [num_rows, hidden_size]
         return self.lm_head(rms_norm(last, self.norm, self.config.rms_norm_eps))

@@ -126,6 +126,11 @@ class EncoderGate(Gate):
             if ended is not None:
                 self.cache.free(ended)
 
+    def restart(self) -> None:
+        """Nothing is cached and nothing under way."""
+        self.cache.reset()
+        self.scheduled_encoder_inputs, self._granted, self._ended = {}, {}, {}
+
     def _release_computed(self, request: Request) -> None:
         features = mm_features(request)
         for input_id in self.cache.get_cached_input_ids(request):
