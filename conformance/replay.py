@@ -149,7 +149,7 @@ def mini_scheduler(
             scheduler = find(*feature.scheduler)
         if feature.gate:
             make = (gates or {}).get(feature.name) or find(*feature.gate)
-            opened.append(make(*(config[key] for key in feature.gate_takes)))
+            opened.append(feature.build_gate(make, config, find))
     names = {field.name for field in dataclasses.fields(SchedulerConfig)}
     made = SchedulerConfig(**{k: v for k, v in knobs.items() if k in names})
     return scheduler(kv, made, opened) if opened else scheduler(kv, made)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from conformance import recording
+from conformance.features.multimodal import recorder as encoder
 from conformance.real_core import StubError, core_of, why_not
-from conformance.recorders import combined, connector, encoder, hybrid, stand_ins
+from conformance.recorders import combined, connector, hybrid, stand_ins
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 SEEDS = range(18)

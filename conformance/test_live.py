@@ -20,10 +20,11 @@ from conformance import mutants, recording, replay, together, workloads
 from conformance.features.core import recorder as scheduler
 from conformance.features.distributed import recorder as pipeline
 from conformance.features.lora import recorder as lora
+from conformance.features.multimodal import recorder as encoder
 from conformance.features.spec_decode import recorder as spec
 from conformance.features.structured_output import recorder as grammar
 from conformance.real_core import core_of, why_not
-from conformance.recorders import again, combined, connector, encoder, hybrid, source
+from conformance.recorders import again, combined, connector, hybrid, source
 from mini_vllm.config import SamplingParams
 
 FIRST_SEED = int(os.environ.get("CONFORMANCE_SEED", random.randrange(10**6, 10**9)))

@@ -220,8 +220,7 @@ def split_prompt(
     rest = dict(prompt)
     own = [rest.pop(name) for name in ("prompt", "prompt_token_ids") if name in rest]
     if len(own) != 1:
-        keys = sorted(map(str, prompt))
-        raise ValueError(f"prompt with the keys {keys}: need one of prompt and prompt_token_ids")
+        raise ValueError(f"prompt={_shown.repr(prompt)}: need one of prompt and prompt_token_ids")
     for name in rest:
         if options.get(name) is not None:
             raise ValueError(f"{name}: given in the prompt and beside it; need one of them")

@@ -106,6 +106,10 @@ class Replayed:
         """More knobs for `SchedulerConfig`."""
         return {}
 
+    def build_gate(self, make: Callable[..., Any], config: Mapping[str, Any], find: Find) -> Any:
+        """Its gate, of whichever class."""
+        return make(*(config[key] for key in self.gate_takes))
+
     def asked(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the requests of a workload add to its configuration."""
         return {}

@@ -6,6 +6,7 @@ from conformance import recording, workloads
 from conformance.features.core import recorder as scheduler
 from conformance.features.distributed import recorder as pipeline
 from conformance.features.lora import recorder as lora
+from conformance.features.multimodal import recorder as pictures
 from conformance.features.spec_decode import recorder as spec
 from conformance.features.structured_output import recorder as grammar
 from conformance.recorders.source import Real
@@ -22,6 +23,11 @@ def record(kept: recording.Recording, real: Real | None = None) -> recording.Rec
     is_async = bool(config.get("async_scheduling"))
     if "grammar_rows" in kept["steps"][0]:
         return next(grammar.record([seed], real))
+    if "encoder_cache_size" in config:
+        recorded = pictures.record_async if is_async else pictures.record
+        if seed in pictures.DENSE_SEEDS:
+            recorded = pictures.record_dense
+        return next(recorded([seed], real))
     if "max_loras" in config:
         return next((lora.record_async if is_async else lora.record)([seed], real))
     if "pipeline_parallel_size" in config:

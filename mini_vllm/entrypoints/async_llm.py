@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from mini_vllm.engine import LLMEngine
 from mini_vllm.entrypoints.engine_core import About, Delta, News, serve, serve_in_thread
+from mini_vllm.input_processor import Prompt
 from mini_vllm.observe.stats import Stats
 from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import SamplingParams
@@ -171,7 +172,7 @@ class AsyncLLM:
 
     async def open(
         self,
-        prompt: str | list[int],
+        prompt: Prompt,
         params: SamplingParams,
         request_id: str,
         *,

@@ -66,14 +66,19 @@ class About:
     max_logprobs: int
     chat_template: str | None
     config: str
+    image: tuple[int, int] | None = None
+    """The token that stands for a picture, and as how many placeholders it counts; None for a model
+    that does not see."""
 
     @classmethod
     def of(cls, engine: LLMEngine) -> About:
         """Of an engine."""
+        sees = engine.feature("multimodal")
         return cls(
             engine.tokenizer, engine.inputs.vocab_size, tuple(engine.eos_token_ids),
             engine.max_model_len, engine.config.max_logprobs, engine.chat_template,
             repr(engine.config),
+            sees and (sees.config.image_token_index, sees.config.num_image_tokens),
         )  # fmt: skip
 
 

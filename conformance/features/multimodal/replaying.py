@@ -21,6 +21,12 @@ class Pictures(Replayed):
     def is_on(self, config: Mapping[str, Any]) -> bool:
         return "encoder_cache_size" in config
 
+    def build_gate(self, make: Callable[..., Any], config: Mapping[str, Any], find: Find) -> Any:
+        """With the cache's counts of `find`, unless the gate is somebody else's."""
+        cache = find("multimodal.encoder_cache_manager", "EncoderCacheManager")
+        own = [cache] if make is find(MODULE, "EncoderGate") else []
+        return make(*(config[key] for key in self.gate_takes), *own)
+
     def request(
         self, add: Mapping[str, Any], make: Callable[..., Any], find: Find
     ) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mini_vllm.entrypoints.async_llm import Delta
 from mini_vllm.entrypoints.openai.errors import APIError
+from mini_vllm.entrypoints.openai.images import pictures_of
 from mini_vllm.entrypoints.openai.protocol_chat import ChatCompletionRequest
 from mini_vllm.entrypoints.openai.reasoning_parsers import (
     ReasoningFirst,
@@ -42,6 +43,7 @@ from mini_vllm.entrypoints.openai.tool_parsers import (
     parse_calls,
     required_calls,
 )
+from mini_vllm.input_processor import Prompt
 from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
 
 _Parser = HermesStream | NamedStream | RequiredStream | ReasoningFirst
@@ -53,7 +55,9 @@ class ChatServing:
     def __init__(self, served: Served) -> None:
         self.served = served
 
-    def prompt_of(self, request: Any) -> tuple[list[dict[str, Any]], str]:
+    def prompt_of(
+        self, request: Any, with_pictures: bool = False
+    ) -> tuple[list[dict[str, Any]], str]:
         """The conversation, and the text that its template makes of it.
 
         Raises:
@@ -67,7 +71,7 @@ class ChatServing:
             raise APIError("messages: this model has no chat template")
         if not request.messages:
             raise APIError("messages: need at least one")
-        messages = flat(request.messages)
+        messages = flat(request.messages, with_pictures)
         options = {
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
@@ -85,8 +89,15 @@ class ChatServing:
         served.adapter_of(request.model)
         if served.tool_parser is None and request.tool_choice not in (None, "none"):
             raise APIError("tool_choice: this server was started without a tool parser")
-        conversation, text = self.prompt_of(request)
+        pictures = pictures_of(request.messages) if served.engine.about.image else []
+        conversation, text = self.prompt_of(request, served.engine.about.image is not None)
         ids = served.fit(text, request)
+        prompt: Prompt = ids
+        if pictures:
+            if request.use_beam_search:
+                raise APIError("use_beam_search: need false with pictures")
+            prompt = {"prompt_token_ids": ids, "multi_modal_data": {"image": pictures}}
+            ids = served.with_placeholders(ids, len(pictures), request)
         most = served.most_tokens(request, len(ids))
         params: SamplingParams | BeamSearchParams
         if request.use_beam_search:
@@ -94,7 +105,7 @@ class ChatServing:
         else:
             params = served.params_of(request, most, self._forced(request))
         request_id = new_id("chatcmpl", request, header)
-        return _Chat(served, request, request_id, conversation, text, ids, params)
+        return _Chat(served, request, request_id, conversation, text, prompt, ids, params)
 
     @staticmethod
     def _forced(request: ChatCompletionRequest) -> Any:
@@ -129,8 +140,12 @@ class _Chat:
     request: ChatCompletionRequest
     request_id: str
     conversation: list[dict[str, Any]]
-    prompt: str
+    text: str
+    """What the template has made of it."""
+    prompt: Prompt
+    """What the engine gets."""
     ids: list[int]
+    """The prompt's tokens, placeholders included."""
     params: SamplingParams | BeamSearchParams
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -163,11 +178,10 @@ class _Chat:
     def echoed(self) -> str:
         """The last message's text, where it is repeated in front of the answer."""
         last = self.conversation[-1] if self.conversation else {}
-        return (
-            (last.get("content") or "")
-            if self.request.echo and last.get("role") == self.role
-            else ""
-        )
+        content = last.get("content") or ""
+        if isinstance(content, list):  # with pictures
+            content = "".join(part.get("text", "") for part in content)
+        return content if self.request.echo and last.get("role") == self.role else ""
 
     # ------------------------------------------------------------------ whole
 
@@ -183,7 +197,7 @@ class _Chat:
         else:
             grown = [Grown() for _ in range(self.num_choices)]
             async with self.served.streams(
-                [self.ids], [self.params], self.request_id, self.request
+                [self.prompt], [self.params], self.request_id, self.request
             ) as streams:
                 async for _, delta in merged(streams):
                     raise_if_failed(delta)
@@ -197,7 +211,7 @@ class _Chat:
             "service_tier": None, "system_fingerprint": self.served.fingerprint,
             "usage": usage(len(self.ids), total) | {"prompt_tokens_details": None},
             "prompt_logprobs": noted, "prompt_token_ids": self.ids if back else None,
-            "prompt_text": self.prompt if self.request.return_prompt_text else None,
+            "prompt_text": self.text if self.request.return_prompt_text else None,
             "kv_transfer_params": None,
         }  # fmt: skip
 
@@ -284,7 +298,7 @@ class _Chat:
         grown = [Grown() for _ in range(self.num_choices)]
         parsers = [self._parser() for _ in grown]
         begun = False
-        opened = self.served.streams([self.ids], [params], self.request_id, self.request)
+        opened = self.served.streams([self.prompt], [params], self.request_id, self.request)
         async with opened as streams:
             async for _, delta in merged(streams):
                 raise_if_failed(delta)
@@ -323,7 +337,7 @@ class _Chat:
             choice |= {"logprobs": None, "finish_reason": None}
             head = self.head("chat.completion.chunk") | {"choices": [choice]}
             head["prompt_token_ids"] = self.ids if self.request.return_token_ids else None
-            head["prompt_text"] = self.prompt if self.request.return_prompt_text else None
+            head["prompt_text"] = self.text if self.request.return_prompt_text else None
             chunks.append(self._with_usage(head, 0))
         if text := self.echoed():
             for index in range(self.num_choices):

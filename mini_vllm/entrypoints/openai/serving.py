@@ -20,6 +20,7 @@ from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, Stream
 from mini_vllm.entrypoints.openai.errors import APIError
 from mini_vllm.entrypoints.openai.protocol import Generation
 from mini_vllm.entrypoints.openai.reasoning_parsers import Tags
+from mini_vllm.input_processor import Prompt
 from mini_vllm.sample.beam_search import BeamSearchSequence, Search, check_width
 from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
@@ -129,6 +130,27 @@ class Served:
             )  # fmt: skip
         return ids
 
+    def with_placeholders(self, ids: list[int], num_pictures: int, request: Generation) -> list[int]:
+        """The prompt's tokens as the engine will count them, if they and the output fit.
+
+        Raises:
+            APIError: they do not, or the prompt has not a marker for each picture.
+        """
+        from mini_vllm.multimodal.processor import expand
+
+        assert self.engine.about.image is not None
+        try:
+            ids, _ = expand(ids, *self.engine.about.image, num_pictures)
+        except ValueError as error:
+            raise APIError(f"messages: {error}") from None
+        _, wanted = request.asked_output_tokens()
+        if len(ids) + max(wanted or 1, 1) > self.max_model_len:
+            raise APIError(
+                f"prompt has {len(ids)} tokens with its pictures, and {wanted or 1} are asked for: "
+                f"the context is {self.max_model_len}", param="input_tokens",
+            )  # fmt: skip
+        return ids
+
     def _most_chars(self) -> int:
         """Characters that one token can stand for."""
         return getattr(self.tokenizer, "max_chars_per_token", 64)
@@ -165,7 +187,7 @@ class Served:
 
     @asynccontextmanager
     async def streams(
-        self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], request_id: str,
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], request_id: str,
         request: Generation,
     ) -> AsyncIterator[list[Stream]]:  # fmt: skip
         """Streams of all prompts; whatever is unfinished when the block is left is aborted."""

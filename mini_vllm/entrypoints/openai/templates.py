@@ -17,8 +17,11 @@ OURS = ("messages", "tools", "self", "chat_template", "tokenize")
 """Names that `chat_template_kwargs` must not have: they are set by the request itself."""
 
 
-def flat(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def flat(messages: Sequence[Message], with_pictures: bool = False) -> list[dict[str, Any]]:
     """Messages as a template sees them: content as one text, arguments of calls as objects.
+
+    With pictures a content of parts stays one, and each picture is `{"type": "image"}`: its place
+    among the texts is the template's business.
 
     Raises:
         APIError: a part of the content is not text, or arguments that are not JSON.
@@ -29,9 +32,17 @@ def flat(messages: Sequence[Message]) -> list[dict[str, Any]]:
         content = raw.get("content")
         if isinstance(content, list):
             kinds = [part.get("type", "text") for part in content]
-            if wrong := [kind for kind in kinds if kind not in TEXT_PARTS]:
+            taken = (*TEXT_PARTS, "image_url") if with_pictures else TEXT_PARTS
+            if wrong := [kind for kind in kinds if kind not in taken]:
                 raise APIError(f"messages: content of type {wrong[0]!r}: need text")
-            raw["content"] = "\n".join(str(part.get("text", "")) for part in content)
+            if "image_url" in kinds:
+                raw["content"] = [
+                    {"type": "image"} if kind == "image_url"
+                    else {"type": "text", "text": str(part.get("text", ""))}
+                    for kind, part in zip(kinds, content, strict=True)
+                ]  # fmt: skip
+            else:
+                raw["content"] = "\n".join(str(part.get("text", "")) for part in content)
         for call in raw.get("tool_calls") or ():
             function = call.get("function") or {}
             if isinstance(function.get("arguments"), str):

@@ -229,7 +229,7 @@ def test_a_model_that_does_not_see_takes_no_pictures():
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
-        ({}, r"prompt with the keys \[\]: need one of"),
+        ({}, "prompt={}: need one of prompt"),
         ({"prompt": "a", "prompt_token_ids": [1]}, "need one of prompt and prompt_token_ids"),
         ({"prompt": "a", "multi_modal_uuids": {}}, "multi_modal_uuids={}: need a room"),
     ],
