@@ -35,7 +35,7 @@ def serving(
     **options: Any,
 ) -> Iterator[tuple[int, Served]]:  # fmt: skip
     """Its port and what it serves; it has ended when the block is left."""
-    served = serve_engine(engine, model="byte-llama", **options)
+    served = serve_engine(engine, **{"model": "byte-llama", **options})
     app = build_app(served, keys, max_concurrent, chat_page)
     server = HTTPServer(
         app, served.engine, keep_alive_on_engine_death=keep_alive_on_engine_death,

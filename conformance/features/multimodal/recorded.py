@@ -1,6 +1,6 @@
 """What is recorded of pictures."""
 
-from conformance.features import Part, workloads
+from conformance.features import Part, run, workloads
 
 PARTS: dict[str, Part] = {
     "encoder": workloads(
@@ -14,5 +14,11 @@ PARTS: dict[str, Part] = {
     ),
     "encoder-async": workloads(
         "multimodal", "encoder-async", "record_async", "the same with `AsyncScheduler`"
+    ),
+    "texts-pictures": run(
+        "texts-pictures",
+        "features.multimodal.texts:recorded",
+        "greedy answers about drawn pictures, chunks of 96 tokens",
+        "`texts multimodal`",
     ),
 }

@@ -83,6 +83,9 @@ def _decoded(url: str, most_pixels: int) -> np.ndarray:
                 return _rgb(image)
     except APIError:
         raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        need = f"need at most {most_pixels:,} in one conversation"
+        raise APIError(f"messages: a picture of too many pixels: {need}") from None
     except Exception as error:  # Pillow raises what its decoders raise
         raise APIError(f"messages: image_url: a broken picture ({type(error).__name__})") from None
 
