@@ -106,7 +106,7 @@ class EncoderCacheManager:
 
     def free(self, request: Request) -> None:
         """The request ends, or starts over: it needs none of its pictures."""
-        for input_id in self.get_cached_input_ids(request):
+        for input_id in list(self.get_cached_input_ids(request)):  # releasing may change it
             self.free_encoder_input(request, input_id)
 
     def get_freed_mm_hashes(self) -> list[str]:

@@ -22,6 +22,8 @@ class ScheduledInputs(NamedTuple):
     encoder_inputs: list[int]
     num_new_tokens: int
     encoder_compute_budget: int
+    duplicate_encoder_inputs: list[int]
+    """Further places of the pictures to encode, where nothing is done at the pin."""
 
 
 class EncoderGate(Gate):
@@ -77,8 +79,11 @@ class EncoderGate(Gate):
     def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
         """Its encoder runs in this step."""
         granted = self._granted.pop(request.request_id, None)
-        if granted is None or not granted.encoder_inputs:
-            return
+        if granted is not None and granted.encoder_inputs:
+            self._allocate(request, granted)
+
+    def _allocate(self, request: Request, granted: ScheduledInputs) -> None:
+        """Take room in the cache and in the budget, and enter the plan."""
         for input_id in granted.encoder_inputs:
             self.cache.allocate(request, input_id)
         self.scheduled_encoder_inputs[request.request_id] = granted.encoder_inputs
@@ -133,7 +138,7 @@ class EncoderGate(Gate):
 
     def _release_computed(self, request: Request) -> None:
         features = mm_features(request)
-        for input_id in self.cache.get_cached_input_ids(request):
+        for input_id in list(self.cache.get_cached_input_ids(request)):
             if features[input_id].mm_position.end <= request.num_computed_tokens:
                 self.cache.free_encoder_input(request, input_id)
 
@@ -149,7 +154,8 @@ class EncoderGate(Gate):
         self, request: Request, num_computed_tokens: int, num_new_tokens: int
     ) -> ScheduledInputs:
         """Which pictures the tokens `num_computed_tokens` on need, and how many tokens remain."""
-        budget, inputs, hashes, num_embeds_to_schedule = self._budget, [], set[str](), 0
+        budget, num_embeds_to_schedule = self._budget, 0
+        inputs, duplicates, hashes = list[int](), list[int](), set[str]()
         for input_id, feature in enumerate(mm_features(request)):
             position, mm_hash = feature.mm_position, feature.identifier
             end = num_computed_tokens + num_new_tokens
@@ -157,7 +163,10 @@ class EncoderGate(Gate):
                 break  # it begins behind the chunk, and so do those that follow
             if position.end <= num_computed_tokens:
                 continue  # its K and V are there
-            if mm_hash in hashes or self.cache.check_and_update_cache(request, input_id):
+            if mm_hash in hashes:
+                duplicates.append(input_id)
+                continue
+            if self.cache.check_and_update_cache(request, input_id):
                 continue
             is_cut = num_computed_tokens < position.offset and end < position.end
             if (self.disable_chunked_mm_input and is_cut) or not self.cache.can_allocate(
@@ -175,4 +184,4 @@ class EncoderGate(Gate):
             budget -= num_embeds
             hashes.add(mm_hash)
             inputs.append(input_id)
-        return ScheduledInputs(inputs, num_new_tokens, budget)
+        return ScheduledInputs(inputs, num_new_tokens, budget, duplicates)

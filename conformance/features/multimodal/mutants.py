@@ -12,7 +12,8 @@ _GATE, _CACHE, _INPUTS = (
     "multimodal.gate", "multimodal.encoder_cache_manager", "multimodal.inputs",
 )  # fmt: skip
 _CUT = "                num_new_tokens = max(0, position.offset - num_computed_tokens)\n"
-_KNOWN = "if mm_hash in hashes or self.cache.check_and_update_cache(request, input_id):"
+_TWICE = "            if mm_hash in hashes:\n"
+_KNOWN = "            if self.cache.check_and_update_cache(request, input_id):\n"
 _EVICT = "self.freeable.popitem(last=False)"
 _RELEASE = "if features[input_id].mm_position.end <= request.num_computed_tokens:"
 _REFUSED = "        if mm_features(request):\n            self.cache.free(request)\n"
@@ -84,11 +85,11 @@ MUTANTS = (
         "            if rows[0] == rows[1]:\n", "            if False:\n", "a chunk covers no row",
     ),
     _mutant(
-        _GATE, "encodes both places of a picture", _KNOWN,
-        _KNOWN.replace("mm_hash in hashes or ", ""), "encoded once for both places",
+        _GATE, "encodes both places of a picture", _TWICE,
+        "            if False:\n", "encoded once for both places",
     ),
     _mutant(
-        _GATE, "encodes every picture again", _KNOWN, "if mm_hash in hashes:",
+        _GATE, "encodes every picture again", _KNOWN, "            if False:\n",
         "an encoder runs",
     ),
     _mutant(
