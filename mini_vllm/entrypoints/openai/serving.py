@@ -130,7 +130,9 @@ class Served:
             )  # fmt: skip
         return ids
 
-    def with_placeholders(self, ids: list[int], num_pictures: int, request: Generation) -> list[int]:
+    def with_placeholders(
+        self, ids: list[int], num_pictures: int, request: Generation
+    ) -> list[int]:
         """The prompt's tokens as the engine will count them, if they and the output fit.
 
         Raises:
@@ -143,7 +145,7 @@ class Served:
             ids, _ = expand(ids, *self.engine.about.image, num_pictures)
         except ValueError as error:
             raise APIError(f"messages: {error}") from None
-        _, wanted = request.asked_output_tokens()
+        _, wanted = request.output_limit()
         if len(ids) + max(wanted or 1, 1) > self.max_model_len:
             raise APIError(
                 f"prompt has {len(ids)} tokens with its pictures, and {wanted or 1} are asked for: "
