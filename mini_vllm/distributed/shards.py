@@ -115,6 +115,10 @@ class RankWeights(Mapping[str, np.ndarray]):
         self.num_read += array.size
         return array
 
+    def __contains__(self, name: object) -> bool:
+        """Without reading it, which `Mapping` would do to find out."""
+        return name in expected_shapes(self.source.config)
+
     def __iter__(self) -> Iterator[str]:
         return iter(expected_shapes(self.source.config))
 
