@@ -74,8 +74,7 @@ class WatchedKV(KVCacheManager):
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] | None = None,
         num_lookahead_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
-        delay_cache_blocks: bool = False,
+        *rest: Any,
     ) -> list[KVCacheBlock] | None:
         """As the plain one."""
         hits = new_computed_blocks or ()
@@ -89,12 +88,7 @@ class WatchedKV(KVCacheManager):
         }
         revived = sum(block.ref_cnt == 0 for block in hits)
         made = super().allocate_slots(
-            request,
-            num_new_tokens,
-            new_computed_blocks,
-            num_lookahead_tokens,
-            num_external_computed_tokens,
-            delay_cache_blocks,
+            request, num_new_tokens, new_computed_blocks, num_lookahead_tokens, *rest
         )
         new = tuple(block.block_id for block in made or ())
         self.calls.append(

@@ -49,17 +49,11 @@ class WatchedKVCacheManager(KVCacheManager):
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] | None = None,
         num_lookahead_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
-        delay_cache_blocks: bool = False,
+        *rest: Any,
     ) -> list[KVCacheBlock] | None:
         before = kv_state(self)
         result = super().allocate_slots(
-            request,
-            num_new_tokens,
-            new_computed_blocks,
-            num_lookahead_tokens,
-            num_external_computed_tokens,
-            delay_cache_blocks,
+            request, num_new_tokens, new_computed_blocks, num_lookahead_tokens, *rest
         )
         adopted = tuple(new_computed_blocks or ())
         call = Call("allocate_slots", request, self, before, num_new_tokens, adopted, result)

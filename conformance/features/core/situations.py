@@ -148,23 +148,8 @@ class _WatchedManager(KVCacheManager):
         self.watch.note("table of several blocks freed", several)
         super().free(request)
 
-    def allocate_slots(
-        self,
-        request: Request,
-        num_new_tokens: int,
-        new_computed_blocks: Sequence[KVCacheBlock] | None = None,
-        num_lookahead_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
-        delay_cache_blocks: bool = False,
-    ) -> list[KVCacheBlock] | None:
-        new_blocks = super().allocate_slots(
-            request,
-            num_new_tokens,
-            new_computed_blocks,
-            num_lookahead_tokens,
-            num_external_computed_tokens,
-            delay_cache_blocks,
-        )
+    def allocate_slots(self, request: Request, *rest: Any) -> list[KVCacheBlock] | None:
+        new_blocks = super().allocate_slots(request, *rest)
         if new_blocks is None:
             self.watch.refused = request.request_id
         return new_blocks
