@@ -57,7 +57,8 @@ class InputProcessor:
     ) -> None:
         self.features = features
         self.make_request = make_request
-        self.cache = config.cache
+        self.cache, self.scheduler = config.cache, config.scheduler
+        self.num_blocks_of = loaded.num_blocks_of
         self.max_model_len = config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.vocab_size = loaded.vocab_size
@@ -180,7 +181,13 @@ class InputProcessor:
         if params.min_tokens and len(stops) > last and stops >= set(range(last + 1)):
             raise ValueError(f"min_tokens={params.min_tokens}: every token id is a stop token")
         num_usable = self.cache.num_blocks - 1
-        num_needed = -(-(longest - 1) // self.cache.block_size)  # the last token is never computed
+        size = self.cache.block_size
+        num_needed = -(-(longest - 1) // size)  # the last token is never computed
+        if self.num_blocks_of is not None:
+            budget = self.scheduler.max_num_batched_tokens
+            num_needed = self.num_blocks_of(
+                longest - 1, size, budget, self.max_model_len or longest
+            )
         if num_needed > num_usable:
             raise ValueError(
                 f"prompt of {len(token_ids)} tokens with max_tokens={params.max_tokens} needs "

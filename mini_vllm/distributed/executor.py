@@ -26,7 +26,9 @@ from mini_vllm.distributed.pool import RankPool
 from mini_vllm.distributed.shards import FolderSource, WeightSource
 from mini_vllm.distributed.worker import BATCH_FIELDS, Worker
 from mini_vllm.feature import Feature
-from mini_vllm.models.loader import load_checkpoint
+from mini_vllm.models.families import architecture_of
+from mini_vllm.models.files import read_json
+from mini_vllm.models.loader import load_checkpoint, resolve
 from mini_vllm.models.registry import LoadedModel, eos_of
 from mini_vllm.parts import EngineParts
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
@@ -203,6 +205,10 @@ def _describe(
 ) -> tuple[WeightSource, Callable[[Model], LoadedModel]]:
     """Where the ranks read the weights, and everything else about the model."""
     if isinstance(model, str | Path) and str(model) != "toy":
+        if architecture_of(read_json(resolve(model) / "config.json")) is not None:
+            raise ValueError(
+                f"model={str(model)!r}: ranks need a model whose layers all keep the same"
+            )
         checkpoint = load_checkpoint(model, read=lambda folder, config: {})
         eos = checkpoint.eos_token_ids or eos_of(checkpoint.tokenizer)
         source: WeightSource = FolderSource(checkpoint.folder, checkpoint.config)

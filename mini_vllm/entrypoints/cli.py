@@ -26,7 +26,10 @@ from rich.table import Table
 from mini_vllm.config import SamplingParams, whole
 from mini_vllm.engine import LLMEngine
 from mini_vllm.entrypoints.cli_serve import core, from_json, serve
+from mini_vllm.models.files import read_json
+from mini_vllm.models.hybrid import HybridConfig
 from mini_vllm.models.loader import parameters_of, read_config, resolve
+from mini_vllm.models.transformer import ModelConfig
 from mini_vllm.observe.bench import PERCENTILES, Workload, run_workload
 from mini_vllm.observe.trace import StepRecord, observing, traced_steps
 from mini_vllm.outputs import text_of
@@ -331,8 +334,6 @@ def info(
     folder = resolve(model)
     path = folder / "config.json"
     config = read_config(path)
-    per_token = config.kv_bytes_per_token(kv_dtype_bytes)
-    blocks = budget // (per_token * block_size)
     heads = f"{config.num_attention_heads} query, {config.num_key_value_heads} KV"
     rows = [
         ("architecture", config.architecture),
@@ -342,6 +343,23 @@ def info(
         ("heads", f"{heads}, of {config.head_dim}"),
         ("vocabulary", f"{config.vocab_size:,}"),
         ("context", f"{config.max_position_embeddings:,} tokens"),
+    ]
+    if isinstance(config, HybridConfig):
+        rows += _rows_of_groups(path, budget, memory, block_size, kv_dtype_bytes)
+    else:
+        rows += _rows_of_one_group(config, budget, memory, block_size, kv_dtype_bytes)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _rows_of_one_group(
+    config: ModelConfig, budget: int, memory: str, block_size: int, kv_dtype_bytes: int
+) -> list[tuple[str, str]]:
+    per_token = config.kv_bytes_per_token(kv_dtype_bytes)
+    blocks = budget // (per_token * block_size)
+    return [
         (
             "KV per token",
             f"{per_token:,} B = 2 x {config.num_hidden_layers} layers x "
@@ -354,10 +372,30 @@ def info(
             f"{blocks / -(-config.max_position_embeddings // block_size):.2f} at once",
         ),
     ]
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+
+
+def _rows_of_groups(
+    path: Path, budget: int, memory: str, block_size: int, kv_dtype_bytes: int
+) -> list[tuple[str, str]]:
+    """Where layers keep different things, as vLLM sizes its cache with prefix caching."""
+    from mini_vllm.kv.sizing import cache_size
+
+    size = cache_size(
+        read_json(path), budget, block_size=block_size, dtype_bytes=kv_dtype_bytes, source=path
+    )
+    rows = [
+        (
+            f"group {number}",
+            f"{layer.kind}, layers {', '.join(map(str, layers))}, {layer.block_size} tokens a block",
+        )
+        for number, (layer, layers) in enumerate(size.groups)
+    ]
+    return [
+        *rows,
+        ("a block", f"{size.page_size_bytes:,} B per layer, {size.layers_per_group} layers"),
+        (f"blocks in {memory}", f"{size.num_blocks:,} ({size.num_tokens:,} tokens)"),
+        ("full-length sequences", f"{size.max_concurrency:.2f} at once"),
+    ]
 
 
 def _bytes(text: str) -> int:

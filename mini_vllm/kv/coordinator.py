@@ -242,6 +242,22 @@ class HybridKVCacheManager(KVCacheManager):
                 self.block_pool.evict(block)
 
 
+def num_blocks_of(
+    kv_specs: Sequence[KVCacheSpec], num_tokens: int, block_size: int, max_num_batched_tokens: int,
+    max_model_len: int,
+) -> int:  # fmt: skip
+    """Blocks without which a request of `num_tokens` tokens is never admitted."""
+    needed, pool = 0, BlockPool(2, False)
+    for spec in kv_specs:
+        size = spec.block_size or block_size
+        blocks = -(-num_tokens // size)
+        most = _kind_of(spec)(0, spec, size, pool).most_blocks(
+            max_num_batched_tokens, max_model_len
+        )
+        needed += blocks if most is None else min(blocks, most)
+    return needed
+
+
 def _kind_of(spec: KVCacheSpec) -> type[CacheGroup]:
     if isinstance(spec, MambaSpec):
         return MambaGroup

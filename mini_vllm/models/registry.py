@@ -47,6 +47,9 @@ class LoadedModel:
     """What keeps the tables of its groups; None: `KVCacheManager`, which keeps one."""
     block_size: int | None = None
     """Tokens per block, where the model must have another size than was asked for."""
+    num_blocks_of: Callable[..., int] | None = None
+    """`num_blocks_of(num_tokens, block_size, max_num_batched_tokens, max_model_len)`: blocks that a
+    request needs; None: as many as its tokens fill."""
     feature: Feature | None = None
     """What must join the engine for its caches."""
     excludes: tuple[str, ...] = ()
@@ -155,13 +158,14 @@ def with_caches(loaded: LoadedModel) -> LoadedModel:
         )
     if len(specs) == 1 and not has_states and not has_windows:
         return loaded
-    from mini_vllm.kv.coordinator import HybridKVCacheManager, StepStarts
+    from mini_vllm.kv.coordinator import HybridKVCacheManager, StepStarts, num_blocks_of
 
     feature = StepStarts(specs) if has_states else None
     manager = partial(HybridKVCacheManager, kv_specs=specs) if feature is None else feature.build
     return replace(
         loaded, kv_cache_manager=manager, feature=feature,
         block_size=getattr(loaded.model, "block_size", None) if has_states else None,
+        num_blocks_of=partial(num_blocks_of, specs),
         excludes=("enable_lora", "speculative_config"),
     )  # fmt: skip
 

@@ -335,6 +335,8 @@ def _draft_model(
     """Load the draft model and give it a cache of its own, with the target's blocks."""
     assert spec.model is not None
     loaded = load_model(spec.model, None, config.dtype, config.seed, paged_attention, Linear)
+    if loaded.kv_cache_manager is not None:
+        raise ValueError(f"model={spec.model!r}: need a draft model whose layers all keep the same")
     if loaded.vocab_size != target.vocab_size:
         raise ValueError(
             f"model={spec.model!r}: the draft model has {loaded.vocab_size} tokens, need the "

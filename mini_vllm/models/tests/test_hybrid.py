@@ -192,3 +192,31 @@ def test_a_state_is_padded_to_the_page_of_attention():
     assert isinstance(specs[0], MambaSpec) and specs[0].state_size == 3 * 32 + 64
     assert specs[0].page_size_padded == 2 * 8 * 12 and specs[0].block_size == 12
     assert [CONFIGS["states"].layer_types[s.layers[0]] for s in specs] == [MAMBA, MAMBA, FULL]
+
+
+@pytest.mark.parametrize(("kind", "needed"), [("windows", 3 * 8), ("states", 3 * 3)])
+def test_a_request_that_could_never_be_admitted_is_refused_at_the_door(kind, needed):
+    """Every group needs room for it, so as many blocks as one group would want are too few."""
+    model = model_of(kind, block_size=4)
+    engine = LLMEngine(model, num_blocks=needed, block_size=4)
+    params = SamplingParams(max_tokens=2)
+    with pytest.raises(
+        ValueError, match=rf"needs {needed} blocks of .*: the pool has {needed - 1}"
+    ):
+        engine.add_request([1] * 31, params)
+    assert not engine.requests
+    roomy = LLMEngine(model_of(kind, block_size=4), num_blocks=needed + 1, block_size=4)
+    [out] = roomy.generate([[1] * 31], params)
+    assert len(out.outputs[0].token_ids) == 2
+
+
+def test_ranks_and_drafters_of_layers_that_differ_are_refused():
+    with pytest.raises(
+        ValueError, match="model='byte-window': ranks need a model whose layers all"
+    ):
+        LLMEngine("byte-window", tensor_parallel_size=2)
+    config = {"method": "draft_model", "model": "byte-window", "num_speculative_tokens": 2}
+    with pytest.raises(
+        ValueError, match="model='byte-window': need a draft model whose layers all"
+    ):
+        LLMEngine("byte-llama", speculative_config=config)
