@@ -386,7 +386,7 @@ def _rows_of_groups(
     rows = [
         (
             f"group {number}",
-            f"{layer.kind}, layers {', '.join(map(str, layers))}, {layer.block_size} tokens a block",
+            f"{layer.kind}, layers {', '.join(map(str, layers))}, {layer.block_size} tokens each",
         )
         for number, (layer, layers) in enumerate(size.groups)
     ]
