@@ -150,7 +150,7 @@ class SlidingWindowGroup(CacheGroup):
         """`vllm/v1/kv_cache_interface.py:463`
         `SlidingWindowSpec.max_admission_blocks_per_request`."""
         longest = min(self.window - 1 + max_num_batched_tokens, max_model_len)
-        return -(-longest // self.block_size) + 1  # it may begin inside a block
+        return -(-longest // self.block_size) + 1
 
     @property
     def window(self) -> int:

@@ -158,7 +158,7 @@ def answer(case: Case) -> Case:
 
 
 def _mode(case: Case) -> str:
-    """`vllm/model_executor/models/config.py:351`: by whether the model supports mode "all"."""
+    """By whether the model supports mode "all"."""
     if not case["enable_prefix_caching"]:
         return "none"
     return "align" if case["model"].startswith("qwen3-next") else "all"
