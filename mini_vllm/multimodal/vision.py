@@ -200,13 +200,15 @@ class VisionEncoder:
         heads = self.config.num_attention_heads
         normed = self._norm(f"{at}.layer_norm1", hidden)
         query, key, value = (
-            self._linear(f"{at}.self_attn.{name}", normed).reshape(len(hidden), heads, -1)
+            self._linear(f"{at}.self_attn.{name}", normed)
+            .reshape(len(hidden), heads, -1)
+            .transpose(1, 0, 2)
             for name in ("q_proj", "k_proj", "v_proj")
-        )  # [n, heads, head_dim]
-        scores = np.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
+        )  # [heads, n, head_dim]
+        scores = query @ key.transpose(0, 2, 1) * query.shape[-1] ** -0.5
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         scores /= scores.sum(-1, keepdims=True)  # every patch looks at every other
-        attended = np.einsum("hqk,khd->qhd", scores, value).reshape(len(hidden), -1)
+        attended = (scores @ value).transpose(1, 0, 2).reshape(len(hidden), -1)
         hidden += self._linear(f"{at}.self_attn.out_proj", attended)
         inner = self._act(self._linear(f"{at}.mlp.fc1", self._norm(f"{at}.layer_norm2", hidden)))
         hidden += self._linear(f"{at}.mlp.fc2", inner)
