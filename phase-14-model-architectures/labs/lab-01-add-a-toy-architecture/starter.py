@@ -65,7 +65,7 @@ class Witness:
         raise NotImplementedError
 
     def forward(self, batch: ForwardBatch) -> np.ndarray:
-        """Logits whose largest entry is what `says` gives for the tokens up to the row's own (C1-C3).
+        """Logits, largest at what `says` gives for the tokens up to the row's own (C1 to C3).
 
         Which tokens those are, and where each stands, it must learn from `batch` as the fields'
         docstrings promise it, and rely on nothing else. An engine that breaks one of these

@@ -122,7 +122,7 @@ def test_what_it_says_depends_on_every_token_and_its_place(lab):
             missed[name] += said == says(ids)
     worst = max(missed, key=missed.get)
     assert missed[worst] <= 50, (
-        f"500 sequences with a change of {worst}: says() gave the same token {missed[worst]} times; "
+        f"500 sequences with a change of {worst}: says() gave the same {missed[worst]} times; "
         "at most 50 are allowed, or an engine's mistake goes unnoticed"
     )
 
