@@ -62,6 +62,7 @@ class InputProcessor:
         self.max_model_len = config.scheduler.max_model_len
         self.tokenizer = loaded.tokenizer
         self.vocab_size = loaded.vocab_size
+        self.num_prompt_ids = loaded.num_prompt_ids or loaded.vocab_size
         self.eos_token_ids = loaded.eos_token_ids
         self.max_logprobs = config.max_logprobs
         self.takes_drafts = config.scheduler.num_speculative_tokens > 0
@@ -170,9 +171,12 @@ class InputProcessor:
         if len(token_ids) == 0:
             raise ValueError("prompt is empty: need at least one token")
         last = self.vocab_size - 1
+        most = self.num_prompt_ids - 1
+        if self.takes_drafts or params.prompt_logprobs is not None:
+            most = last  # padding is never drafted and has no probability
         for token in token_ids:
-            if type(token) is not int or not 0 <= token <= last:
-                raise ValueError(f"prompt holds token id {token!r}: need integers from 0 to {last}")
+            if type(token) is not int or not 0 <= token <= most:
+                raise ValueError(f"prompt holds token id {token!r}: need integers from 0 to {most}")
         longest = len(token_ids) + params.max_tokens
         if self.max_model_len is not None:
             self._check_length(len(token_ids), params, self.max_model_len)

@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 
 from mini_vllm.checks import number, whole
 from mini_vllm.distributed.groups import Place, experts_of
-from mini_vllm.models.transformer import ModelConfig
+from mini_vllm.models.transformer import VOCAB_PADDING, ModelConfig
 
 TRANSPORTS = ("shared_memory", "sockets")
 MOST_RANKS = 16
 """Processes of one engine. A slip of the finger should not start a thousand."""
-VOCAB_PADDING = 64
-"""`vllm/model_executor/layers/vocab_parallel_embedding.py:32` `DEFAULT_VOCAB_PADDING_SIZE`"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,12 @@ from mini_vllm.models.hybrid import HybridTransformer
 from mini_vllm.models.loader import SHIPPED, Checkpoint, load_checkpoint
 from mini_vllm.models.moe import ExpertsFn, moe_forward_grouped
 from mini_vllm.models.toy import ToyModel
-from mini_vllm.models.transformer import AttentionFn, LinearFactory, Transformer
+from mini_vllm.models.transformer import (
+    VOCAB_PADDING,
+    AttentionFn,
+    LinearFactory,
+    Transformer,
+)
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
 
 
@@ -54,6 +59,9 @@ class LoadedModel:
     """What must join the engine for its caches."""
     excludes: tuple[str, ...] = ()
     """Arguments of rooms that it does not go with, by name."""
+    num_prompt_ids: int | None = None
+    """Token ids that a prompt may hold; None: `vocab_size`. One more where upstream lets through
+    the id just behind the vocabulary, whose embedding is padding."""
     room: str | None = None
     """The room that the model needs, whatever the engine's arguments ask for."""
 
@@ -91,6 +99,9 @@ def load_model(
             transformer.dtype,
             config.max_position_embeddings,
             checkpoint.chat_template,
+            num_prompt_ids=None
+            if checkpoint.sees
+            else _num_prompt_ids(config.vocab_size, checkpoint.tokenizer),
             room="multimodal" if checkpoint.sees else None,
         )
     tokens = tokenizer or ByteTokenizer()
@@ -110,6 +121,16 @@ def load_model(
         vocab_size, longest = model.config.vocab_size, model.max_model_len
         loaded = replace(loaded, vocab_size=vocab_size, max_model_len=longest)
     return with_caches(loaded)
+
+
+def _num_prompt_ids(vocab_size: int, tokenizer: Tokenizer) -> int:
+    """Ids that a prompt may hold: of a byte vocabulary one more than there are.
+
+    `vllm/v1/engine/input_processor.py:426` `InputProcessor._validate_model_input` takes the
+    tokenizer's number of ids for an id, and a padded embedding has a row of zeros for it.
+    """
+    is_bytes = type(tokenizer) is ByteTokenizer and tokenizer.vocab_size == vocab_size
+    return vocab_size + (is_bytes and vocab_size % VOCAB_PADDING != 0)
 
 
 def _built(

@@ -19,6 +19,8 @@ from mini_vllm.kv_cache_interface import KVCacheSpec
 from mini_vllm.models.mlp import Mlp, silu_and_mul
 from mini_vllm.models.moe import ExpertsFn, MoeConfig, SparseMlp, moe_forward_grouped
 
+VOCAB_PADDING = 64
+"""`vllm/model_executor/layers/vocab_parallel_embedding.py:32` `DEFAULT_VOCAB_PADDING_SIZE`"""
 _TOKEN_TILE = 128
 """Tokens per pass through a layer's products: their intermediates then stay in a core's cache
 instead of being fetched from fresh memory for every large array."""
@@ -151,10 +153,24 @@ class Transformer:
         """
         hidden = batch.inputs_embeds  # [num_tokens, hidden_size]
         if hidden is None:
-            hidden = self.embed_tokens[batch.token_ids]
+            hidden = embedded(self.embed_tokens, batch.token_ids)
         run_layers(self.layers, hidden, batch, self.attention, self._frequencies)
         last = hidden[batch.logits_indices]  # [num_rows, hidden_size]
         return self.lm_head(rms_norm(last, self.norm, self.config.rms_norm_eps))
+
+
+def embedded(table: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+    """Rows [num_tokens, hidden_size] of `table`; a token behind its end is padding, all zeros.
+
+    As in `vllm/model_executor/layers/vocab_parallel_embedding.py:192` `VocabParallelEmbedding`.
+    """
+    known = token_ids < len(table)
+    if known.all():
+        rows: np.ndarray = table[token_ids]
+        return rows
+    rows = np.zeros((len(token_ids), table.shape[1]), table.dtype)
+    rows[known] = table[token_ids[known]]
+    return rows
 
 
 def head_name(config: ModelConfig) -> str:

@@ -102,7 +102,7 @@ def penalties(request: Request, row: np.ndarray) -> np.ndarray:
     tokens = np.array(request.all_token_ids, dtype=np.int64)
     row = row.copy()
     if repetition != 1.0:
-        seen = np.bincount(tokens, minlength=len(row)) > 0  # [vocab_size]
+        seen = np.bincount(tokens, minlength=len(row))[: len(row)] > 0  # [vocab_size]
         row[seen] *= np.where(row[seen] > 0, 1.0 / repetition, repetition).astype(row.dtype)
     if frequency or presence:
         counts = np.bincount(tokens[request.num_prompt_tokens :], minlength=len(row))
