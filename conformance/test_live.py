@@ -32,7 +32,7 @@ TIMES = int(os.environ.get("CONFORMANCE_TIMES", "1"))
 CORE = pytest.param("core", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))
 MANY = pytest.param("many", marks=[*CORE.marks, pytest.mark.slow])
 INSTALLED = pytest.param("installed", marks=pytest.mark.upstream)
-SHARES = {"core": 1, "many": 20, "installed": 20}
+SHARES = {"core": 1, "many": 20, "installed": 5}
 """How often each asks a real scheduler what the default suite asks it once."""
 
 
