@@ -173,7 +173,7 @@ def _spec(group: Mapping[str, Any]) -> FullAttentionSpec | SlidingWindowSpec | M
     if group["kind"] == "mamba":
         return MambaSpec(
             block_size=group["block_size"], shapes=((1,),), dtypes=(torch.float32,),
-            mamba_cache_mode="all",
+            mamba_cache_mode=group.get("mode", "all"),
         )  # fmt: skip
     return SlidingWindowSpec(**told, sliding_window=group["sliding_window"])
 

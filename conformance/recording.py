@@ -357,6 +357,8 @@ def _problems(recording: Recording) -> Iterator[str]:
     for index, group in enumerate(config.get("kv_groups", ())):
         where = f"config.kv_groups[{index}]."
         yield from _misshapen(group, where, _KV_GROUP)
+        if "mode" in group and group["mode"] not in ("all", "align"):
+            yield f"{where}mode={_short(group['mode'])} is not all or align"
         if group["kind"] == "sliding_window":
             yield from _misshapen(group, where, {"sliding_window": _at_least(1)})
     for index, event in enumerate(recording["events"]):

@@ -140,11 +140,13 @@ def mini_scheduler(
         block_pool=block_pool,
     )
     is_theirs = scheduler is find("scheduler", "Scheduler")
-    opened, knobs = [], dict(config)
+    opened: list[Gate] = []
+    knobs = dict(config)
     for feature in FEATURES:
         if not feature.is_on(config):
             continue
         knobs |= feature.knobs(config)
+        opened += feature.gates(kv, find)
         if feature.scheduler and is_theirs:
             scheduler = find(*feature.scheduler)
         if feature.gate:

@@ -20,6 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 POLICIES = ("fcfs", "priority")
+MAMBA_CACHE_MODES = ("none", "align", "all")
 MOST_BLOCKS = 1 << 24
 """Bound on the pool: each block is a Python object, and a typing slip should not eat the memory."""
 
@@ -37,12 +38,19 @@ class CacheConfig:
     """Tokens per block."""
     enable_prefix_caching: bool = True
     """Keep full blocks by the hash of their prefix, and look them up."""
+    mamba_cache_mode: str = "none"
+    """Which states of Mamba layers later requests can find: "all" at the ends of blocks, or with
+    "align" those of steps that end there. "none" is "all" with prefix caching; without, all are
+    "none". `vllm/config/cache.py:132` `CacheConfig.mamba_cache_mode`"""
 
     def __post_init__(self) -> None:
         most = f"at least 2 (block 0 is reserved) and at most {MOST_BLOCKS}"
         whole("num_blocks", self.num_blocks, 2, MOST_BLOCKS, most)
         whole("block_size", self.block_size, 1, 1 << 20, need="at least 1 and at most 1048576")
         flag("enable_prefix_caching", self.enable_prefix_caching)
+        if self.mamba_cache_mode not in MAMBA_CACHE_MODES:
+            modes = ", ".join(MAMBA_CACHE_MODES)
+            raise ValueError(f"mamba_cache_mode={self.mamba_cache_mode!r}: need one of {modes}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ class KVCacheSpec:
 class MambaSpec(KVCacheSpec):
     """One group of layers that keep a state, of the same size however many tokens it has seen.
 
-    Mirrors `vllm/v1/kv_cache_interface.py:563` `MambaSpec`, whose `mamba_cache_mode` is "all" where
-    `block_size` is that of the other groups, and "none" where one block holds a whole sequence.
+    Mirrors `vllm/v1/kv_cache_interface.py:563` `MambaSpec`.
     """
 
     num_kv_heads: int = 0
@@ -48,6 +47,10 @@ class MambaSpec(KVCacheSpec):
     page_size_padded: int = 0
     """Numbers that a block takes per layer, at least those of the state, and as many as a block of
     the other groups."""
+
+    mamba_cache_mode: str = "all"
+    """"all": every full block keeps the state at its end. "align": only that of a step that ended
+    there. "none": one block of `block_size` tokens holds a whole sequence."""
 
     @property
     def state_size(self) -> int:

@@ -120,6 +120,10 @@ class Replayed:
         """What makes the KV manager, given what makes a plain one, or a learner's."""
         return make
 
+    def gates(self, kv: Any, find: Find) -> Sequence[Any]:
+        """What the manager asks of the scheduler."""
+        return ()
+
     def request(
         self, add: Mapping[str, Any], make: Callable[..., Any], find: Find
     ) -> Callable[..., Any]:

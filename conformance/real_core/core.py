@@ -116,7 +116,7 @@ class RealCore:
         if group["kind"] == "mamba":
             return _call(
                 self._interface.MambaSpec, block_size=group["block_size"], shapes=((1,),),
-                dtypes=("float32",), mamba_cache_mode="all",
+                dtypes=("float32",), mamba_cache_mode=group.get("mode", "all"),
             )  # fmt: skip
         window = group["sliding_window"]
         return _call(self._interface.SlidingWindowSpec, **told, sliding_window=window)
@@ -217,6 +217,9 @@ class RealCore:
             "enable_prefix_caching": config["enable_prefix_caching"],
             "num_gpu_blocks": config["num_blocks"],
             "block_size": config["block_size"],
+            "mamba_cache_mode": next(
+                (group["mode"] for group in groups_of(config) if "mode" in group), "none"
+            ),
         }
         adapters = None
         if "max_loras" in config:

@@ -67,12 +67,29 @@ def generate_states(seed: int) -> dict[str, Any]:
     return workload
 
 
+def generate_aligned(seed: int) -> dict[str, Any]:
+    """The same with states in mode "align", which are kept where a step ends at a block."""
+    workload = generate_states(seed)
+    config = workload["config"]
+    for group in config["kv_groups"]:
+        if group["kind"] == "mamba":
+            group["mode"] = "align"
+    size = config["block_size"]
+    config |= {"enable_prefix_caching": True, "enable_chunked_prefill": True}
+    config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], size)
+    if config["long_prefill_token_threshold"]:
+        config["long_prefill_token_threshold"] += size
+    return workload
+
+
 SEEDS = range(80_000, 81_000)
 """Of `hybrid.jsonl.gz`."""
 DRAFT_SEEDS = range(82_000, 82_300)
 """Of `hybrid_spec.jsonl.gz`."""
 STATE_SEEDS = range(84_000, 84_400)
 """Of `states.jsonl.gz`."""
+ALIGNED_SEEDS = range(86_000, 86_300)
+"""Of `states_align.jsonl.gz`."""
 
 
 def record(seeds: Iterable[int] = SEEDS, real: Real | None = None) -> Iterator[recording.Recording]:
@@ -95,6 +112,14 @@ def record_states(
     """The same for groups of states."""
     for seed in seeds:
         yield _without_samples(run(generate_states(seed), real))
+
+
+def record_aligned(
+    seeds: Iterable[int] = ALIGNED_SEEDS, real: Real | None = None
+) -> Iterator[recording.Recording]:
+    """The same for states in mode "align"."""
+    for seed in seeds:
+        yield _without_samples(combined.run(generate_aligned(seed), real))
 
 
 def _without_samples(entry: recording.Recording) -> recording.Recording:

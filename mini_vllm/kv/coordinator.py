@@ -15,6 +15,7 @@ from typing import Any
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
 from mini_vllm.feature import Feature
 from mini_vllm.kv.groups import (
+    AlignedMambaGroup,
     CacheGroup,
     MambaGroup,
     SlidingWindowGroup,
@@ -28,7 +29,10 @@ from mini_vllm.kv_cache_interface import KVCacheSpec, MambaSpec
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request
 
-_LOOK_UP = {CacheGroup: full_hit, SlidingWindowGroup: window_hit, MambaGroup: state_hit}
+_LOOK_UP = {
+    CacheGroup: full_hit, SlidingWindowGroup: window_hit, MambaGroup: state_hit,
+    AlignedMambaGroup: state_hit,
+}  # fmt: skip
 
 
 class HybridKVCacheManager(KVCacheManager):
@@ -80,6 +84,13 @@ class HybridKVCacheManager(KVCacheManager):
         """A step is being planned; see `MambaGroup`."""
         for group in self.groups:
             group.new_step_starts()
+
+    def ends_at_blocks(self, request: Request, start: int, num_new: int) -> int:
+        """How many of the tokens wanted may be planned; see `AlignedMambaGroup`."""
+        for group in self.groups:
+            if isinstance(group, AlignedMambaGroup):
+                return group.ends_at_blocks(request, start, num_new)
+        return num_new
 
     # ------------------------------------------------------------------ tables
 
@@ -260,7 +271,7 @@ def num_blocks_of(
 
 def _kind_of(spec: KVCacheSpec) -> type[CacheGroup]:
     if isinstance(spec, MambaSpec):
-        return MambaGroup
+        return AlignedMambaGroup if spec.mamba_cache_mode == "align" else MambaGroup
     return CacheGroup if spec.sliding_window is None else SlidingWindowGroup
 
 
@@ -268,26 +279,38 @@ def _is_full(groups: Sequence[CacheGroup]) -> bool:
     return type(groups[0]) is CacheGroup
 
 
-class StepStarts(Feature):
-    """Has a manager whose groups keep states know when a step is being planned.
+class StateGate(Gate):
+    """Has a manager whose groups keep states know when a step is being planned, and cuts prompts
+    where a state can be kept.
 
-    At the pin the scheduler does: `vllm/v1/core/sched/scheduler.py:362` `Scheduler.schedule`.
+    At the pin the scheduler does both: `vllm/v1/core/sched/scheduler.py:362` `Scheduler.schedule`.
     """
+
+    def __init__(self, kv: HybridKVCacheManager | None = None) -> None:
+        self.kv = kv
+        """The manager in use, which a restart of the engine replaces."""
+
+    def begins(self, plan: SchedulerOutput) -> None:
+        """What the last step was to write is there."""
+        assert self.kv is not None
+        self.kv.new_step_starts()
+
+    def limit(self, request: Request, start: int, num_new: int) -> int:
+        """See `AlignedMambaGroup.ends_at_blocks`."""
+        assert self.kv is not None
+        return self.kv.ends_at_blocks(request, start, num_new)
+
+
+class StateCaches(Feature):
+    """Joins an engine whose model keeps states; builds its managers."""
 
     name = "kv"
 
     def __init__(self, kv_specs: Sequence[KVCacheSpec]) -> None:
         self.kv_specs = kv_specs
-        self.gate = self._gate = _StepGate()
+        self.gate = self._gate = StateGate()
 
     def build(self, *arguments: Any) -> HybridKVCacheManager:
-        """A manager, which from now on is the one that is called; as of `EngineParts`."""
+        """A manager, which from now on is the one that the gate speaks to; as of `EngineParts`."""
         self._gate.kv = HybridKVCacheManager(*arguments, kv_specs=self.kv_specs)
         return self._gate.kv
-
-
-class _StepGate(Gate):
-    kv: HybridKVCacheManager
-
-    def begins(self, plan: SchedulerOutput) -> None:
-        self.kv.new_step_starts()

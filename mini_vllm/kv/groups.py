@@ -212,6 +212,76 @@ class MambaGroup(CacheGroup):
         self.cached_this_step.clear()
 
 
+class AlignedMambaGroup(MambaGroup):
+    """As `MambaGroup` in mode "align": of the blocks of a step only the last one is real.
+
+    A table holds the block that the last step wrote, the one that this step writes, and null blocks
+    elsewhere. What a later request can hit is where a step ended; see `ends_at_blocks`.
+    """
+
+    def __init__(self, index: int, spec: KVCacheSpec, block_size: int, pool: BlockPool) -> None:
+        super().__init__(index, spec, block_size, pool)
+        self.last_state: dict[str, int] = {}
+        """Place of the block that held the state when the last block was taken."""
+
+    def num_needed(
+        self, request_id: str, num_tokens: int, hits: Sequence[KVCacheBlock], num_computed: int,
+        most: int | None = None,
+    ) -> int:  # fmt: skip
+        """One block at most, and the hit if it is in the queue.
+
+        `vllm/v1/core/single_type_kv_cache_manager.py:941` `MambaManager.get_num_blocks_to_allocate`
+        """
+        if hits and hits[-1].block_hash in self.cached_this_step:
+            return self.pool.num_blocks + 1
+        held = len(hits) + len(self.tables.get(request_id, ()))
+        new = min(-(-num_tokens // self.block_size) - held, 1)
+        return new + sum(b.ref_cnt == 0 and not b.is_null for b in hits)
+
+    def extend(self, request_id: str, num_tokens: int) -> Table:
+        """Null blocks, then one for the state after this step.
+
+        `vllm/v1/core/single_type_kv_cache_manager.py:1008` `MambaManager.allocate_new_blocks`
+        """
+        table = self.tables.setdefault(request_id, [])
+        before, required = len(table), -(-num_tokens // self.block_size)
+        if required <= before:
+            return []
+        if before:
+            self.last_state[request_id] = before - 1
+        table += [self.pool.null_block] * (required - 1 - before)
+        table += self.pool.get_new_blocks(1)
+        return table[before:]
+
+    def remove_skipped_blocks(self, request_id: str, num_computed: int) -> None:
+        """Also free the block that the step before the last one wrote, wherever it stands."""
+        super().remove_skipped_blocks(request_id, num_computed)
+        last = self.last_state.get(request_id)
+        if last is None or last >= -(-num_computed // self.block_size) - 1:
+            return
+        table = self.tables[request_id]
+        if not table[last].is_null:
+            self.pool.free_blocks([table[last]])
+            table[last] = self.pool.null_block
+
+    def free(self, request_id: str) -> None:
+        """Free a request's table, and forget where its state was."""
+        self.last_state.pop(request_id, None)
+        super().free(request_id)
+
+    def ends_at_blocks(self, request: Request, start: int, num_new: int) -> int:
+        """How many of `num_new` prompt tokens, so that the step ends where a state can be hit.
+
+        `vllm/v1/core/sched/scheduler.py:279` `Scheduler._mamba_block_aligned_split`
+        """
+        if start >= max(request.num_prompt_tokens, request.num_tokens - 1):
+            return num_new
+        last = request.num_tokens // self.block_size * self.block_size
+        if start + num_new < last:
+            return num_new // self.block_size * self.block_size
+        return last - start if start < last else num_new
+
+
 def full_hit(groups: Sequence[CacheGroup], hashes: Sequence[int], use_eagle: bool, alignment: int,
              max_length: int) -> list[Table]:  # fmt: skip
     """The tables of the longest prefix, of at most `max_length` tokens, that all `groups` have.

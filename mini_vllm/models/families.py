@@ -44,7 +44,7 @@ class Architecture:
     """Every parameter the model needs, by name, with its shape."""
     build: Callable[..., Model]
     """`build(config, parameters, dtype)` to the model; one of the engine's own families also gets
-    `attention`, `linear`, `block_size`, `max_model_len` and `enable_prefix_caching` by name."""
+    `attention`, `linear`, `block_size`, `max_model_len` and `mamba_cache_mode` by name."""
     rules: Callable[[Any], Sequence[Rule]] = lambda config: ()
     """How names and rows on disk go to the parameters."""
     takes_cache_options: bool = False

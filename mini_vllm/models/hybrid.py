@@ -114,7 +114,7 @@ class HybridTransformer:
         linear: LinearFactory = Linear,
         block_size: int = 16,
         max_model_len: int | None = None,
-        enable_prefix_caching: bool = True,
+        mamba_cache_mode: str = "all",
     ) -> None:
         """Build the layers and group them.
 
@@ -127,7 +127,7 @@ class HybridTransformer:
             block_size: tokens per block asked for. Where layers have states it may be too small
                 for one; see `block_size` of the model for what it became.
             max_model_len: longest sequence, at most that of the config.
-            enable_prefix_caching: keep a state at the end of every block, not only the last one.
+            mamba_cache_mode: which states are kept: "all", "align" or "none"; see `MambaSpec`.
 
         Raises:
             ValueError: another dtype.
@@ -142,7 +142,7 @@ class HybridTransformer:
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         self.lm_head = linear(self._cast(weights[head]), None, "lm_head")
         self.block_size, self.kv_specs = _kv_specs(
-            config, block_size, self.max_model_len, enable_prefix_caching
+            config, block_size, self.max_model_len, mamba_cache_mode
         )
         self._places = {
             layer: (group, row)
@@ -287,17 +287,18 @@ def gelu_and_mul(gate_up: np.ndarray) -> np.ndarray:
 
 
 def _kv_specs(
-    config: HybridConfig, block_size: int, max_model_len: int, enable_prefix_caching: bool
+    config: HybridConfig, block_size: int, max_model_len: int, mamba_cache_mode: str
 ) -> tuple[int, tuple[KVCacheSpec, ...]]:
     """Tokens per block, and what each group of layers keeps in one."""
     heads, dim, mamba = config.num_key_value_heads, config.head_dim, config.mamba
     if mamba is not None and MAMBA in config.layer_types:
         state = sum(math.prod(shape) for shape in mamba.state_shapes)
-        chunk = mamba.chunk_size if enable_prefix_caching else None
+        chunk = mamba.chunk_size if mamba_cache_mode == "all" else None
         block_size = hybrid_block_size(state, 2 * heads * dim, block_size, chunk)
         states: KVCacheSpec = MambaSpec(
             (), state_shapes=mamba.state_shapes, page_size_padded=2 * heads * dim * block_size,
-            block_size=block_size if enable_prefix_caching else max_model_len,
+            mamba_cache_mode=mamba_cache_mode,
+            block_size=max_model_len if mamba_cache_mode == "none" else block_size,
         )  # fmt: skip
     kinds: dict[str, KVCacheSpec] = {FULL: KVCacheSpec((), heads, dim)}
     if SLIDING in config.layer_types:

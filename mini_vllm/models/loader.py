@@ -49,7 +49,8 @@ _PREFIXES = {
     "model.multi_modal_projector.": "multi_modal_projector.",
 }  # fmt: skip
 """Of the tensors of a model that sees, in files of either age, and what stands for them here; as
-`vllm/model_executor/models/llava.py:517` `LlavaForConditionalGeneration`."""
+`vllm/model_executor/models/llava.py:517`
+`LlavaForConditionalGeneration.hf_to_vllm_mapper`."""
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
 
 

@@ -3,7 +3,7 @@
 Promises: what a layer knows of a sequence is a state of fixed size, read from the block that the
 last computed token is in and written to every block that this step ends or is in, so a full block
 holds the state at its end for ever. Mirrors `vllm/model_executor/layers/mamba/mamba_mixer2.py:234`
-`MambaMixer2` with `mamba_cache_mode` "all" or "none".
+`MambaMixer2`.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ class MambaMixer:
             out[part] += y
             if (start + end) % size == 0 or end == len(mixed):
                 block = table[[(start + end - 1) // size]]
-                self._write(pages, block, inputs[None, end : end + keep], state[None])
+                if block[0]:  # with mode "align" null but at the end of the step
+                    self._write(pages, block, inputs[None, end : end + keep], state[None])
             begin = end
         return out
 

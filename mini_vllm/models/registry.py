@@ -17,7 +17,7 @@ import numpy as np
 
 from mini_vllm.attention import paged_attention, paged_attention_reference
 from mini_vllm.batch import Model
-from mini_vllm.config import EngineConfig
+from mini_vllm.config import CacheConfig, EngineConfig, SchedulerConfig
 from mini_vllm.feature import Feature
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.kv_cache_interface import KVCacheSpec, MambaSpec
@@ -120,7 +120,7 @@ def load_model(
     if isinstance(model, HybridTransformer):
         vocab_size, longest = model.config.vocab_size, model.max_model_len
         loaded = replace(loaded, vocab_size=vocab_size, max_model_len=longest)
-    return with_caches(loaded)
+    return with_caches(loaded, engine or EngineConfig())
 
 
 def _num_prompt_ids(vocab_size: int, tokenizer: Tokenizer) -> int:
@@ -146,7 +146,7 @@ def _built(
         asked = engine.with_max_model_len(longest).scheduler.max_model_len
         options = {
             "attention": attention, "linear": linear, "block_size": engine.cache.block_size,
-            "max_model_len": asked, "enable_prefix_caching": engine.cache.enable_prefix_caching,
+            "max_model_len": asked, "mamba_cache_mode": mamba_cache_mode(engine.cache),
         }  # fmt: skip
     model = architecture.build(config, checkpoint.weights, dtype, **options)
     tokens = tokenizer or checkpoint.tokenizer
@@ -154,14 +154,23 @@ def _built(
     loaded = LoadedModel(
         model, tokens, eos, config.vocab_size, chat_template=checkpoint.chat_template
     )
-    return with_caches(replace(loaded, max_model_len=longest, dtype=dtype))
+    return with_caches(replace(loaded, max_model_len=longest, dtype=dtype), engine)
 
 
-def with_caches(loaded: LoadedModel) -> LoadedModel:
+def mamba_cache_mode(cache: CacheConfig) -> str:
+    """What is kept of states: `vllm/model_executor/models/config.py:332`
+    `MambaModelConfig.verify_and_update_config`, for models with the kernels of "all"."""
+    if not cache.enable_prefix_caching:
+        return "none"
+    return "all" if cache.mamba_cache_mode == "none" else cache.mamba_cache_mode
+
+
+def with_caches(loaded: LoadedModel, engine: EngineConfig) -> LoadedModel:
     """What follows from the `kv_specs` of a model that has some: manager, block size, exclusions.
 
     Raises:
-        ValueError: windows, and an attention part that does not mind them.
+        ValueError: windows, and an attention part that does not mind them; states in mode "align",
+            and steps in which a block of tokens does not fit.
     """
     specs = tuple(getattr(loaded.model, "kv_specs", ()))
     if not specs:
@@ -179,9 +188,12 @@ def with_caches(loaded: LoadedModel) -> LoadedModel:
         )
     if len(specs) == 1 and not has_states and not has_windows:
         return loaded
-    from mini_vllm.kv.coordinator import HybridKVCacheManager, StepStarts, num_blocks_of
+    for spec in specs:
+        if isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align":
+            _check_aligned(engine.scheduler, spec.block_size or engine.cache.block_size)
+    from mini_vllm.kv.coordinator import HybridKVCacheManager, StateCaches, num_blocks_of
 
-    feature = StepStarts(specs) if has_states else None
+    feature = StateCaches(specs) if has_states else None
     manager = partial(HybridKVCacheManager, kv_specs=specs) if feature is None else feature.build
     return replace(
         loaded, kv_cache_manager=manager, feature=feature,
@@ -189,6 +201,19 @@ def with_caches(loaded: LoadedModel) -> LoadedModel:
         num_blocks_of=partial(num_blocks_of, specs),
         excludes=("enable_lora", "speculative_config"),
     )  # fmt: skip
+
+
+def _check_aligned(scheduler: SchedulerConfig, block_size: int) -> None:
+    """Refuse what would never let a step end at a block: `vllm/config/vllm.py:2069`
+    `VllmConfig.validate_block_size`."""
+    need = f"at least {block_size}, a block, with mamba_cache_mode='align'"
+    if scheduler.max_num_batched_tokens < block_size:
+        raise ValueError(f"max_num_batched_tokens={scheduler.max_num_batched_tokens}: need {need}")
+    if 0 < scheduler.long_prefill_token_threshold < block_size:
+        threshold = scheduler.long_prefill_token_threshold
+        raise ValueError(f"long_prefill_token_threshold={threshold}: need 0, or {need}")
+    if not scheduler.enable_chunked_prefill:
+        raise ValueError("enable_chunked_prefill=False: need True with mamba_cache_mode='align'")
 
 
 def eos_of(tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -94,6 +94,26 @@ MUTANTS = (
         "wants every state of a hit", "MambaGroup: state_hit}", "MambaGroup: full_hit}",
         "a hit of a state", "states",
     ),
+    _groups(
+        "ends steps anywhere", "return num_new // self.block_size * self.block_size",
+        "return num_new", "a step that ends at a block", "states_align",
+    ),
+    _groups(
+        "computes a prompt's last block at once",
+        "return last - start if start < last else num_new", "return num_new",
+        "a step that ends at a block", "states_align",
+    ),
+    _groups(
+        "takes a block for every block of a step",
+        "        table += [self.pool.null_block] * (required - 1 - before)\n",
+        "        table += self.pool.get_new_blocks(required - 1 - before)\n",
+        "a step with states", "states_align",
+    ),
+    _groups(
+        "keeps the state before the last",
+        "        if last is None or last >= -(-num_computed // self.block_size) - 1:\n",
+        "        if True:\n", "a step with states", "states_align",
+    ),
 )  # fmt: skip
 
 CATALOGUES = {"hybrid-mutants": Catalogue(MUTANTS, COUNTED.situations_of)}

@@ -24,6 +24,7 @@ PARTS = {
         "record_states",
         '`vllm/v1/core/single_type_kv_cache_manager.py:842` `MambaManager` in mode "all"',
     ),
+    "states_align": _workloads("states_align", "record_aligned", 'the same in mode "align"'),
     "kv_sizing": cases(
         "hybrid",
         "kv_sizing",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from conformance.features import Find, Replayed
@@ -26,10 +26,10 @@ class Groups(Replayed):
             make = find("kv.coordinator", "HybridKVCacheManager")
         return functools.partial(make, kv_specs=kv_specs_of(config))
 
-    def before(self, scheduler: Any) -> Mapping[str, Any]:
-        if begins := getattr(scheduler.kv, "new_step_starts", None):
-            begins()
-        return {}
+    def gates(self, kv: Any, find: Find) -> Sequence[Any]:
+        if not any(isinstance(group.spec, MambaSpec) for group in getattr(kv, "groups", ())):
+            return ()
+        return (find("kv.coordinator", "StateGate")(kv),)
 
     def observe(self, scheduler: Any, plan: Any) -> Mapping[str, Any]:
         kv = scheduler.kv
@@ -45,7 +45,9 @@ class Groups(Replayed):
 def kv_specs_of(config: Mapping[str, Any]) -> list[KVCacheSpec]:
     """The groups of a recording's configuration, a layer each."""
     return [
-        MambaSpec((index,), block_size=group["block_size"])
+        MambaSpec(
+            (index,), block_size=group["block_size"], mamba_cache_mode=group.get("mode", "all")
+        )
         if group["kind"] == "mamba"
         else KVCacheSpec((index,), 1, 1, group.get("sliding_window"), group["block_size"])
         for index, group in enumerate(config["kv_groups"])

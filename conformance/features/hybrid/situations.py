@@ -29,6 +29,19 @@ class _Step(Step):
         return [r for r in self.admitted if counters[r] > scheduled[r]]
 
     @property
+    def is_aligned(self) -> bool:
+        return any("mode" in group for group in self.config["kv_groups"])
+
+    @property
+    def has_cut(self) -> bool:
+        """A prompt goes on that the budget would have let end, or go on, elsewhere."""
+        counters, size = self.now["num_computed_tokens"], self.config["block_size"]
+        return self.is_aligned and any(
+            counters[r] % size == 0 and counters[r] < len(self.adds[r]["prompt_token_ids"])
+            for r in self.now["num_scheduled_tokens"]
+        )
+
+    @property
     def has_room(self) -> bool:
         """Nothing that the scheduler counts keeps the next request from being admitted."""
         budget = self.config["max_num_batched_tokens"]
@@ -83,6 +96,10 @@ _SITUATIONS: Situations[_Step] = {
         "only the last one is still needed",
         lambda s: any(0 in table for table in s.tables("mamba")),
     ),
+    "a step that ends at a block": (
+        "mode \"align\": a prompt is cut where its state can be kept",
+        lambda s: s.has_cut,
+    ),
     "a hit": ("an admission finds a prefix", lambda s: s.hits),
     "a hit behind null blocks": (
         "a window finds what it can see, and nothing before",
@@ -112,4 +129,6 @@ _SITUATIONS: Situations[_Step] = {
     ),
 }  # fmt: skip
 
-COUNTED = counted("hybrid-situations", ("hybrid", "hybrid_spec", "states"), _Step, _SITUATIONS)
+COUNTED = counted(
+    "hybrid-situations", ("hybrid", "hybrid_spec", "states", "states_align"), _Step, _SITUATIONS
+)

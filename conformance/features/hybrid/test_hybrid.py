@@ -14,8 +14,10 @@ from conformance.real_core import core_of, why_not
 from conformance.recorders import hybrid
 
 needs_core = pytest.mark.skipif(bool(why_not()), reason=why_not())
-RECORDERS = (hybrid.record, hybrid.record_drafts, hybrid.record_states)
-FILES = ("hybrid", "hybrid_spec", "states")
+RECORDERS = (
+    hybrid.record, hybrid.record_drafts, hybrid.record_states, hybrid.record_aligned,
+)  # fmt: skip
+FILES = ("hybrid", "hybrid_spec", "states", "states_align")
 
 
 def differences(entries_of):

@@ -88,9 +88,11 @@ def run(kind: str, seed: int) -> tuple[list[list[int]], list[list[int]], dict[st
     """Tokens of a workload under pressure and of each request alone, and what happened."""
     prompts, params, knobs = workload_of(seed)
     caching = knobs["enable_prefix_caching"]
-    model = model_of(
-        kind, block_size=knobs["block_size"], max_model_len=160, enable_prefix_caching=caching
-    )
+    mode = ("align" if seed % 3 == 2 else "all") if caching else "none"
+    model = model_of(kind, block_size=knobs["block_size"], max_model_len=160, mamba_cache_mode=mode)
+    if mode == "align" and model.config.mamba is not None:
+        budget = max(knobs["max_num_batched_tokens"], model.block_size)
+        knobs |= {"max_num_batched_tokens": budget, "long_prefill_token_threshold": 0}
     longest = max(len(p) + q.max_tokens for p, q in zip(prompts, params, strict=True))
     per_group = -(-longest // model.block_size) + 1
     passing = min(per_group, (WINDOW + knobs["max_num_batched_tokens"]) // model.block_size + 3)

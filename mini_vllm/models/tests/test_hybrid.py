@@ -94,14 +94,22 @@ def test_a_state_holds_one_block_at_4096_tokens():
     held = _blocks_held("states", block_size=16)
     assert all(tables[:2] == [1, 1] or computed % 16 == 0 for computed, _, tables in held[8:])
     assert held[-1][1:] == (4096, [1, 1, 256])
-    without = _blocks_held("states", block_size=16, enable_prefix_caching=False)
-    assert without[-1][1:] == (4096, [1, 1, 256])
 
 
-def _blocks_held(kind, block_size, **knobs):
+@pytest.mark.parametrize(("mode", "most"), [("none", 1), ("align", 2)])
+def test_a_state_holds_no_more_than_its_mode_says(mode, most):
+    held = _blocks_held("states", block_size=16, mode=mode)
+    assert max(max(tables[:2]) for *_, tables in held) == most
+    assert held[-1][1] == 4096 and held[-1][2][2] == 256
+
+
+def _blocks_held(kind, block_size, mode="all"):
     """Per step: tokens computed before and after it, blocks of each group that are not null."""
-    model = model_of(kind, block_size=block_size, **knobs)
-    engine = LLMEngine(model, num_blocks=900, max_num_batched_tokens=512, **knobs)
+    model = model_of(kind, block_size=block_size, mamba_cache_mode=mode)
+    caching = mode != "none"
+    engine = LLMEngine(
+        model, num_blocks=900, max_num_batched_tokens=512, enable_prefix_caching=caching
+    )
     engine.add_request([1, 2, 3] * 1360, SamplingParams(max_tokens=17, ignore_eos=True))
     [request], held = engine.requests.values(), []
 
@@ -220,3 +228,31 @@ def test_ranks_and_drafters_of_layers_that_differ_are_refused():
         ValueError, match="model='byte-window': need a draft model whose layers all"
     ):
         LLMEngine("byte-llama", speculative_config=config)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"max_num_batched_tokens": 63}, "max_num_batched_tokens=63: need at least 64, a block"),
+        ({"long_prefill_token_threshold": 9}, "long_prefill_token_threshold=9: need 0, or at"),
+        ({"enable_chunked_prefill": False}, "enable_chunked_prefill=False: need True"),
+        ({"mamba_cache_mode": "some"}, "mamba_cache_mode='some': need one of none, align, all"),
+    ],
+)  # fmt: skip
+def test_what_states_in_mode_align_cannot_do_is_refused_by_name(knobs, message):
+    with pytest.raises(ValueError, match=message):
+        LLMEngine("byte-state", **{"mamba_cache_mode": "align"} | knobs)
+
+
+@pytest.mark.parametrize("mode", ["all", "align"])
+def test_where_a_step_ends_decides_what_of_a_prompt_is_hit(mode):
+    """200 bytes in one step: "all" keeps states at 64, 128 and 192, "align" at 192 alone."""
+    engine = LLMEngine("byte-state", num_blocks=99, mamba_cache_mode=mode)
+    params = SamplingParams(max_tokens=1)
+    engine.generate([[7] * 200], params)
+    plans = []
+    engine.observers.append(plans.append)
+    engine.generate([[7] * 150], params)
+    assert list(plans[0].num_cached_tokens.values()) == [128 if mode == "all" else 0]
+    engine.generate([[7] * 200 + [8]], params)
+    assert list(plans[-1].num_cached_tokens.values()) == [192]
