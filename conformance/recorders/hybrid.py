@@ -119,7 +119,7 @@ def record_aligned(
 ) -> Iterator[recording.Recording]:
     """The same for states in mode "align"."""
     for seed in seeds:
-        yield _without_samples(combined.run(generate_aligned(seed), real))
+        yield _without_samples(run(generate_aligned(seed), real))
 
 
 def _without_samples(entry: recording.Recording) -> recording.Recording:
