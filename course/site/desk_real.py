@@ -19,6 +19,7 @@ from typing import Any
 
 from conformance import decisions, replay, workload_file
 from conformance.ask import MEANINGS, ask, plan_of
+from conformance.real_core import RealCore
 from conformance.words import show
 from conformance.workloads import Workload
 from course.files import load_module
@@ -36,9 +37,7 @@ class Lab:
     """The one that its desk begins with."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """By part of the engine, the name of the class in the lab's file; empty where it counts."""
-    counts: Callable[[ModuleType, Workload, live_real.RealCore], tuple[Numbers, Numbers]] | None = (
-        None
-    )
+    counts: Callable[[ModuleType, Workload, RealCore], tuple[Numbers, Numbers]] | None = None
     """The real scheduler's numbers and the lab's, with the same names."""
     what: str = ""
     """What is counted."""
@@ -51,7 +50,7 @@ def _adds(workload: Workload) -> list[dict[str, Any]]:
     return [add for event in workload["events"] for add in event["add"]]
 
 
-def _decided(workload: Workload, core: live_real.RealCore) -> list[dict[str, Any]]:
+def _decided(workload: Workload, core: RealCore) -> list[dict[str, Any]]:
     """The real scheduler's steps. Raises ValueError where it stops by itself."""
     steps = decisions.decide(workload, core)
     if steps and "fault" in steps[-1]:
@@ -79,9 +78,7 @@ def _steps_of(numbers: list[int]) -> Numbers:
     return {f"{place}": number for place, number in enumerate(numbers)}
 
 
-def chunks(
-    lab: ModuleType, workload: Workload, core: live_real.RealCore
-) -> tuple[Numbers, Numbers]:
+def chunks(lab: ModuleType, workload: Workload, core: RealCore) -> tuple[Numbers, Numbers]:
     """03-02: tokens of a lone prompt in each step until its first output."""
     (add,) = _need(workload, 1)
     name, size, config = add["request_id"], len(add["prompt_token_ids"]), workload["config"]
@@ -93,7 +90,7 @@ def chunks(
     return _steps_of(real), _steps_of(lab.chunk_sizes(size, *knobs))
 
 
-def costs(lab: ModuleType, workload: Workload, core: live_real.RealCore) -> tuple[Numbers, Numbers]:
+def costs(lab: ModuleType, workload: Workload, core: RealCore) -> tuple[Numbers, Numbers]:
     """03-05: tokens of each step of the first request, from its second output on."""
     victim, long = _need(workload, 2)
     config, name = workload["config"], victim["request_id"]
@@ -106,9 +103,7 @@ def costs(lab: ModuleType, workload: Workload, core: live_real.RealCore) -> tupl
     return _steps_of(real), _steps_of(mine)
 
 
-def each_hit(
-    lab: ModuleType, workload: Workload, core: live_real.RealCore
-) -> tuple[Numbers, Numbers]:
+def each_hit(lab: ModuleType, workload: Workload, core: RealCore) -> tuple[Numbers, Numbers]:
     """03-03: what each prompt takes from the cache."""
     adds = _adds(workload)
     prompts = [add["prompt_token_ids"] for add in adds]
@@ -117,9 +112,7 @@ def each_hit(
     return _hits(_decided(workload, core)), dict(zip(names, mine, strict=False))
 
 
-def second_hit(
-    lab: ModuleType, workload: Workload, core: live_real.RealCore
-) -> tuple[Numbers, Numbers]:
+def second_hit(lab: ModuleType, workload: Workload, core: RealCore) -> tuple[Numbers, Numbers]:
     """02-03: what a prompt finds after an equal one."""
     first, second = _need(workload, 2)
     if first["prompt_token_ids"] != second["prompt_token_ids"]:
@@ -129,9 +122,7 @@ def second_hit(
     return {name: _hits(_decided(workload, core))[name]}, mine
 
 
-def savings(
-    lab: ModuleType, workload: Workload, core: live_real.RealCore
-) -> tuple[Numbers, Numbers]:
+def savings(lab: ModuleType, workload: Workload, core: RealCore) -> tuple[Numbers, Numbers]:
     """03-06: tokens that the cache saves, from two runs of the real scheduler."""
     prompts = [add["prompt_token_ids"] for add in _adds(workload)]
     size = len(prompts[0])
@@ -239,9 +230,7 @@ def ask_mine(lab: str, text: str, workload: str, release: str = live_real.PIN) -
     return _decided_beside(asked, core, parts)
 
 
-def _decided_beside(
-    asked: Workload, core: live_real.RealCore, parts: dict[str, Any]
-) -> dict[str, Any]:
+def _decided_beside(asked: Workload, core: RealCore, parts: dict[str, Any]) -> dict[str, Any]:
     """Every step of both."""
     answer = ask(asked, core, functools.partial(replay.mini_scheduler, **parts))
     found = answer.difference
