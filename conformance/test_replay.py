@@ -21,6 +21,7 @@ from mini_vllm.scheduler import Scheduler
 RECORDINGS = sorted(mutants.RECORDINGS.glob("*.jsonl.gz"))
 COUNTS = {
     "async": 1080, "spec": 1000, "async_spec": 600, "lora": 1000, "grammar": 1000, "pipeline": 896,
+    "hybrid": 1000, "hybrid_spec": 300, "states": 400, "states_align": 300,
 }  # fmt: skip
 """Workloads per file of a feature; the profiles of the core hold 400 each."""
 
@@ -51,7 +52,7 @@ def test_the_mini_engine_decides_as_the_real_scheduler_did_in_some_of_each_file(
         difference = replay.replay(entry)[1]
         assert difference is None, str(difference)
         replayed += 1
-    assert replayed > 50
+    assert replayed > 40
 
 
 @pytest.mark.slow

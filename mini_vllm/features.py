@@ -131,6 +131,8 @@ class EngineSetup:
         for name in loaded.excludes:
             if value := self.arguments.get(name):
                 raise ValueError(f"{name}={value!r}: need a model whose layers all keep the same")
+        if self.parts.origin:
+            raise ValueError(f"{self.parts.origin}: need a model whose layers all keep the same")
         if self.parts.kv_cache_manager is not KVCacheManager:
             part = self.parts.kv_cache_manager
             raise ValueError(f"parts.kv_cache_manager={part!r}: the model brings its own")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
 from conformance import recording, workloads
 from conformance.features.core import recorder as scheduler
 from conformance.features.distributed import recorder as pipeline
@@ -9,6 +12,7 @@ from conformance.features.lora import recorder as lora
 from conformance.features.multimodal import recorder as pictures
 from conformance.features.spec_decode import recorder as spec
 from conformance.features.structured_output import recorder as grammar
+from conformance.recorders import hybrid
 from conformance.recorders.source import Real
 
 
@@ -28,6 +32,8 @@ def record(kept: recording.Recording, real: Real | None = None) -> recording.Rec
         if seed in pictures.DENSE_SEEDS:
             recorded = pictures.record_dense
         return next(recorded([seed], real))
+    if "kv_groups" in config:
+        return next(_of_groups(config)([seed], real))
     if "max_loras" in config:
         return next((lora.record_async if is_async else lora.record)([seed], real))
     if "pipeline_parallel_size" in config:
@@ -36,3 +42,13 @@ def record(kept: recording.Recording, real: Real | None = None) -> recording.Rec
         return next((spec.record_async if is_async else spec.record)([seed], real))
     made = scheduler.record_async if is_async else scheduler.record
     return made(workloads.generate(seed), real)
+
+
+def _of_groups(config: Mapping[str, Any]) -> Callable[..., Iterator[recording.Recording]]:
+    """What records the file that a workload with these groups is in."""
+    if "speculative" in config:
+        return hybrid.record_drafts
+    if any("mode" in group for group in config["kv_groups"]):
+        return hybrid.record_aligned
+    has_states = any(group["kind"] == "mamba" for group in config["kv_groups"])
+    return hybrid.record_states if has_states else hybrid.record

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
+from mini_vllm.checks import whole
+
 
 def layer_groups(kinds: Sequence[Hashable]) -> list[list[int]]:
     """Layers by group, `kinds` being what each layer keeps.
@@ -21,7 +23,12 @@ def layer_groups(kinds: Sequence[Hashable]) -> list[list[int]]:
 
     >>> layer_groups("wwfwwf")
     [[0, 3], [1, 4], [2, 5]]
+
+    Raises:
+        ValueError: no layers.
     """
+    if not kinds:
+        raise ValueError(f"kinds={kinds!r}: need at least one layer")
     layers: dict[Hashable, list[int]] = {}
     for index, kind in enumerate(kinds):
         layers.setdefault(kind, []).append(index)
@@ -42,7 +49,14 @@ def hybrid_block_size(state: int, per_token: int, block_size: int, chunk: int | 
         per_token: what K and V of one token take in one layer, in the same unit.
         block_size: at least this, and a multiple of it.
         chunk: where prefixes of states are cached, also a multiple of this many tokens.
+
+    Raises:
+        ValueError: a number below 1.
     """
+    for name, value in (("state", state), ("per_token", per_token), ("block_size", block_size)):
+        whole(name, value, 1)
+    if chunk is not None:
+        whole("chunk", chunk, 1)
     step = block_size if chunk is None else math.lcm(chunk, block_size)
     needed = -(-state // per_token)
     return max(block_size, step * -(-needed // step))

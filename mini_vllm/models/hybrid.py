@@ -17,6 +17,8 @@ import numpy as np
 
 from mini_vllm.attention import paged_attention, write_kv
 from mini_vllm.batch import ForwardBatch
+from mini_vllm.checks import whole
+from mini_vllm.config import MAMBA_CACHE_MODES
 from mini_vllm.kv_cache_interface import KVCacheSpec, MambaSpec
 from mini_vllm.models.groups import hybrid_block_size, layer_groups
 from mini_vllm.models.mamba import MambaConfig, MambaMixer
@@ -130,13 +132,21 @@ class HybridTransformer:
             mamba_cache_mode: which states are kept: "all", "align" or "none"; see `MambaSpec`.
 
         Raises:
-            ValueError: another dtype.
+            ValueError: another dtype or mode, a block without tokens, or a sequence longer than the
+                config says.
         """
+        whole("block_size", block_size, 1)
+        longest = config.max_position_embeddings
+        if max_model_len is not None:
+            whole("max_model_len", max_model_len, 1, longest)
+        if mamba_cache_mode not in MAMBA_CACHE_MODES:
+            modes = ", ".join(MAMBA_CACHE_MODES)
+            raise ValueError(f"mamba_cache_mode={mamba_cache_mode!r}: need one of {modes}")
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise ValueError(f"dtype={dtype!r}: need float32 or float64")
         self.config, self.attention = config, attention
-        self.max_model_len = max_model_len or config.max_position_embeddings
+        self.max_model_len = max_model_len or longest
         self.embed_tokens = self._cast(weights["model.embed_tokens.weight"])
         self.norm = self._norm(weights["model.norm.weight"])
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"

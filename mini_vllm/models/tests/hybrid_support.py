@@ -98,7 +98,7 @@ def run(kind: str, seed: int) -> tuple[list[list[int]], list[list[int]], dict[st
     passing = min(per_group, (WINDOW + knobs["max_num_batched_tokens"]) // model.block_size + 3)
     # Of one request: a window holds what it sees, a state wants its whole length when admitted.
     windows = sum(spec.sliding_window is not None for spec in model.kv_specs)
-    most = per_group * (len(model.kv_specs) - windows or 1) + passing * windows
+    most = per_group * (len(model.kv_specs) - windows) + passing * windows
     knobs["num_blocks"] = 1 + most * knobs["num_blocks"] // 10
     engine = LLMEngine(model, **knobs)
     events = {"hits": 0, "preempted": 0, "chunks": 0}

@@ -7,7 +7,7 @@ import collections
 import numpy as np
 import pytest
 
-from mini_vllm import EngineParts, KVCacheManager, LLMEngine, SamplingParams
+from mini_vllm import LLM, EngineParts, KVCacheManager, LLMEngine, SamplingParams
 from mini_vllm.attention import paged_attention, paged_attention_reference
 from mini_vllm.kv_cache_interface import MambaSpec
 from mini_vllm.models.groups import hybrid_block_size, layer_groups
@@ -16,11 +16,11 @@ from mini_vllm.models.mamba import scan
 from mini_vllm.models.tests.hybrid_support import CONFIGS, WINDOW, model_of, run
 
 
+@pytest.mark.parametrize("seed", [3, 8])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_outputs_do_not_depend_on_chunks_preemption_and_hits(kind):
-    for seed in (3, 8):
-        under_pressure, alone, _ = run(kind, seed)
-        assert under_pressure == alone, seed
+def test_outputs_do_not_depend_on_chunks_preemption_and_hits(kind, seed):
+    under_pressure, alone, _ = run(kind, seed)
+    assert under_pressure == alone
 
 
 @pytest.mark.slow
@@ -180,6 +180,11 @@ def test_what_is_not_proved_is_refused_at_the_door(kind, argument, value):
         LLMEngine(model_of(kind), **{argument: value})
 
 
+def test_a_release_of_layers_that_differ_is_refused():
+    with pytest.raises(ValueError, match=r"release='0\.33\.0': need a model whose layers all"):
+        LLM("byte-state", release="0.33.0")
+
+
 def test_parts_that_do_not_go_with_groups_are_refused():
     class Mine(KVCacheManager):
         pass
@@ -256,3 +261,23 @@ def test_where_a_step_ends_decides_what_of_a_prompt_is_hit(mode):
     assert list(plans[0].num_cached_tokens.values()) == [128 if mode == "all" else 0]
     engine.generate([[7] * 200 + [8]], params)
     assert list(plans[-1].num_cached_tokens.values()) == [192]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 0}, "block_size=0: need at least 1"),
+        ({"max_model_len": 5000}, "max_model_len=5000: need"),
+        ({"mamba_cache_mode": None}, "mamba_cache_mode=None: need one of none, align, all"),
+    ],
+)
+def test_a_model_of_wrong_sizes_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        model_of("states", **options)
+
+
+def test_groups_of_nothing_are_refused():
+    with pytest.raises(ValueError, match=r"kinds=\[\]: need at least one layer"):
+        layer_groups([])
+    with pytest.raises(ValueError, match="per_token=0: need at least 1"):
+        hybrid_block_size(10, 0, 16, None)
