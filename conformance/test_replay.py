@@ -22,6 +22,7 @@ RECORDINGS = sorted(mutants.RECORDINGS.glob("*.jsonl.gz"))
 COUNTS = {
     "async": 1080, "spec": 1000, "async_spec": 600, "lora": 1000, "grammar": 1000, "pipeline": 896,
     "hybrid": 1000, "hybrid_spec": 300, "states": 400, "states_align": 300,
+    "encoder": 1000, "encoder_async": 400, "encoder_dense": 375,
 }  # fmt: skip
 """Workloads per file of a feature; the profiles of the core hold 400 each."""
 
@@ -112,6 +113,15 @@ def constrained() -> dict[str, Any]:
     raise AssertionError("no recording with a wait")
 
 
+@pytest.fixture(scope="module")
+def pictured() -> dict[str, Any]:
+    """One recording with pictures, where one is evicted."""
+    for candidate in recording.read(mutants.RECORDINGS / "encoder.jsonl.gz"):
+        if any(step["freed_encoder_hashes"] for step in candidate["steps"]):
+            return candidate
+    raise AssertionError("no recording with an eviction")
+
+
 @pytest.mark.parametrize("field", replay.FIELDS)
 def test_a_change_of_any_field_is_a_difference(
     entry: dict[str, Any],
@@ -119,10 +129,12 @@ def test_a_change_of_any_field_is_a_difference(
     drafted: dict[str, Any],
     adapted: dict[str, Any],
     constrained: dict[str, Any],
+    pictured: dict[str, Any],
     field: str,
 ) -> None:
     feature = adapted if "skipped" in field else drafted if "spec" in field else ahead
     feature = constrained if field in ("skipped", "grammar_rows") else feature
+    feature = pictured if "encoder" in field else feature
     wrong = copy.deepcopy(feature if field in replay.FEATURE_FIELDS else entry)
     step = next(step for step in wrong["steps"] if step[field])
     value = step[field]

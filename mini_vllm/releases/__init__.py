@@ -12,7 +12,7 @@ from mini_vllm.releases import v0_27_1, v0_33_0
 
 PIN = "0.22.1"
 PARTS = {
-    PIN: EngineParts(),
+    PIN: EngineParts(rooms={"multimodal": {}}),
     "0.23.0": EngineParts(),  # decides as the pin does
     "0.27.1": v0_27_1.PARTS,
     "0.33.0": v0_33_0.PARTS,

@@ -1,4 +1,4 @@
-"""What had changed by 0.27.1: one rule, of the free queue.
+"""What had changed by 0.27.1: one rule of the free queue, one of the encoder cache.
 
 Places are those of the release's own archive; the pin has none of these lines.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from mini_vllm.block_pool import BlockPool, FreeKVCacheBlockQueue, KVCacheBlock
 from mini_vllm.parts import EngineParts
+from mini_vllm.releases.encoder_cache import ReferencesNoted
 
 
 def prepend(queue: FreeKVCacheBlockQueue, blocks: Sequence[KVCacheBlock]) -> None:
@@ -46,4 +47,6 @@ class UnhashedFirst(BlockPool):
                 self.free_queue.append(block)
 
 
-PARTS = EngineParts(block_pool=UnhashedFirst)
+PARTS = EngineParts(
+    block_pool=UnhashedFirst, rooms={"multimodal": {"encoder_cache_manager": ReferencesNoted}}
+)

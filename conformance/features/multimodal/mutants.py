@@ -100,7 +100,7 @@ MUTANTS = (
         _GATE, "keeps the plan of a victim that had been planned",
         "self.scheduled_encoder_inputs.pop(request.request_id, ())",
         "self.scheduled_encoder_inputs.get(request.request_id, ())",
-        "a preemption under priority", "encoder-dense",
+        "a preemption under priority", "encoder_dense",
     ),
     _mutant(
         _GATE, "forgets a withdrawn victim's pictures as if they had never been planned",
@@ -111,7 +111,7 @@ MUTANTS = (
         "                if self.cache.freeable.pop(features[input_id].identifier, None):\n"
         "                    del self.cache.cached[features[input_id].identifier]\n"
         "                    self.cache.num_free_slots += size\n",
-        "a preemption under priority", "encoder-dense",
+        "a preemption under priority", "encoder_dense",
     ),
     _mutant(
         _GATE, "releases a picture only when its request ends", _RELEASE, "if False:",
@@ -124,7 +124,7 @@ MUTANTS = (
     _mutant(
         _GATE, "releases who ended before those in front of it",
         "            self._ended[request.request_id] = request  # its turn comes in `computed`\n",
-        "            self.cache.free(request)\n", "an eviction", "encoder-dense",
+        "            self.cache.free(request)\n", "an eviction", "encoder_dense",
     ),
     _mutant(
         _CACHE, "evicts the picture released last", _EVICT, _EVICT.replace("False", "True"),
@@ -188,7 +188,7 @@ MUTANTS = (
     _mutant(_INPUTS, "shares blocks among all pictures", _KEY, "()", "an encoder runs"),
     _mutant(
         _INPUTS, "leaves the place out of a block's key", _KEY, "(feature.identifier, 0)",
-        "an encoder runs", "encoder-dense",
+        "an encoder runs", "encoder_dense",
     ),
     _mutant(
         _INPUTS, "names only the first picture of a block",
@@ -207,7 +207,7 @@ MUTANTS = (
         _GATE, "releases nothing for the last request of a plan",
         "        for request in plan.scheduled_requests:\n            if not mm_features",
         "        for request in [*plan.scheduled_requests][:-1]:\n            if not mm_features",
-        "an encoder runs", "encoder-async",
+        "an encoder runs", "encoder_async",
     ),
 )  # fmt: skip
 

@@ -6,14 +6,14 @@ PARTS: dict[str, Part] = {
     "encoder": workloads(
         "multimodal", "encoder", "record", "the same `Scheduler` with pictures, a budget, a cache"
     ),
-    "encoder-dense": workloads(
+    "encoder_dense": workloads(
         "multimodal",
-        "encoder-dense",
+        "encoder_dense",
         "record_dense",
         "the same, picture after picture, mostly under the priority policy",
     ),
-    "encoder-async": workloads(
-        "multimodal", "encoder-async", "record_async", "the same with `AsyncScheduler`"
+    "encoder_async": workloads(
+        "multimodal", "encoder_async", "record_async", "the same with `AsyncScheduler`"
     ),
     "texts-pictures": run(
         "texts-pictures",

@@ -1,6 +1,6 @@
 """Recordings with pictures: what an encoder's budget and its cache let be scheduled.
 
-    python -m conformance.record encoder encoder-async --core
+    python -m conformance.record encoder encoder_async --core
 
 A recording's `config` has both sizes in embeddings, `add.mm` the pictures of a prompt. A step adds
 `encoder_inputs` (whose encoder runs), `freed_encoder_hashes` (what was evicted since the step
@@ -19,7 +19,7 @@ from conformance.recorders.source import Real
 
 PLACEHOLDER = 1
 SEEDS = range(130_000, 131_000)
-ASYNC_SEEDS = range(132_000, 132_300)
+ASYNC_SEEDS = range(132_000, 132_400)
 WITHDRAWN = (134_492, 134_588, 135_299, 135_660, 135_833, 136_064, 136_547)
 """Of some 2,600 seeds those in which a victim is withdrawn whose encoder was to run."""
 RELEASED_TOGETHER = (134_398, 134_799, 135_103, 135_130, 135_167, 135_186, 135_390, 135_827)

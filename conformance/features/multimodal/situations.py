@@ -302,7 +302,7 @@ def situations_of(entry: recording.Recording) -> set[str]:
 
 COUNTED = Counted(
     "multimodal-situations",
-    ("encoder", "encoder-dense", "encoder-async"),
+    ("encoder", "encoder_dense", "encoder_async"),
     SITUATIONS,
     situations_of,
 )

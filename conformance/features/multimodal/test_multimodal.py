@@ -300,6 +300,6 @@ def test_answers_about_pictures_are_the_real_engines():
 
 
 def test_a_kept_workload_has_pictures():
-    for name in ("encoder", "encoder-dense", "encoder-async"):
+    for name in ("encoder", "encoder_dense", "encoder_async"):
         entry = next(entries(name))
         assert any(add["mm"] for event in entry["events"] for add in event["add"])

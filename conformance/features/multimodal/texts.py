@@ -44,7 +44,7 @@ def questions() -> list[Asked]:
     asked.append(("<image>what colour is it?\n", [first]))
     asked.append(("<image><image>same thing?\n", [first, first]))
     asked.append(("look: <image> and <image>, which has a 7?\n", [first, asked[2][1][0]]))
-    text, shown = "", []
+    text, shown = "", list[np.ndarray]()
     for turn in conversation(rng):
         text += "<image>" * len(turn.pictures) + f"{turn.question.text}\n{turn.question.answer}\n"
         shown += turn.pictures

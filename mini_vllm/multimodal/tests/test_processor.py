@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from mini_vllm import LLMEngine, SamplingParams
+from mini_vllm import LLM, LLMEngine, SamplingParams
 from mini_vllm.multimodal import processor as processing
 from mini_vllm.multimodal.hasher import hash_picture
 from mini_vllm.multimodal.inputs import BlockKeys, MultiModalFeatureSpec, PlaceholderRange
@@ -205,6 +205,15 @@ def test_a_prompt_that_its_pictures_make_too_long_is_refused(folder):
 def test_an_engine_that_could_not_serve_pictures_is_refused_by_name(given, words, folder):
     with pytest.raises(ValueError, match=words):
         LLMEngine(folder, **given)
+
+
+def test_a_release_whose_pictures_were_not_compared_is_refused_by_name(folder):
+    for release in ("0.23.0", "0.33.0"):
+        with pytest.raises(ValueError, match=f"release='{release}': need 0.22.1 or 0.27.1 with"):
+            LLM(folder, release=release)
+    for release, kind in (("0.22.1", "EncoderCacheManager"), ("0.27.1", "ReferencesNoted")):
+        gate = LLM(folder, release=release).llm_engine.feature("multimodal").gate
+        assert type(gate.cache).__name__ == kind
 
 
 def test_a_grammar_is_refused_with_pictures_and_taken_without(folder):
