@@ -1,7 +1,7 @@
 """A CLIP tower and LLaVA's projector in numpy: a picture becomes rows that stand for words.
 
 Promises: the rows of `transformers` to rounding; one picture is one run, so its rows depend on
-nothing else of the batch. Mirrors `vllm/model_executor/models/clip.py:697` `CLIPVisionTransformer`
+nothing else of the batch. Mirrors `vllm/model_executor/models/clip.py:635` `CLIPVisionTransformer`
 and `vllm/model_executor/models/llava.py:128` `LlavaMultiModalProjector`.
 """
 

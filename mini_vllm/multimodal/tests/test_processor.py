@@ -111,7 +111,8 @@ def test_a_mask_says_which_tokens_take_a_row():
     ],
 )
 def test_a_blocks_key_names_its_pictures_and_where_they_begin(starts, stop, expected):
-    """The values of upstream's own test, `tests/v1/core/test_prefix_caching.py:1528`."""
+    """The values of upstream's own test: `tests/v1/core/test_prefix_caching.py:1528`
+    `test_mm_prefix_caching`."""
     features = [MultiModalFeatureSpec(n, PlaceholderRange(at, size)) for n, at, size in starts]
     assert BlockKeys(tuple(features))(stop - 16, stop) == expected
 
