@@ -158,7 +158,7 @@ def _built(
 
 
 def mamba_cache_mode(cache: CacheConfig) -> str:
-    """What is kept of states: `vllm/model_executor/models/config.py:332`
+    """What is kept of states: `vllm/model_executor/models/config.py:338`
     `MambaModelConfig.verify_and_update_config`, for models with the kernels of "all"."""
     if not cache.enable_prefix_caching:
         return "none"
