@@ -25,7 +25,9 @@ class MultiModalConfig:
     limit_mm_per_prompt: Mapping[str, int] | None = None
     """Most items of a prompt by modality; there is "image"."""
     disable_chunked_mm_input: bool = False
-    """No chunk of a prompt ends inside a picture."""
+    """A chunk that begins in front of a picture does not end inside it. One that begins with the
+    picture may: `vllm/v1/core/sched/scheduler.py:1191` `Scheduler._try_schedule_encoder_inputs`.
+    """
     max_num_encoder_input_tokens: int | None = None
     """Embeddings that a step may compute; None: `max_num_batched_tokens`, which upstream takes and
     lets no argument change."""
@@ -54,7 +56,7 @@ class MultiModalConfig:
             largest: embeddings of the largest picture.
 
         Raises:
-            ValueError: a picture could never be encoded, kept, or covered by one chunk.
+            ValueError: a picture could never be encoded or kept, or never be in one chunk whole.
         """
         budget, sizes = scheduler.max_num_batched_tokens, []
         for name in ("max_num_encoder_input_tokens", "encoder_cache_size"):
@@ -63,14 +65,9 @@ class MultiModalConfig:
                 need = f"at least {largest}, the embeddings of a picture, or None"
                 whole(name, given, largest, need=need)
             sizes.append(max(budget, largest) if given is None else int(given))
-        if self.disable_chunked_mm_input:
-            threshold = scheduler.long_prefill_token_threshold
-            for name, most in (
-                ("max_num_batched_tokens", budget), ("long_prefill_token_threshold", threshold),
-            ):  # fmt: skip
-                if (most or largest) < largest:
-                    raise ValueError(
-                        f"{name}={most}: need at least {largest}, the tokens of a picture, with "
-                        "disable_chunked_mm_input=True"
-                    )
+        if self.disable_chunked_mm_input and budget < largest:
+            raise ValueError(
+                f"max_num_batched_tokens={budget}: need at least {largest}, the tokens of a "
+                "picture, with disable_chunked_mm_input=True"
+            )
         return sizes[0], sizes[1]

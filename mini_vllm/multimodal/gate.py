@@ -41,7 +41,7 @@ class EncoderGate(Gate):
         Args:
             encoder_compute_budget: what a step may encode.
             encoder_cache_size: what the cache holds.
-            disable_chunked_mm_input: no chunk ends inside a picture.
+            disable_chunked_mm_input: no chunk ends inside a picture that it does not begin with.
             encoder_cache_manager: keeps the counts.
         """
         self.max_num_encoder_input_tokens = encoder_compute_budget

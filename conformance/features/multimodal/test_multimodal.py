@@ -256,6 +256,25 @@ def test_since_0_33_a_request_that_an_encoder_blocks_holds_up_nobody():
             assert "other" not in plan and ("text" in plan) is admitted, version
 
 
+@pytest.mark.parametrize("version", ["0.22.1", "0.28.0"])
+def test_a_picture_that_is_to_stay_whole_is_cut_where_a_chunk_begins_with_it(version):
+    """`disable_chunked_mm_input` looks at pictures behind a chunk's first token alone."""
+    present(version)
+    workload = workload_of(
+        add("a", 12, ("A", 4)), add("b", 12), long_prefill_token_threshold=6,
+        max_num_batched_tokens=8, disable_chunked_mm_input=True,
+    )  # fmt: skip
+    entry = combined.run(workload, core_of(version))
+    ends = [step["num_computed_tokens"]["a"] for step in entry["steps"][:3]]
+    assert ends[0] == 4  # before the picture, though six tokens would do
+    if version == "0.22.1":
+        assert replay.replay(entry)[1] is None
+    workload["config"]["long_prefill_token_threshold"] = 3
+    entry = combined.run(workload, core_of(version))
+    ends = [step["num_computed_tokens"]["a"] for step in entry["steps"][:3]]
+    assert ends[:3] == [3, 4, 7]  # the last one inside of it
+
+
 # ------------------------------------------------------------------ the budget of a victim
 
 

@@ -190,10 +190,6 @@ def test_a_prompt_that_its_pictures_make_too_long_is_refused(folder):
             {"disable_chunked_mm_input": True, "max_num_batched_tokens": 3},
             "max_num_batched_tokens=3: need at least 4",
         ),
-        (
-            {"disable_chunked_mm_input": True, "long_prefill_token_threshold": 2},
-            "long_prefill_token_threshold=2: need at least 4",
-        ),
         ({"enable_lora": True}, "enable_lora=True: need a model without pictures"),
         (
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
