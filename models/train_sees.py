@@ -5,8 +5,8 @@ process draws it; the held-out ones come from a stream of their own; what is mea
 weights that ship. The result is a Hugging Face folder in LLaVA layout that `mini_vllm`,
 `transformers` and vLLM load, with its figures in `training.json` and a card made of them.
 
-    python models/train_sees.py --device cuda --steps 7000 --workers 14
-    python models/train_sees.py --steps 7000            # the same on a processor, in hours
+    python models/train_sees.py --device cuda --workers 15    # three minutes; drawing sets the pace
+    python models/train_sees.py --batch 32                    # what two cores do in some hours
 
 A prompt is pictures, a question, a line break; the answer ends with EOS. Needs torch (CPU is
 enough), numpy and safetensors. Nothing in `mini_vllm` imports this file.
@@ -489,7 +489,7 @@ def _layers(shape: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "models" / "byte-sees")
-    parser.add_argument("--steps", type=int, default=7000)
+    parser.add_argument("--steps", type=int, default=3400)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--lr", type=float, default=0.0015)
     parser.add_argument("--seed", type=int, default=0)
