@@ -5,7 +5,7 @@ As `features/core/mutants.py`, for the gate, the counts of the cache and the key
 
 from __future__ import annotations
 
-from conformance.features.multimodal.situations import situations_of
+from conformance.features.multimodal.situations import COUNTED
 from conformance.mutants import Catalogue, Mutant
 
 _GATE, _CACHE, _INPUTS = (
@@ -211,4 +211,4 @@ MUTANTS = (
     ),
 )  # fmt: skip
 
-CATALOGUES = {"multimodal-mutants": Catalogue(MUTANTS, situations_of)}
+CATALOGUES = {"multimodal-mutants": Catalogue(MUTANTS, COUNTED.situations_of)}

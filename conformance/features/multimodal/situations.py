@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance import recording
-from conformance.features import Counted
-from conformance.steps import Situations, Step, situations_in
+from conformance.steps import Situations, Step, counted
 
 Item = Mapping[str, Any]
 
@@ -292,17 +290,7 @@ _SITUATIONS: Situations[_Step] = {
         lambda s: s.is_async and s.encoded and s.before.get("num_scheduled_tokens"),
     ),
 }  # fmt: skip
-SITUATIONS = {name: meaning for name, (meaning, _) in _SITUATIONS.items()}
 
-
-def situations_of(entry: recording.Recording) -> set[str]:
-    """The situations that occur in one recording."""
-    return situations_in(entry, _Step, _SITUATIONS)
-
-
-COUNTED = Counted(
-    "multimodal-situations",
-    ("encoder", "encoder_dense", "encoder_async"),
-    SITUATIONS,
-    situations_of,
+COUNTED = counted(
+    "multimodal-situations", ("encoder", "encoder_dense", "encoder_async"), _Step, _SITUATIONS
 )
