@@ -108,7 +108,7 @@ class LLM:
 
     def stream(
         self,
-        prompt: str,
+        prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         lora_request: LoRARequest | None = None,
     ) -> Iterator[str]:
@@ -158,7 +158,7 @@ class LLM:
 
 def stream_text(
     engine: LLMEngine,
-    prompt: str,
+    prompt: Prompt,
     sampling_params: SamplingParams | None = None,
     lora_request: LoRARequest | None = None,
 ) -> Iterator[str]:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -26,6 +26,7 @@ from rich.table import Table
 from mini_vllm.config import SamplingParams, whole
 from mini_vllm.engine import LLMEngine
 from mini_vllm.entrypoints.cli_serve import core, from_json, serve
+from mini_vllm.input_processor import Prompt
 from mini_vllm.models.files import read_json
 from mini_vllm.models.hybrid import HybridConfig
 from mini_vllm.models.loader import parameters_of, read_config, resolve
@@ -136,9 +137,18 @@ def generate(
     speculative_config: Annotated[
         str | None, typer.Option(help="Who drafts, as JSON in vLLM's keys.")
     ] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="For each <image> of one prompt, in order.")
+    ] = None,
 ) -> None:
     """Continue prompts. Several prompts run together in one batch."""
     texts = _gather_prompts(prompts, file)
+    shown: list[Prompt] = list(texts)
+    if image:
+        if len(texts) > 1:
+            raise ValueError(f"--image: need one prompt, not {len(texts)}")
+        pictures = [_picture(path) for path in image]
+        shown = [{"prompt": texts[0], "multi_modal_data": {"image": pictures}}]
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
         max_tokens=max_tokens, ignore_eos=ignore_eos,
@@ -153,12 +163,28 @@ def generate(
     )  # fmt: skip
     began = time.perf_counter()
     if len(texts) == 1 and not trace:
-        _stream(engine, texts[0], params)
+        _stream(engine, texts[0], shown[0], params)
     else:
-        _run_together(engine, texts, params, trace)
+        _run_together(engine, texts, shown, params, trace)
     if engine.feature("spec_decode") is not None:
         line = engine.feature("spec_decode").stats.log_line(time.perf_counter() - began)
         print(line or "SpecDecoding metrics: nothing was drafted", file=sys.stderr)
+
+
+def _picture(path: Path) -> Any:
+    """A picture file, opened by Pillow and not yet decoded.
+
+    Raises:
+        ValueError: it is none, or Pillow is absent.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ValueError("--image: needs the 'vision' extra (pillow)") from None
+    try:
+        return Image.open(path, formats=("PNG", "JPEG"))
+    except (OSError, Image.DecompressionBombError) as error:
+        raise ValueError(f"--image {path}: {error}") from None
 
 
 def _gather_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
@@ -191,8 +217,8 @@ def _stdin() -> list[str]:
         raise ValueError(f"stdin: {error}") from error
 
 
-def _stream(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
-    """Print the prompt, then its continuation piece by piece."""
+def _stream(engine: LLMEngine, text: str, prompt: Prompt, params: SamplingParams) -> None:
+    """Print a prompt's text, then its continuation piece by piece."""
     from mini_vllm.llm import stream_text
 
     served: dict[str, Request] = {}
@@ -203,7 +229,7 @@ def _stream(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
     with observing(engine, note):
         pieces = stream_text(engine, prompt, params)
         first = next(pieces, "")  # a refused prompt raises here, before anything is shown
-        console.print(prompt, style="bold", end="", markup=False, soft_wrap=True)
+        console.print(text, style="bold", end="", markup=False, soft_wrap=True)
         console.print(first, end="", markup=False, soft_wrap=True)
         for piece in pieces:
             console.print(piece, end="", markup=False, soft_wrap=True)
@@ -211,11 +237,17 @@ def _stream(engine: LLMEngine, prompt: str, params: SamplingParams) -> None:
     _exit_on_errors(_reasons(served.values()))
 
 
-def _run_together(engine: LLMEngine, texts: list[str], params: SamplingParams, trace: bool) -> None:
+def _run_together(
+    engine: LLMEngine,
+    texts: Sequence[str],
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    trace: bool,
+) -> None:
     """Run all prompts in one batch, printing each as it finishes."""
     ids = {}
-    for number, text in enumerate(texts):
-        request_id = engine.add_request(text, params, request_id=f"r{number}")
+    for number, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
+        request_id = engine.add_request(prompt, params, request_id=f"r{number}")
         ids[request_id] = (text, engine.requests[request_id])
     if trace:
         console.print(trace_header(), style="bold", soft_wrap=True)

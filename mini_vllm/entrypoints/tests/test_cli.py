@@ -207,3 +207,27 @@ def test_info_shows_the_arithmetic_of_the_kv_cache(tmp_path):
     assert rows["KV per block"] == "512 B for 16 tokens"
     assert rows["blocks in 1MiB"] == "2,048 (32,768 tokens)"
     assert rows["full-length sequences"] == "512.00 at once"
+
+
+def test_a_prompt_may_come_with_pictures(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    pixels = np.full((56, 56, 3), 255, np.uint8)
+    pixels[12:44, 12:44] = (214, 48, 40)
+    path = tmp_path / "square.png"
+    Image.fromarray(pixels).save(path)
+    result = run("generate", "--model", "byte-sees", "--image", str(path), "<image>what is this?\n")
+    assert (result.exit_code, result.stdout) == (0, "<image>what is this?\na red square\n")
+    (tmp_path / "bad.png").write_bytes(b"no")
+    bad = str(tmp_path / "bad.png")
+    for arguments, words in (
+        (["--image", bad, "<image>?"], "--image"),
+        (["--image", str(path), "?"], "the prompt has 0 placeholder(s)"),
+        (["--image", str(path), "<image>?", "and"], "--image: need one prompt, not 2"),
+    ):
+        refused = run("generate", "--model", "byte-sees", *arguments)
+        assert refused.exit_code == 2 and words in refused.stderr
+
+
+def test_the_shape_of_a_model_that_sees_is_its_language_models():
+    result = run("info", "byte-sees")
+    assert result.exit_code == 0 and "258" in result.stdout
