@@ -73,7 +73,7 @@ def test_the_counts_are_those_of_the_releases_own_class(version):
     present(version)
     rng = random.Random(version)
     evictions = 0
-    for _ in range(120):
+    for _ in range(24):
         size = rng.choice((4, 8, 12, 20))
         theirs, ours = real_manager(version, size), MANAGERS[version](size)
         requests = [
@@ -103,7 +103,7 @@ def test_the_counts_are_those_of_the_releases_own_class(version):
                     list(manager.freeable.items()), list(manager.freed),
                 ))  # fmt: skip
             assert said[0] == said[1], (kind, i)
-    assert evictions > 100
+    assert evictions > 30
 
 
 # ------------------------------------------------------------------ 52482, 54284
@@ -233,7 +233,7 @@ def schedules(version: str, seeds: range) -> Iterator[replay.Difference | None]:
 @pytest.mark.parametrize("version", BASES)
 def test_fresh_workloads_with_pictures_are_decided_as_by_the_release(version):
     present(version)
-    assert [str(d) for d in schedules(version, range(500, 506)) if d] == []
+    assert [str(d) for d in schedules(version, range(500, 503)) if d] == []
 
 
 @pytest.mark.slow
@@ -312,6 +312,7 @@ def test_the_recorded_texts_are_of_the_pictures_that_are_drawn_today():
     assert texts.kept()["mark"] == texts.mark_of(texts.questions())
 
 
+@pytest.mark.slow
 def test_answers_about_pictures_are_the_real_engines():
     found = texts.kept()
     assert len(found["outputs"]) == len(texts.questions())
