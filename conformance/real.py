@@ -141,6 +141,8 @@ def make_scheduler(config: dict[str, Any], async_scheduling: bool = False) -> Sc
     ]
     one = {"kind": "full", "block_size": config["block_size"]}
     groups = config.get("kv_groups", [one])
+    for mode in {group["mode"] for group in groups if "mode" in group}:
+        vllm_config.cache_config.mamba_cache_mode = mode
     scheduler = (AsyncScheduler if async_scheduling else Scheduler)(
         vllm_config=vllm_config,
         kv_cache_config=KVCacheConfig(
