@@ -193,9 +193,13 @@ class MambaGroup(CacheGroup):
         most: int | None = None,
     ) -> int:  # fmt: skip
         """More than there are, where the hit is a state that this step only writes."""
-        if hits and hits[-1].block_hash in self.cached_this_step:
+        if self.is_written_now(hits):
             return self.pool.num_blocks + 1
         return super().num_needed(request_id, num_tokens, hits, num_computed, most)
+
+    def is_written_now(self, hits: Sequence[KVCacheBlock]) -> bool:
+        """Whether the state that a request would begin from is there only after this step."""
+        return bool(hits) and hits[-1].block_hash in self.cached_this_step
 
     def cache_blocks(
         self, request: Request, num_tokens: int, hashes: Sequence[int], alignment: int
@@ -232,7 +236,7 @@ class AlignedMambaGroup(MambaGroup):
 
         `vllm/v1/core/single_type_kv_cache_manager.py:941` `MambaManager.get_num_blocks_to_allocate`
         """
-        if hits and hits[-1].block_hash in self.cached_this_step:
+        if self.is_written_now(hits):
             return self.pool.num_blocks + 1
         held = len(hits) + len(self.tables.get(request_id, ()))
         new = min(-(-num_tokens // self.block_size) - held, 1)

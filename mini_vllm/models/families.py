@@ -234,9 +234,8 @@ def llama_rules(config: ModelConfig) -> tuple[Rule, ...]:
     """Llama, Qwen2, Qwen3 and their mixtures: three projections and two lie in one each."""
     rules = list(gemma3_rules(config))
     if config.moe is not None:
-        inner, (_, gate, up, down) = config.moe.intermediate_size, config.moe.names
+        inner, (_, gate, up, _) = config.moe.intermediate_size, config.moe.names
         rules.append(Stacked("gate_up_proj", ((gate, inner), (up, inner))))
-        rules.append(Renamed(down, "down_proj"))
     return tuple(rules)
 
 

@@ -238,7 +238,7 @@ class _DecoderLayer:
 
         def fused(name: str, shards: list[str], has_bias: bool = False) -> LinearLike:
             block, whole = name.rpartition(".")[0], f"model.layers.{index}.{name}"
-            if f"{whole}.weight" in weights:  # loaded by rules, so fused already
+            if len(shards) > 1 and f"{whole}.weight" in weights:  # loaded by rules
                 bias = get(f"{name}.bias") if has_bias else None
                 return linear(get(f"{name}.weight"), bias, whole)
             weight = np.concatenate([get(f"{block}.{s}.weight") for s in shards])

@@ -87,11 +87,12 @@ MUTANTS = (
     ),
     _groups(
         "begins from a state that the same step writes",
-        "        if hits and hits[-1].block_hash in self.cached_this_step:\n",
-        "        if False:\n", "a step with states", "states",
+        "return bool(hits) and hits[-1].block_hash in self.cached_this_step", "return False",
+        "a step with states", "states",
     ),
     _coordinator(
-        "wants every state of a hit", "MambaGroup: state_hit}", "MambaGroup: full_hit}",
+        "wants every state of a hit", "SlidingWindowGroup: window_hit, MambaGroup: state_hit",
+        "SlidingWindowGroup: window_hit, MambaGroup: full_hit",
         "a hit of a state", "states",
     ),
     _groups(
