@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     _groups(
         "ends steps anywhere", "return num_new // self.block_size * self.block_size",
-        "return num_new", "a step that ends at a block", "states_align",
+        "return num_new", "a step with states", "states_align",
     ),
     _groups(
         "computes a prompt's last block at once",
