@@ -463,6 +463,27 @@ def test_slots_show_what_the_engine_did_and_questions_set_them(widget):
             assert host.locator("svg rect").count() == cells
 
 
+def test_blocks_of_layers_are_the_managers_and_questions_set_them(widget):
+    document = widgets.document("layer-blocks")
+    host = widget("layer-blocks")
+    for question in document["questions"]:
+        assert question["ask"] in host.inner_text()
+        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
+        host.get_by_role("button", name="Run it").click()
+        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
+        host.get_by_role("button", name="Next").click()
+    for layers, films in document["films"].items():
+        host.locator('[data-input="layers"]').select_option(layers)
+        for budget, film in films.items():
+            host.locator('[data-input="budget"]').select_option(budget)
+            for place, step in enumerate(film):
+                host.locator('[data-input="step"]').fill(str(place))
+                told = host.locator("[data-held]")
+                for key in ("held", "free"):
+                    assert told.get_attribute(f"data-{key}") == str(step[key]), (layers, budget)
+                assert host.locator("svg rect").count() == sum(map(len, step["tables"]))
+
+
 def test_pieces_of_a_stream_are_what_the_parser_sent_and_questions_set_them(widget):
     document = widgets.document("stream-buffers")
     host = widget("stream-buffers")

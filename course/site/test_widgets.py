@@ -19,6 +19,7 @@ from course.site.widgets import (
     code_points,
     expert_bytes,
     kv_calculator,
+    layer_blocks,
     roofline,
     sampling_knobs,
     shard_matrix,
@@ -369,3 +370,34 @@ def test_the_mask_keeps_the_odds_of_what_may_follow():
             for token, share in place["before"]:
                 if token in after and share > 0.01:
                     assert after[token] == pytest.approx(share / place["legal"], rel=0.02)
+
+
+@pytest.mark.parametrize("layers", ["64 64 all", "20 20 all", "128 all"])
+@pytest.mark.parametrize("budget", layer_blocks.BUDGETS)
+def test_blocks_of_layers_are_those_of_the_engine(layers, budget):
+    class Model:
+        """Says the token 0, and has the groups' caches."""
+
+        kv_specs = tuple(layer_blocks._spec(n, kind) for n, kind in enumerate(layers.split()))
+        dtype = np.dtype("float32")
+
+        def forward(self, batch):
+            return np.zeros((len(batch.logits_indices), 257))
+
+    engine = LLMEngine(
+        Model(), block_size=layer_blocks.BLOCK_SIZE, num_blocks=layer_blocks.NUM_BLOCKS,
+        max_num_batched_tokens=budget,
+    )  # fmt: skip
+    kv, seen = engine.scheduler.kv, []
+    groups = range(len(Model.kv_specs))
+    engine.observers.append(
+        lambda _: seen.append(
+            ([kv.get_block_ids("a", g) for g in groups], kv.block_pool.get_num_free_blocks())
+        )
+    )
+    prompt = [1] * layer_blocks.NUM_TOKENS
+    engine.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True), request_id="a")
+    while engine.has_unfinished_requests():
+        engine.step()
+    film = layer_blocks.film(layers, budget)
+    assert [(step["tables"], step["free"]) for step in film] == seen[: len(film)]

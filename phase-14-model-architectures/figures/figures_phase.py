@@ -44,7 +44,7 @@ def _draw_tables(
     svg: Svg, seen: Sequence[Sequence[Sequence[int]]], names: Sequence[str], width: float
 ) -> None:
     for step, tables in enumerate(seen):
-        y = 22 + step * 112
+        y = 22 + step * 122
         svg.text(16, y, f"step {step + 1}", size=13, bold=True)
         for group, table in enumerate(tables):
             top = y + 8 + group * 32
@@ -58,7 +58,7 @@ def tables() -> str:
     """Three tables of one request of byte-window, as it enters in chunks of 64."""
     seen = _tables("byte-window", 134, 64, 3)
     svg = Svg(
-        780, 350, "A table per group, and null blocks",
+        780, 378, "A table per group, and null blocks",
         f"In step 3 the first window group's table is {seen[2][0]}, the full group's {seen[2][2]}.",
     )  # fmt: skip
     _draw_tables(svg, seen, ("0: window of 64", "1: window of 64", "2: sees all"), 62)
@@ -69,7 +69,7 @@ def states() -> str:
     """Three tables of one request of byte-state, as it enters in chunks of 96."""
     seen = _tables("byte-state", 200, 96, 3)
     svg = Svg(
-        780, 350, "Where states stand",
+        780, 378, "Where states stand",
         f"After three chunks the tables of the states are {seen[2][0]} and {seen[2][1]}, that of "
         f"attention is {seen[2][2]}.",
     )  # fmt: skip
