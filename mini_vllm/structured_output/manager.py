@@ -21,7 +21,7 @@ from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.structured_output.compiler import Compilation, GrammarCompiler, GrammarParser
-from mini_vllm.structured_output.gate import GrammarGate
+from mini_vllm.structured_output.gate import GrammarGate, structured_output_request_ids
 from mini_vllm.structured_output.masks import allocate_bitmask
 from mini_vllm.structured_output.params import StructuredOutputsConfig, StructuredOutputsParams
 from mini_vllm.structured_output.request import Constraint, constrained, constraint_of
@@ -168,7 +168,7 @@ class StructuredOutputManager(Feature):
         Returns:
             The request ids in scheduling order, and [rows, words] int32.
         """
-        request_ids = self.gate.structured_output_request_ids(plan)
+        request_ids = structured_output_request_ids(self.gate, plan)
         requests = {request.request_id: request for request in plan.scheduled_requests}
         num_rows = sum(1 + len(plan.spec_token_ids.get(r, ())) for r in request_ids)
         bitmask, index = allocate_bitmask(num_rows, self.vocab_size), 0

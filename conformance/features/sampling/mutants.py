@@ -44,7 +44,7 @@ class Mutant:
 
 MUTANTS = (
     Mutant("penalises the tokens of the output alone", "processors",
-           "np.bincount(tokens, minlength=len(row)) > 0",
+           "np.bincount(tokens, minlength=len(row))[: len(row)] > 0",
            "np.bincount(tokens[request.num_prompt_tokens :], minlength=len(row)) > 0"),
     Mutant("divides negative logits too", "processors",
            "np.where(row[seen] > 0, 1.0 / repetition, repetition)",

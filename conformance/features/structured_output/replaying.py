@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance.features import Find, Replayed
 from mini_vllm.request import Request
+from mini_vllm.structured_output.gate import structured_output_request_ids
 from mini_vllm.structured_output.request import constraint_of
 
 
@@ -69,18 +70,13 @@ class Grammars(Replayed):
                 grammar.now = step
 
     def observe(self, scheduler: Any, plan: Any) -> Mapping[str, Any]:
-        gate = next(
-            (
-                g
-                for g in getattr(scheduler, "gates", ())
-                if hasattr(g, "structured_output_request_ids")
-            ),
-            None,
-        )
+        names = ("structured_output_request_ids", "rows")  # the second is a learner's
+        gates = getattr(scheduler, "gates", ())
+        gate = next((g for g in gates if any(hasattr(g, name) for name in names)), None)
         rows: list[str] = []
         if gate is not None:
             plan.bind(scheduler.kv)
-            rows = gate.structured_output_request_ids(plan)
+            rows = structured_output_request_ids(gate, plan)
         second = getattr(scheduler, "skipped", ())
         waits = {
             r.request_id: getattr(r, "waits_for", None) or r.status.name.lower() for r in second
