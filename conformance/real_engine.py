@@ -49,16 +49,18 @@ CONFIG = {
     "policy": "fcfs",
 }
 """Small on purpose: prompts are cut, prefixes shared, the pool runs out, requests are evicted."""
+PROMPTS = Path(__file__).parent / "prompts.txt"
+"""The glossary as it was when the engine was recorded: the page grows, the prompts stay."""
 SHARED = tuple(name for name in CONFIG if name not in ("num_blocks", "policy"))
 """Arguments of both engines that have the same name."""
 
 
 def workload(num_prompts: int = 128, max_tokens: int = 48) -> dict[str, Any]:
-    """Prompts of the course's glossary in bytes: eight arrive at every third step.
+    """Prompts of `prompts.txt` in bytes: eight arrive at every third step.
 
     Every second one begins with the same 96 bytes, so that blocks are shared.
     """
-    text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").encode()
+    text = PROMPTS.read_bytes()
     common = text[:96]
     events: list[dict[str, Any]] = []
     for number in range(num_prompts):
@@ -80,9 +82,9 @@ def workload(num_prompts: int = 128, max_tokens: int = 48) -> dict[str, Any]:
 
 
 def glossary_prompts(count: int, first: int, stride: int) -> list[list[int]]:
-    """Bytes of the course's glossary from `first` on, one prompt per `stride`, 8 to 133 bytes each;
+    """Bytes of `prompts.txt` from `first` on, one prompt per `stride`, 8 to 133 bytes each;
     every second begins with the same 40."""
-    text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").encode()
+    text = PROMPTS.read_bytes()
     made = []
     for number in range(count):
         start = first + stride * number

@@ -71,7 +71,8 @@ def asked(version: str, given: dict[str, Any], eagle: bool = True) -> dict[str, 
             block.block_hash = key
             pool.cached_block_hash_to_block.insert(key, block)
     calls: list[list[int]] = []
-    for manager in {type(each) for each in coordinator.single_type_managers}:
+    managers: set[Any] = {type(each) for each in coordinator.single_type_managers}
+    for manager in managers:
         _watch(manager, calls, given["windows"])
     _, length = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
     return {"hit": length // SIZE, "calls": calls}
@@ -113,7 +114,7 @@ def _fresh(version: str, given: dict[str, Any], eagle: bool = True) -> dict[str,
     """As `asked`; the release's classes are as they were afterwards."""
     core = core_of(version)
     module = core.namespace.load("vllm.v1.core.single_type_kv_cache_manager")
-    kept = {
+    kept: dict[Any, Any] = {
         each: each.__dict__.get("find_longest_cache_hit")
         for each in vars(module).values()
         if isinstance(each, type) and "find_longest_cache_hit" in vars(each)

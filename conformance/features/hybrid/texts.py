@@ -15,7 +15,7 @@ from typing import Any
 
 from conformance import recording
 from conformance.features import RECORDINGS, ROOT
-from conformance.real_engine import provenance
+from conformance.real_engine import PROMPTS, provenance
 from mini_vllm import LLM, SamplingParams
 
 KEPT = RECORDINGS / "engine" / "texts-byte-window.jsonl.gz"
@@ -29,8 +29,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def prompts() -> list[list[int]]:
-    """Bytes of the course's glossary, 60 to 400 each; every second begins with the same 200."""
-    text = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8").encode()
+    """Bytes of `prompts.txt`, 60 to 400 each; every second begins with the same 200."""
+    text = PROMPTS.read_bytes()
     made = []
     for number in range(NUM_PROMPTS):
         start = 300 + 113 * number
