@@ -336,6 +336,7 @@ def test_min_tokens_still_masks_the_stops(lab):
 # --- all of them ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # three replays of every file: exempt from the three seconds of a lab
 def test_the_engine_agrees_with_the_release(lab, record_property):
     """A rule that disturbs another."""
     entries = [entry for name in FILES for entry in recorded(name)]
