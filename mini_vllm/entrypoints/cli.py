@@ -26,6 +26,7 @@ from rich.table import Table
 from mini_vllm.config import SamplingParams, whole
 from mini_vllm.engine import LLMEngine
 from mini_vllm.entrypoints.cli_serve import core, from_json, serve
+from mini_vllm.entrypoints.cli_simulate import fit_command, simulate_command
 from mini_vllm.input_processor import Prompt
 from mini_vllm.models.files import read_json
 from mini_vllm.models.hybrid import HybridConfig
@@ -449,6 +450,8 @@ def _short(text: str) -> str:
 
 app.command()(_clean_exit(serve))
 app.command()(_clean_exit(core))
+app.command("simulate")(_clean_exit(simulate_command))
+app.command("fit")(_clean_exit(fit_command))
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""What the simulator plans, beside the real scheduler on the same clock."""
