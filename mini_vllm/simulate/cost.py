@@ -21,7 +21,7 @@ from mini_vllm.plan import SchedulerOutput
 
 FORMAT = 1
 CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-"""Sizes at which a server captures graphs by default: `vllm/config/vllm.py:1532`
+"""Sizes at which a server captures graphs by default: `vllm/config/vllm.py:1597`
 `VllmConfig._set_cudagraph_sizes`. A batch between two of them is padded."""
 
 
