@@ -322,6 +322,25 @@ def replay(
     raise typer.Exit(flight.main([str(file)]))
 
 
+@app.command("why")
+def why_command(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="of vllm-flight-recorder, or a recording")
+    ],
+    request: Annotated[
+        str | None, typer.Argument(metavar="[REQUEST]", help="its id; default: all, a line each")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="the request it was expected to hit")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="of a file with several workloads")] = None,
+) -> None:
+    """Why a request waited, was preempted, missed the cache or got so few tokens, by step."""
+    from conformance import why
+
+    raise typer.Exit(why.run(file, request, prefix, seed))
+
+
 @gpu_app.command("run")
 def gpu_run(
     lab: Annotated[str | None, typer.Argument(metavar="[LAB]", help="default: all")] = None,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from conformance import flight as reader
-from conformance import real_core, workloads
+from conformance import real_core, why, workloads
 from conformance.recorders import combined
 from conformance.recorders import run as walk
 from mini_vllm.observe.flight import Flight, FlightError
@@ -115,6 +115,22 @@ def test_two_hundred_recorded_runs_are_read_back(record, kind):
 def test_a_later_release_is_read_back_with_its_rules(record, version, kind):
     for seed in range(25):
         check(reader.replay(record(workload(seed, kind), version, name=f"{seed}")))
+
+
+@pytest.mark.parametrize("kind", ["plain", "all but drafts"])
+def test_every_step_of_a_server_is_explained(record, kind, capsys):
+    folder = record(workload(5, kind))
+    found = why.follow(folder)
+    assert not found.ends
+    for number in found.names:
+        spans = found.log.of(number)
+        assert spans[-1].kind == "ends"
+        steps = {n for s in spans if s.kind.startswith(("waits", "gets", "preempted"))
+                 for n in range(s.first, s.last + 1)}  # fmt: skip
+        assert steps <= set(range(len(found.times)))
+    name = next(iter(found.names.values()))
+    assert why.run(folder, name, None, None) == 0
+    assert " s " in capsys.readouterr().out
 
 
 def test_what_is_not_proved_is_refused_by_name(record):

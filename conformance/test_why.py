@@ -1,0 +1,225 @@
+"""Reasons are exact: lifting the limit that one names changes the step, lifting others does not.
+
+For drawn steps of recorded workloads the scheduler is copied before it plans. On one copy the limit
+that the reason names is lifted, on another copy each limit that it does not name.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import recording, replay, why
+from mini_vllm import LLM, SamplingParams
+from mini_vllm.block_pool import KVCacheBlock
+from mini_vllm.observe.why import GETS, WAITS, Span, explain
+
+RECORDINGS = Path(__file__).parent / "recordings"
+FILES = ("basic", "pressure", "priority", "prefix", "whole-prompts", "lora", "grammar", "async")
+PLENTY = 10_000
+
+
+def lift(scheduler: Any, kind: str, request_id: str) -> None:
+    """Take one limit away from a copy."""
+    if kind in ("blocks", "preemption"):
+        pool = scheduler.kv.block_pool
+        for number in range(pool.num_blocks, pool.num_blocks + 200):
+            pool.blocks.append(KVCacheBlock(number))
+            pool.free_queue.append(pool.blocks[-1])
+        pool.num_blocks += 200
+    elif kind == "adapters":
+        for gate in scheduler.gates:
+            if hasattr(gate, "max_loras"):
+                gate.max_loras = PLENTY
+    elif kind == "grammar":
+        scheduler.requests[request_id].waits_for = None
+    else:
+        change: dict[str, Any] = {
+            "budget": {"max_num_batched_tokens": PLENTY},
+            "threshold": {"long_prefill_token_threshold": 0},
+            "max_num_seqs": {},
+            "whole prompt": {"enable_chunked_prefill": True},
+        }[kind]
+        if kind == "max_num_seqs":
+            scheduler.max_num_seqs = PLENTY
+        scheduler.config = dataclasses.replace(scheduler.config, **change)
+
+
+def gets(scheduler: Any, request_id: str) -> int:
+    """Tokens that a request gets in the step that the scheduler plans now."""
+    return int(scheduler.schedule().num_scheduled_tokens.get(request_id, 0))
+
+
+def reason_now(log: Any, request_id: str, step: int) -> Span | None:
+    """What decided over the request in this step, not what its cache had."""
+    for span in reversed(log.of(request_id)):
+        if span.last == step and span.kind.startswith(("waits", "gets")):
+            return span
+    return None
+
+
+def steps(names: tuple[str, ...], count: int, seed: int) -> Iterator[tuple[Any, str, Span, int]]:
+    """A copy of the scheduler before a step, a request, the reason, and what it got."""
+    draw = random.Random(seed)
+    for name in names:
+        entries = list(recording.read(RECORDINGS / f"{name}.jsonl.gz", recording.UPSTREAM))
+        for entry in draw.sample(entries, count):
+            driven = replay.Driven(
+                entry, replay.mini_scheduler(replay.config_of(entry)), replay.mini_request
+            )
+            log, scheduler = explain(driven.scheduler), driven.scheduler
+            events = replay.events_by_step(entry)
+            chosen = draw.randrange(len(entry["steps"]))
+            kept: list[Any] = []
+            plan = type(scheduler).schedule
+
+            def schedule(driven: Any = driven, chosen: int = chosen, kept: list[Any] = kept,
+                         plan: Any = plan) -> Any:  # fmt: skip
+                scheduler = driven.scheduler
+                if driven.num_steps - 1 == chosen:
+                    del scheduler.schedule
+                    kept.append(copy.deepcopy(scheduler))
+                return plan(scheduler)
+
+            scheduler.schedule = schedule  # type: ignore[method-assign]
+            for index in range(chosen + 1):
+                recorded = entry["steps"][index]
+                got = driven.step(
+                    events.get(index, {}), recorded.get("sampled_token_ids"),
+                    recorded.get("draft_token_ids"),
+                )  # fmt: skip
+            found = {name: reason_now(log, name, chosen) for name in sorted(log.spans)}
+            names_now = [name for name, span in found.items() if span is not None]
+            names_now.sort(key=lambda name: found[name].kind == "gets: decode")  # type: ignore[union-attr]
+            for request_id in names_now[:3]:
+                if (span := found[request_id]) is not None:
+                    count_of = int(got["num_scheduled_tokens"].get(request_id, 0))
+                    yield kept[0], request_id, span, count_of
+
+
+def check(names: tuple[str, ...], count: int, seed: int) -> Counter[str]:
+    """How many reasons of each kind held."""
+    sys.setrecursionlimit(20_000)
+    held: Counter[str] = Counter()
+    for before, request_id, span, count_of in steps(names, count, seed):
+        side, _, kind = span.kind.partition(": ")
+        named = str(span.key[1]) if kind == "behind" else kind
+        who = str(span.key[0]) if kind == "behind" else request_id
+        liftable = {"budget", "max_num_seqs", "blocks", "preemption", "threshold", "adapters",
+                    "grammar", "whole prompt"}  # fmt: skip
+        if named in liftable:
+            without = copy.deepcopy(before)
+            lift(without, named, who)
+            now = gets(without, request_id)
+            after = reason_now(without.log, request_id, span.last)
+            if after is None:  # it is preempted now
+                changed = True
+            elif kind == "behind":
+                changed = (after.kind, after.key[:2]) != (span.kind, span.key[:2])
+            else:
+                changed = now != count_of or after.kind != span.kind
+            assert changed, f"{request_id}: {span} (lifting it changes nothing)"
+        others = {"budget", "max_num_seqs", "blocks"} - {named}
+        if kind in ("blocks", "max_num_seqs", "budget", "adapters", "grammar") and side == "waits":
+            if kind == "budget":
+                others -= {"blocks"}  # with more blocks a step that preempted may go on
+            for other in sorted(others - ({"budget"} if kind == "blocks" else set())):
+                without = copy.deepcopy(before)
+                lift(without, other, request_id)
+                assert gets(without, request_id) == 0, (
+                    f"{request_id}: {span} (but lifting {other} alone helps)"
+                )
+        held[span.kind] += 1
+    return held
+
+
+def test_reasons_hold_and_no_other_limit_does():
+    held = check(FILES, 3, seed=1)
+    assert sum(held.values()) >= 40
+
+
+@pytest.mark.slow
+def test_hundreds_of_reasons_of_every_kind():
+    held = check(FILES, 30, seed=7)
+    assert sum(held.values()) >= 300
+    for kind in ("budget", "max_num_seqs", "blocks", "preemption", "behind", "adapters", "grammar"):
+        assert held[f"waits: {kind}"] >= 3, kind
+    for kind in ("budget", "threshold", "all", "decode"):
+        assert held[f"gets: {kind}"] >= 10, kind
+
+
+def test_watching_changes_no_decision():
+    for name in FILES:
+        for entry in list(recording.read(RECORDINGS / f"{name}.jsonl.gz", recording.UPSTREAM))[:5]:
+
+            def build(config: Any) -> Any:
+                scheduler = replay.mini_scheduler(config)
+                explain(scheduler)
+                return scheduler
+
+            assert replay.replay(entry, build)[1] is None
+
+
+def test_an_engine_says_why():
+    llm = LLM("toy", num_blocks=6, block_size=4, max_num_batched_tokens=8)
+    log = explain(llm.llm_engine.scheduler)
+    llm.generate(["abcdefgh", "abcdefgh"], SamplingParams(max_tokens=6, ignore_eos=True))
+    kinds = {span.kind for spans in log.spans.values() for span in spans}
+    assert {"cache: new", "gets: all", "gets: decode", "ends"} <= kinds
+    assert kinds & {f"waits: {kind}" for kind in WAITS}
+    assert all(kind.partition(": ")[2] in {*WAITS, *GETS, "in flight"}
+               for kind in kinds if kind.startswith(("waits", "gets")))  # fmt: skip
+
+
+def test_a_scheduler_of_ones_own_is_refused():
+    with pytest.raises(ValueError, match="scheduler=object: need one derived from Scheduler"):
+        explain(object())  # type: ignore[arg-type]
+
+
+PRESSURE = RECORDINGS / "pressure.jsonl.gz"
+
+
+def test_a_recorded_request_is_explained_from_its_arrival_to_its_end():
+    entry = next(iter(recording.read(PRESSURE, recording.UPSTREAM)))
+    found = why.follow(PRESSURE, entry["seed"])
+    assert not found.ends
+    for request_id in found.names:
+        spans = found.log.of(request_id)
+        assert spans[-1].kind == "ends"
+        steps = {n for s in spans if s.kind.startswith(("waits", "gets", "preempted"))
+                 for n in range(s.first, s.last + 1)}  # fmt: skip
+        assert steps == set(range(min(steps), max(steps) + 1)), "a step without a reason"
+    lines = why.summary(found)
+    assert len(lines) == len(found.names) and any("preempted" in line for line in lines)
+
+
+def test_where_two_prompts_part_is_said_by_the_token():
+    path = RECORDINGS / "prefix.jsonl.gz"
+    entry = next(
+        e for e in recording.read(path, recording.UPSTREAM)
+        if len({a["prompt_token_ids"][0] for ev in e["events"] for a in ev["add"]}) > 1
+    )  # fmt: skip
+    found = why.follow(path, entry["seed"])
+    first, *others = found.tokens
+    for other in others:
+        a, b = found.tokens[first], found.tokens[other]
+        equal = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+        [line] = why.prefix_lines(found, first, other)
+        assert (f"token {equal} is the first" in line) == (equal is not None)
+
+
+def test_what_cannot_be_explained_is_said(capsys):
+    assert why.run(PRESSURE, None, None, None) == 2
+    assert "400 workloads; name one with --seed" in capsys.readouterr().err
+    assert why.run(Path("nowhere"), None, None, None) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert why.run(PRESSURE, "r99", None, 1) == 2
+    assert "'r99': no request has this id; there are" in capsys.readouterr().err
