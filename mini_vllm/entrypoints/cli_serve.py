@@ -68,6 +68,9 @@ def serve(
     max_logprobs: LogprobsOption = 20,
     release: Annotated[str | None, typer.Option(help="Decide as this release of vLLM.")] = None,
     disable_any_whitespace: WhitespaceOption = False,
+    simulate: Annotated[
+        str | None, typer.Option(help="No model: steps last what this cost of a step says.")
+    ] = None,
     max_concurrent: Annotated[int, typer.Option(min=1, help="More at once get a 429.")] = 1024,
     keep_alive_on_engine_death: Annotated[
         bool, typer.Option(help="Go on answering, with errors, when the engine has died.")
@@ -100,12 +103,19 @@ def serve(
     ):
         if ranks != 1:
             knobs[name] = ranks
+    make_engine = launch.make_engine
+    if simulate is not None:
+        from mini_vllm.simulate.cost import load_cost
+        from mini_vllm.simulate.paced import make_paced_engine
+
+        load_cost(simulate)  # a wrong one is refused here, and not in the engine's process
+        knobs["step_cost"], make_engine = simulate, make_paced_engine
     template = None
     if chat_template is not None:
         template = read_text(chat_template)
     held = launch.listening(host, port)  # before the model is loaded for it
     served = launch.serve_engine(
-        launch.make_engine, model=model, knobs=knobs, served_model_name=served_model_name,
+        make_engine, model=model, knobs=knobs, served_model_name=served_model_name,
         chat_template=template, trust_request_chat_template=trust_request_chat_template,
         tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser,
         lora_modules=adapters,

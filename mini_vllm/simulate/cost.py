@@ -131,6 +131,10 @@ class LinearCost:
                 raise CostError(
                     f"{name}={value}: the cost was fitted on {low:g} to {high:g} ({self.source})"
                 )
+        return self.price(work)
+
+    def price(self, work: StepWork) -> float:
+        """What the terms come to, wherever they were fitted."""
         total = self.terms.get("step", 0.0)
         for name, price in self.terms.items():
             if name != "step":
