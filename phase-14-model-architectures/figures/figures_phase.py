@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import functools
+import gzip
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from conformance.features.hybrid.kv_sizing import MODELS
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
@@ -22,6 +25,7 @@ from mini_vllm.request import Request
 
 SHARED = "You are an assistant of a team that runs vLLM. " * 9
 COLORS = (BLUE, ORANGE, GREEN)
+LAB_05 = Path(__file__).parents[1] / "labs" / "lab-05-where-to-checkpoint"
 
 
 # ------------------------------------------------------------------ from runs
@@ -252,6 +256,35 @@ def rows() -> str:
     return svg.render()
 
 
+def checkpoints() -> str:
+    """What each mode finds of the traces of lab 14-05, from its recordings."""
+    with gzip.open(LAB_05 / "recordings" / "hits.jsonl.gz", "rt") as file:
+        cases = [json.loads(line) for line in file]
+    kinds, names = ("documents", "chat", "mixed"), ("none", "all", "align", "0.33.0")
+    shares = {
+        (kind, name): sum(sum(c["modes"][name]["hits"]) for c in cases if c["kind"] == kind)
+        / sum(c["most"] for c in cases if c["kind"] == kind)
+        for kind in kinds
+        for name in names
+    }
+    said = [
+        f"{kind}: " + ", ".join(f"{name} {shares[kind, name]:.0%}" for name in names)
+        for kind in kinds
+    ]
+    svg = Svg(780, 330, "What of a trace is found, by mode", ". ".join(said) + ".")
+    for row, kind in enumerate(kinds):
+        top = 14 + row * 106
+        svg.text(16, top + 14, kind, size=13, bold=True)
+        for place, name in enumerate(names):
+            y, share = top + place * 23, shares[kind, name]
+            svg.text(190, y + 15, name, anchor="end", size=12, css="soft")
+            svg.rect(
+                200, y + 2, max(1, 480 * share), 17, fill=(*COLORS, PURPLE)[place], opacity=0.5
+            )
+            svg.text(208 + 480 * share, y + 15, f"{share:.0%}", size=12)
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "hits.svg": hits,
     "layers.svg": layers,
@@ -260,4 +293,5 @@ FIGURES: dict[str, Callable[[], str]] = {
     "rounds.svg": rounds,
     "states.svg": states,
     "rows.svg": rows,
+    "checkpoints.svg": checkpoints,
 }

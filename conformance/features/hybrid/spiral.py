@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from conformance import workloads
+from conformance.features import ROOT
 from conformance.real_core import core_of
+
+LAB = ROOT / "phase-14-model-architectures" / "labs" / "lab-04-the-spiral"
+KEPT = LAB / "recordings" / "hits.jsonl.gz"
 
 RELEASES = ("0.13.0", "0.14.0", "0.16.0", "0.22.1")
 SIZE = 4
