@@ -22,12 +22,16 @@ from course.site.widgets import (
     attention_map,
     block_allocator,
     cache_race,
+    cache_sizer,
     request_journey,
 )
 
 pytestmark = pytest.mark.browser
 
-NAMES = ("attention-map", "cache-race", "request-journey", "block-allocator", "allowed-bytes")
+NAMES = (
+    "attention-map", "cache-race", "request-journey", "block-allocator", "allowed-bytes",
+    "cache-sizer",
+)  # fmt: skip
 
 
 def answer(text: str) -> str:
@@ -264,6 +268,28 @@ def test_a_race_on_a_clock_takes_the_readers_prompt_and_measures(explorable):
         positions = sum(count for _, count in recorded[lane])
         assert node.get_attribute("data-positions") == str(positions)
         assert "measured here" in node.inner_text()
+
+
+# ------------------------------------------------------------------ a configuration of one's own
+
+
+def test_a_pasted_configuration_is_sized_by_the_engine_and_a_wrong_one_refused(explorable):
+    host = explorable("cache-sizer")
+    first = next(iter(cache_sizer.document()["models"].values()))
+    host.get_by_text(first["sized"]["lines"][0]).wait_for()
+    own = json.dumps(
+        {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "model_type": "x"}
+    )
+    host.locator('[data-input="config"]').fill(own)
+    host.locator('[data-input="memory_gib"]').fill("2")
+    host.get_by_role("button", name="Size it").click()
+    told = cache_sizer.sized(own, **{**cache_sizer.KNOBS, "memory_gib": 2})
+    host.get_by_text(told["lines"][1]).wait_for()
+    assert host.locator(".widget-box").get_attribute("data-blocks") == str(told["num_blocks"])
+    host.locator('[data-input="config"]').fill('{"num_kv_shared_layers": 3}')
+    assert host.get_by_text(told["lines"][1]).is_hidden()
+    host.get_by_role("button", name="Size it").click()
+    host.get_by_text("num_kv_shared_layers=3: need a model without").wait_for()
 
 
 # ------------------------------------------------------------------ the journey

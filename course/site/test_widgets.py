@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from conformance import parts
+from conformance.features.hybrid import kv_sizing
 from course.conftest import REPOSITORY
 from course.files import load_module
 from course.site import widgets
 from course.site.widgets import (
     adapter_slots,
     allowed_bytes,
+    cache_sizer,
     code_points,
     expert_bytes,
     kv_calculator,
@@ -401,3 +403,34 @@ def test_blocks_of_layers_are_those_of_the_engine(layers, budget):
         engine.step()
     film = layer_blocks.film(layers, budget)
     assert [(step["tables"], step["free"]) for step in film] == seen[: len(film)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"config": "{"}, r"config\.json: not JSON"),
+        ({"config": "[]"}, r"config\.json: need an object"),
+        ({"config": 7}, r"config\.json: need a text"),
+        ({"memory_gib": 0}, r"memory_gib=0: need more than 0"),
+        ({"memory_gib": float("nan")}, r"memory_gib=nan"),
+        ({"memory_gib": 0.01}, r"a request of max_model_len=32768 tokens needs"),
+        ({"block_size": 1.5}, r"block_size=1\.5"),
+    ],
+)
+def test_a_cache_that_cannot_be_sized_is_refused_in_words(change, message):
+    arguments = {**cache_sizer.KNOBS, "config": json.dumps(kv_sizing.MODELS["gemma-3-27b"][0])}
+    with pytest.raises(ValueError, match=message):
+        cache_sizer.sized(**arguments | change)
+
+
+def test_the_way_to_a_caches_size_ends_at_what_was_recorded():
+    for case in parts.load("kv_sizing"):
+        if not case["memory_bytes"] % 2**30 and case["dtype_bytes"] == 2:
+            told = cache_sizer.sized(
+                json.dumps(case["config"]), case["memory_bytes"] // 2**30, case["max_model_len"],
+                case["block_size"], case["max_num_batched_tokens"], 2, 2,
+                case["enable_prefix_caching"],
+            )  # fmt: skip
+            assert told["lines"] == case["log_lines"]
+            assert told["num_blocks"] == case["num_blocks"]
+            assert told["steps"][-1].startswith(f"{case['num_blocks']:,} / ")

@@ -18,6 +18,18 @@ from mini_vllm.models.config import Fields
 from mini_vllm.models.groups import hybrid_block_size, layer_groups
 
 FULL, WINDOW, CHUNK, STATE = "full", "sliding_window", "chunked_local", "mamba"
+ALL_WINDOW = ("mistral", "mixtral", "phi3", "starcoder2")
+"""Types of models whose `sliding_window` is one of all layers: they give none of their own, so
+`vllm/model_executor/layers/attention/attention.py:217` `Attention.__init__` takes the model's."""
+ELSEWHERE: dict[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,), "cross_attention_layers": ([],), "num_kv_shared_layers": (0,),
+    "use_cla": (False,), "index_topk": (), "compress_ratios": (), "global_head_dim": (),
+    "num_global_key_value_heads": (), "swa_head_dim": (), "swa_num_key_value_heads": (),
+    "linear_attn_config": (), "hybrid_override_pattern": (), "attn_layer_period": (),
+    "attn_layer_indices": (), "attn_type_list": (), "block_types": (), "mamba_d_ssm": (),
+    "mamba_dt_rank": (),
+}  # fmt: skip
+"""Fields of models whose layers keep what this arithmetic does not know, and harmless values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +140,16 @@ def cache_size(
         source: what messages begin with.
 
     Raises:
-        ValueError: a field or argument of the wrong type or out of range; layers whose pages cannot
-            be made equal; less memory than one request of `max_model_len` needs.
+        ValueError: a field or argument of the wrong type or out of range; layers that keep what is
+            not known here, or whose pages cannot be made equal; less memory than one request of
+            `max_model_len` needs.
     """
     if not isinstance(config, Mapping):
         raise ValueError(f"{source}: need an object")
     fields = Fields(config, source)
+    _refuse_other_layers(fields)
     fields = fields.part("text_config") or fields
+    _refuse_other_layers(fields)
     longest = fields.size("max_position_embeddings", 2048, least=2)
     max_model_len = whole("max_model_len", longest if max_model_len is None else max_model_len, 1)
     for name, value in (
@@ -179,6 +194,20 @@ def group_layers(layers: Sequence[LayerCache]) -> tuple[tuple[LayerCache, tuple[
         longer = layer.block_size * (largest // layer.page_size_bytes)
         equal.append(replace(layer, block_size=longer))
     return tuple((equal[found[0]], tuple(found)) for found in layer_groups(equal))
+
+
+def _refuse_other_layers(fields: Fields) -> None:
+    """Refuse by name what would keep something that is not counted here."""
+    raw = fields.raw
+    for name, harmless in ELSEWHERE.items():
+        if raw.get(name) is not None and raw[name] not in harmless:
+            fields.refuse(name, "a model without: what such layers keep is not known here")
+    if raw.get("kv_lora_rank") is not None:
+        for name in ("sliding_window", "attention_chunk_size", "layer_types", "layers_block_type"):
+            if raw.get(name) is not None:
+                fields.refuse(name, "null beside kv_lora_rank: MLA is known in all layers alone")
+    elif raw.get("v_head_dim") not in (None, raw.get("head_dim")):
+        fields.refuse("v_head_dim", "the same as head_dim")
 
 
 def _layers(fields: Fields, block_size: int, dtype_bytes: int) -> list[LayerCache]:
@@ -232,6 +261,11 @@ def _kinds(fields: Fields, num_layers: int) -> list[str]:
         common, every = WINDOW, 0
         if raw.get("sliding_window_pattern") is not None or _is_gemma3(raw):
             every = fields.size("sliding_window_pattern", 6)
+        elif raw.get("model_type") not in ALL_WINDOW:
+            types = ", ".join(ALL_WINDOW)
+            fields.refuse("layer_types", f"the kind of each layer, or a model_type of {types}")
+    elif raw.get("linear_num_value_heads") is not None or raw.get("mamba_d_state") is not None:
+        fields.refuse("layer_types", "the kind of each layer, since some have states")
     if common is None:
         return [FULL] * num_layers
     return [rare if every and (i + 1) % every == 0 else common for i in range(num_layers)]

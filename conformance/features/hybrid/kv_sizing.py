@@ -21,7 +21,11 @@ ABOUT = (
 )
 
 TRANSFORMERS = "the defaults of transformers 5.24.0 {}, which are this model's"
-CARD = "config.json of {} on the Hugging Face hub"
+GEMMA = (
+    "`_VARIANTS` of src/transformers/models/gemma3/convert_gemma3_weights.py in huggingface/"
+    "transformers at 0d7e95d, which writes this model's checkpoints; the pattern and the positions "
+    "are the defaults of transformers 5.24.0 `Gemma3TextConfig`"
+)
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "gemma-3-27b": (
         {
@@ -29,7 +33,7 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
             "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128,
             "sliding_window": 1024, "sliding_window_pattern": 6, "max_position_embeddings": 131072,
         },
-        CARD.format("google/gemma-3-27b-it, `text_config`"),
+        GEMMA,
     ),
     "gpt-oss-120b": (
         {

@@ -73,6 +73,13 @@ def test_the_shipped_models_are_those_of_the_cases(cases):
             r"sliding_window=None",
         ),
         ({"layer_types": ["mamba"] * 62}, r"mamba_n_heads=None"),
+        ({"model_type": "gemma2", "sliding_window_pattern": None}, r"layer_types=None: need the"),
+        ({"num_kv_shared_layers": 20}, r"num_kv_shared_layers=20: need a model without"),
+        ({"hybrid_override_pattern": "M-M*"}, r"hybrid_override_pattern='M-M\*': need a model"),
+        ({"is_encoder_decoder": True}, r"is_encoder_decoder=True: need a model without"),
+        ({"kv_lora_rank": 512}, r"sliding_window=1024: need null beside kv_lora_rank"),
+        ({"v_head_dim": 64}, r"v_head_dim=64: need the same as head_dim"),
+        ({"sliding_window": None, "mamba_d_state": 16}, r"layer_types=None: need the kind of each"),
     ],
 )
 def test_what_cannot_be_sized_is_refused_by_name(cases, change, message):
