@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mini_vllm.block_pool import BlockPool, KVCacheBlock
+from mini_vllm.checks import whole
+from mini_vllm.config import MAMBA_CACHE_MODES
 from mini_vllm.feature import Feature
 from mini_vllm.kv.groups import (
     AlignedMambaGroup,
@@ -60,10 +62,12 @@ class HybridKVCacheManager(KVCacheManager):
             kv_specs: the groups, at least one.
 
         Raises:
-            ValueError: no group, or a size below its minimum.
+            ValueError: no group, one that is no `KVCacheSpec` or holds a size below its minimum,
+                or an argument below its own.
         """
-        if not kv_specs:
-            raise ValueError("kv_specs is empty: need at least one group")
+        whole("num_blocks", num_blocks, 2, need="at least 2 (block 0 is reserved)")
+        whole("block_size", block_size, 1)
+        check_specs(kv_specs)
         sizes = [spec.block_size or block_size for spec in kv_specs]
         # A prefix is hashed in the smallest steps in which any group needs it.
         super().__init__(num_blocks, math.gcd(*sizes), enable_caching, block_pool)
@@ -257,7 +261,17 @@ def num_blocks_of(
     kv_specs: Sequence[KVCacheSpec], num_tokens: int, block_size: int, max_num_batched_tokens: int,
     max_model_len: int,
 ) -> int:  # fmt: skip
-    """Blocks without which a request of `num_tokens` tokens is never admitted."""
+    """Blocks without which a request of `num_tokens` tokens is never admitted.
+
+    Raises:
+        ValueError: as `HybridKVCacheManager` for the groups; a number below 1.
+    """
+    check_specs(kv_specs)
+    for name, value in (
+        ("num_tokens", num_tokens), ("block_size", block_size),
+        ("max_num_batched_tokens", max_num_batched_tokens), ("max_model_len", max_model_len),
+    ):  # fmt: skip
+        whole(name, value, 1)
     needed, pool = 0, BlockPool(2, False)
     for spec in kv_specs:
         size = spec.block_size or block_size
@@ -267,6 +281,32 @@ def num_blocks_of(
         )
         needed += blocks if most is None else min(blocks, most)
     return needed
+
+
+def check_specs(kv_specs: Sequence[KVCacheSpec]) -> None:
+    """Refuse groups that no manager can keep.
+
+    Raises:
+        ValueError: none; what is no `KVCacheSpec`; a window or a block below 1 token; an unknown
+            mode.
+    """
+    if not kv_specs:
+        raise ValueError("kv_specs is empty: need at least one group")
+    for index, spec in enumerate(kv_specs):
+        if not isinstance(spec, KVCacheSpec):
+            raise ValueError(f"kv_specs[{index}]={spec!r}: need a KVCacheSpec")
+        for name in ("block_size", "sliding_window"):
+            if (value := getattr(spec, name)) is not None:
+                whole(f"kv_specs[{index}].{name}", value, 1, need="at least 1, or None")
+        if isinstance(spec, MambaSpec):
+            if spec.mamba_cache_mode not in MAMBA_CACHE_MODES:
+                raise ValueError(
+                    f"kv_specs[{index}].mamba_cache_mode={spec.mamba_cache_mode!r}: need one of "
+                    f"{', '.join(MAMBA_CACHE_MODES)}"
+                )
+            if spec.sliding_window is not None:
+                window = spec.sliding_window
+                raise ValueError(f"kv_specs[{index}].sliding_window={window}: need None for states")
 
 
 def _kind_of(spec: KVCacheSpec) -> type[CacheGroup]:

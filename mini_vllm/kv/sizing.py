@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mini_vllm.checks import whole
+from mini_vllm.checks import flag, whole
 from mini_vllm.models.config import Fields
 from mini_vllm.models.groups import hybrid_block_size, layer_groups
 
 FULL, WINDOW, CHUNK, STATE = "full", "sliding_window", "chunked_local", "mamba"
+MOST_LAYERS = 10_000
 ALL_WINDOW = ("mistral", "mixtral", "phi3", "starcoder2")
 """Types of models whose `sliding_window` is one of all layers: they give none of their own, so
 `vllm/model_executor/layers/attention/attention.py:217` `Attention.__init__` takes the model's."""
@@ -49,6 +50,15 @@ class LayerCache:
     """Bytes that a state's block takes, where that is more than the state."""
     states_per_request: int = 0
     """Blocks of states that a request holds at most; 0: one for every block of its tokens."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (kinds := (FULL, WINDOW, CHUNK, STATE)):
+            raise ValueError(f"kind={self.kind!r}: need one of {', '.join(kinds)}")
+        whole("block_size", self.block_size, 1)
+        for name in (
+            "bytes_per_token", "reach", "state_bytes", "page_size_padded", "states_per_request",
+        ):  # fmt: skip
+            whole(name, getattr(self, name), 0)
 
     @property
     def page_size_bytes(self) -> int:
@@ -157,6 +167,7 @@ def cache_size(
         ("max_num_batched_tokens", max_num_batched_tokens), ("dtype_bytes", dtype_bytes),
     ):  # fmt: skip
         whole(name, value, 1)
+    flag("enable_prefix_caching", enable_prefix_caching)
     state_dtype_bytes = whole("state_dtype_bytes", state_dtype_bytes or dtype_bytes, 1)
     layers = _layers(fields, block_size, dtype_bytes)
     if any(layer.kind == STATE for layer in layers):
@@ -179,13 +190,17 @@ def group_layers(layers: Sequence[LayerCache]) -> tuple[tuple[LayerCache, tuple[
     """The groups that share block tables, with pages made equal by longer blocks.
 
     Raises:
-        ValueError: a page that does not divide the largest.
+        ValueError: no layers, or a page that is empty or does not divide the largest.
     """
+    if not layers:
+        raise ValueError(f"layers={layers!r}: need at least one")
     largest = max(layer.page_size_bytes for layer in layers)
     equal: list[LayerCache] = []
     for number, layer in enumerate(layers):
-        if largest % layer.page_size_bytes or (
-            layer.kind == STATE and layer.page_size_bytes != largest
+        if (
+            not layer.page_size_bytes
+            or largest % layer.page_size_bytes
+            or (layer.kind == STATE and layer.page_size_bytes != largest)
         ):
             raise ValueError(
                 f"layer {number}: a page of {layer.page_size_bytes} bytes does not divide the "
@@ -213,6 +228,8 @@ def _refuse_other_layers(fields: Fields) -> None:
 def _layers(fields: Fields, block_size: int, dtype_bytes: int) -> list[LayerCache]:
     """What each layer keeps; states are sized later."""
     num_layers = fields.size("num_hidden_layers")
+    if num_layers > MOST_LAYERS:
+        fields.refuse("num_hidden_layers", f"at most {MOST_LAYERS:,}")
     if fields.raw.get("kv_lora_rank") is not None:  # MLA: one vector for all heads
         width = fields.size("kv_lora_rank") + fields.size("qk_rope_head_dim")
         return [LayerCache(FULL, block_size, width * dtype_bytes)] * num_layers

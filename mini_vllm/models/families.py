@@ -276,6 +276,9 @@ def register_model(name: str, architecture: Architecture) -> None:
         raise ValueError(f"name={name!r}: this architecture is there already")
     if not isinstance(architecture, Architecture):
         raise ValueError(f"architecture={shown.repr(architecture)}: need an Architecture")
+    for part in ("parse", "parameters", "build", "rules"):
+        if not callable(given := getattr(architecture, part)):
+            raise ValueError(f"architecture.{part}={shown.repr(given)}: need a function")
     ARCHITECTURES[name] = architecture
 
 

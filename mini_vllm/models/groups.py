@@ -25,12 +25,14 @@ def layer_groups(kinds: Sequence[Hashable]) -> list[list[int]]:
     [[0, 3], [1, 4], [2, 5]]
 
     Raises:
-        ValueError: no layers.
+        ValueError: no layers, or a kind that cannot be hashed.
     """
     if not kinds:
         raise ValueError(f"kinds={kinds!r}: need at least one layer")
     layers: dict[Hashable, list[int]] = {}
     for index, kind in enumerate(kinds):
+        if not isinstance(kind, Hashable):
+            raise ValueError(f"kinds[{index}]={kind!r}: need something that can be hashed")
         layers.setdefault(kind, []).append(index)
     counts = [len(same) for same in layers.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)

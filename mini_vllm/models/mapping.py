@@ -133,8 +133,10 @@ def plan_of(
         source: what messages begin with, such as the file.
 
     Raises:
-        ValueError: rows that nothing fills, or that two tensors fill; a tensor of another shape.
+        ValueError: rows that nothing fills, or that two tensors fill; a tensor of another shape; a
+            parameter that is tied to one of another shape; a shape that is not one.
     """
+    _check_parameters(parameters)
     tied = {rule.parameter: rule.to for rule in rules if isinstance(rule, Tied)}
     filled: dict[str, list[tuple[int, int, str]]] = {name: [] for name in parameters}
     entries: list[Entry] = []
@@ -155,10 +157,25 @@ def plan_of(
             entries.append(Entry(tensor, place, need))
             filled[place.parameter].append((start, stop, tensor))
     for parameter, parts in filled.items():
-        if not parts and tied.get(parameter) in parameters:
+        if not parts and (to := tied.get(parameter, "")) in parameters:
+            is_tied = to in tied and not filled[to]
+            if is_tied or parameters[to] != parameters[parameter]:
+                raise ValueError(
+                    f"{source}: {parameter}, {parameters[parameter]}, is tied to {to}, which "
+                    + ("is tied itself" if is_tied else f"has shape {parameters[to]}")
+                )
             continue
         _check_coverage(parameter, parameters[parameter], parts, rules, source)
     return entries
+
+
+def _check_parameters(parameters: Mapping[str, tuple[int, ...]]) -> None:
+    if not isinstance(parameters, Mapping):
+        raise ValueError(f"parameters={parameters!r}: need a mapping from names to shapes")
+    for name, shape in parameters.items():
+        is_shape = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
+        if not isinstance(name, str) or not is_shape:
+            raise ValueError(f"parameters[{name!r}]={shape!r}: need a tuple of sizes")
 
 
 def _check_shape(
@@ -245,8 +262,12 @@ def load_parameters(
         dtype: of the parameters.
 
     Raises:
-        ValueError: see `plan_of`; nothing is read then.
+        ValueError: see `plan_of`; nothing is read then. No dtype.
     """
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"dtype={dtype!r}: need a numpy dtype") from None
     entries = plan_of(tensors, parameters, rules, source)
     held: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -268,19 +289,43 @@ def check_rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """The rules as a tuple.
 
     Raises:
-        ValueError: one that is not a rule, an empty name, or rows below 1.
+        ValueError: one that is not a rule, a name that is empty, twice there or tied to itself, or
+            rows below 1.
     """
+    if isinstance(rules, str) or not isinstance(rules, Iterable):
+        raise ValueError(
+            f"rules={rules!r}: need Prefixed, Renamed, Stacked, Split or Tied, in order"
+        )
     rules = tuple(rules)
     for rule in rules:
         if not isinstance(rule, Rule):
             raise ValueError(f"rules hold {rule!r}: need Prefixed, Renamed, Stacked, Split or Tied")
         match rule:
             case Stacked(name, parts) | Split(name, parts):
-                wrong = not name or not parts or any(not n or r < 1 for n, r in parts)
-            case Prefixed(name):
-                wrong = not name
-            case Renamed(name, other) | Tied(name, other):
-                wrong = not name or not isinstance(other, str)
-        if wrong:
-            raise ValueError(f"rules hold {rule!r}: need names, and at least 1 row of each")
+                is_right = _is_name(name) and _are_parts(parts)
+            case Prefixed(name, other):
+                is_right = _is_name(name) and isinstance(other, str)
+            case Renamed(name, other):
+                is_right = _is_name(name) and isinstance(other, str)
+            case Tied(name, other):
+                is_right = _is_name(name) and _is_name(other) and name != other
+        if not is_right:
+            raise ValueError(
+                f"rules hold {rule!r}: need names, each once, and at least 1 row of each"
+            )
     return rules
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_parts(parts: object) -> bool:
+    """Names, each once, and their rows."""
+    return (
+        isinstance(parts, tuple | list)
+        and bool(parts)
+        and all(isinstance(part, tuple | list) and len(part) == 2 for part in parts)
+        and all(_is_name(name) and type(rows) is int and rows >= 1 for name, rows in parts)
+        and len({name for name, _ in parts}) == len(parts)
+    )

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from conformance import parts
-from mini_vllm.kv.sizing import CHUNK, FULL, STATE, WINDOW, cache_size
+from mini_vllm.kv.sizing import (
+    CHUNK,
+    FULL,
+    STATE,
+    WINDOW,
+    LayerCache,
+    cache_size,
+    group_layers,
+)
 
 KINDS = {
     "FullAttentionSpec": FULL, "MLAAttentionSpec": FULL, "SlidingWindowSpec": WINDOW,
@@ -74,6 +82,8 @@ def test_the_shipped_models_are_those_of_the_cases(cases):
         ),
         ({"layer_types": ["mamba"] * 62}, r"mamba_n_heads=None"),
         ({"model_type": "gemma2", "sliding_window_pattern": None}, r"layer_types=None: need the"),
+        ({"enable_prefix_caching": "no"}, r"enable_prefix_caching='no': need True or False"),
+        ({"num_hidden_layers": 2**31 - 1}, r"num_hidden_layers=2147483647: need at most 10,000"),
         ({"num_kv_shared_layers": 20}, r"num_kv_shared_layers=20: need a model without"),
         ({"hybrid_override_pattern": "M-M*"}, r"hybrid_override_pattern='M-M\*': need a model"),
         ({"is_encoder_decoder": True}, r"is_encoder_decoder=True: need a model without"),
@@ -91,3 +101,16 @@ def test_what_cannot_be_sized_is_refused_by_name(cases, change, message):
         arguments["config"] = arguments["config"] | fields
     with pytest.raises(ValueError, match=message):
         cache_size(**arguments)
+
+
+def test_layers_of_ones_own_are_refused_by_name():
+    for arguments, message in (
+        (("x", 16, 4), "kind='x': need one of full"), ((FULL, 0, 4), "block_size=0: need at least"),
+        ((WINDOW, 16, 4, -1), "reach=-1: need at least 0"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            LayerCache(*arguments)
+    with pytest.raises(ValueError, match=r"layers=\[\]: need at least one"):
+        group_layers([])
+    with pytest.raises(ValueError, match="layer 0: a page of 0 bytes"):
+        group_layers([LayerCache(FULL, 16)])

@@ -29,6 +29,8 @@ CourseWidgets.mount("cache-sizer", (data) => {
     const table = el("table", {}, el("thead", {}, el("tr", {}, ["layers", "keep", "tokens a block", "blocks a request"].map((text) => el("th", {}, text)))), rows);
     const steps = el("ol", { class: "calc-steps" });
     const log = el("pre", { "aria-live": "polite" });
+    source.style.overflowWrap = "anywhere";
+    log.style.whiteSpace = "pre-wrap";
     let asked = 0; // an answer that was asked for before the last change is not shown
 
     function show(sized) {

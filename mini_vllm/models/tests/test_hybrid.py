@@ -9,7 +9,8 @@ import pytest
 
 from mini_vllm import LLM, EngineParts, KVCacheManager, LLMEngine, SamplingParams
 from mini_vllm.attention import paged_attention, paged_attention_reference
-from mini_vllm.kv_cache_interface import MambaSpec
+from mini_vllm.kv.coordinator import HybridKVCacheManager, num_blocks_of
+from mini_vllm.kv_cache_interface import KVCacheSpec, MambaSpec
 from mini_vllm.models.groups import hybrid_block_size, layer_groups
 from mini_vllm.models.hybrid import FULL, MAMBA, SLIDING
 from mini_vllm.models.mamba import scan
@@ -276,8 +277,32 @@ def test_a_model_of_wrong_sizes_is_refused_by_name(options, message):
         model_of("states", **options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_blocks": "9"}, "num_blocks='9': need an int"),
+        ({"block_size": 1.5}, "block_size=1.5: need an int"),
+        ({"kv_specs": None}, "kv_specs is empty"),
+        ({"kv_specs": ["x"]}, "='x': need a KVCacheSpec"),
+        ({"kv_specs": [KVCacheSpec((0,), 1, 2, 0)]}, r"kv_specs\[0\]\.sliding_window=0: need at"),
+        ({"kv_specs": [KVCacheSpec((0,), 1, 2, None, -4)]}, r"kv_specs\[0\]\.block_size=-4: need"),
+        ({"kv_specs": [MambaSpec((0,), mamba_cache_mode="x")]}, "mamba_cache_mode='x': need one"),
+        ({"kv_specs": [MambaSpec((0,), sliding_window=4)]}, "sliding_window=4: need None for"),
+    ],
+)  # fmt: skip
+def test_groups_that_no_manager_can_keep_are_refused_by_name(arguments, message):
+    given = {"num_blocks": 9, "block_size": 4, "kv_specs": [KVCacheSpec((0,), 1, 2)]} | arguments
+    with pytest.raises(ValueError, match=message):
+        HybridKVCacheManager(**given)
+    if "kv_specs" in arguments:
+        with pytest.raises(ValueError, match=message):
+            num_blocks_of(given["kv_specs"], 10, 4, 10, 10)
+
+
 def test_groups_of_nothing_are_refused():
     with pytest.raises(ValueError, match=r"kinds=\[\]: need at least one layer"):
         layer_groups([])
+    with pytest.raises(ValueError, match=r"kinds\[0\]=\[1\]: need something that can be hashed"):
+        layer_groups([[1]])
     with pytest.raises(ValueError, match="per_token=0: need at least 1"):
         hybrid_block_size(10, 0, 16, None)

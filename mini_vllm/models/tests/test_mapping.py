@@ -295,3 +295,41 @@ def test_a_field_that_would_change_the_model_is_refused_by_name(tmp_path, name, 
     parse = parse_gemma3 if name == "byte-window" else parse_granite_hybrid
     with pytest.raises(ValueError, match=message):
         parse(raw, tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (None, "rules=None: need Prefixed"), ("ab", "rules='ab': need Prefixed"),
+        ([Stacked("a", (("q", 4.0),))], "at least 1 row"), ([Stacked("a", ("q", 4))], "at least 1"),
+        ([Stacked("a", (("q", "4"),))], "at least 1 row"), ([Stacked(3, (("q", 4),))], "names"),
+        ([Stacked("a", (("q", 4), ("q", 4)))], "each once"), ([Renamed(3, "x")], "need names"),
+        ([Prefixed("a", 3)], "need names"), ([Tied("a", "a")], "need names"),
+    ],
+)  # fmt: skip
+def test_rules_of_ones_own_are_refused_by_name(rules, message):
+    with pytest.raises(ValueError, match=message):
+        check_rules(rules)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "rules", "message"),
+    [
+        ({"a": (2,), "b": (1,)}, [Tied("a", "b")],
+         r"file: a, \(2,\), is tied to b, which has shape \(1,\)"),
+        ({"a": (1,), "c": (1,), "b": (1,)}, [Tied("a", "c"), Tied("c", "b")],
+         r"file: a, \(1,\), is tied to c, which is tied itself"),
+        (["b"], [], "parameters=\\['b'\\]: need a mapping"),
+        ({"b": 1}, [], "parameters\\['b'\\]=1: need a tuple"),
+        ({"b": (-1,)}, [], "parameters\\['b'\\]=\\(-1,\\): need a tuple"),
+    ],
+)  # fmt: skip
+def test_parameters_of_ones_own_are_refused_by_name(parameters, rules, message):
+    with pytest.raises(ValueError, match=message):
+        load({"b": np.zeros(1, np.float32)}, parameters, rules, source="file")
+
+
+def test_an_architecture_without_a_function_is_refused():
+    with pytest.raises(ValueError, match=r"architecture\.parse=1: need a function"):
+        register_model("NobodyForCausalLM", Architecture(1, dict, dict))
+    assert "NobodyForCausalLM" not in families.ARCHITECTURES
