@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conformance import parts
+from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.kv.sizing import (
     CHUNK,
     FULL,
@@ -114,3 +116,44 @@ def test_layers_of_ones_own_are_refused_by_name():
         group_layers([])
     with pytest.raises(ValueError, match="layer 0: a page of 0 bytes"):
         group_layers([LayerCache(FULL, 16)])
+
+
+@pytest.mark.parametrize(
+    ("model", "budget", "caching"),
+    [("byte-window", 513, True), ("byte-state", 4096, True), ("byte-state", 512, False)],
+)
+def test_4096_tokens_of_a_shipped_model_hold_what_was_sized_to_the_block(model, budget, caching):
+    """The budgets are those at which a request holds the most that it ever can."""
+    engine = LLMEngine(
+        model, num_blocks=900, max_num_batched_tokens=budget, enable_prefix_caching=caching
+    )
+    specs = engine.model.kv_specs
+
+    class Blank:
+        kv_specs = specs
+
+        def forward(self, batch):
+            return np.zeros((len(batch.logits_indices), 257), np.float32)
+
+    engine.model, most = Blank(), [0] * len(specs)
+    engine.add_request([1] * 4080, SamplingParams(max_tokens=16, ignore_eos=True), request_id="a")
+
+    def observe(plan):
+        for group in range(len(specs)):
+            table = engine.scheduler.kv.get_block_ids("a", group)
+            most[group] = max(most[group], sum(block != 0 for block in table))
+
+    engine.observers.append(observe)
+    while engine.has_unfinished_requests():
+        engine.step()
+    path = Path(__file__).parents[3] / "models" / model / "config.json"
+    size = cache_size(
+        json.loads(path.read_text()), 2**28, max_model_len=4096, dtype_bytes=4,
+        max_num_batched_tokens=budget, enable_prefix_caching=caching,
+    )  # fmt: skip
+    assert most == [layer.most_blocks(4096, budget) for layer, _ in size.groups]
+    assert sum(most) == size.blocks_per_request
+    page = size.page_size_bytes
+    held = [cache.nbytes // len(layers) for cache, (_, layers) in zip(
+        engine.runner.kv_caches, size.groups, strict=True)]  # fmt: skip
+    assert held == [900 * page] * len(specs)
