@@ -17,8 +17,9 @@ down(silu(gate(n)) * up(n)). The head is the embedding. What holds:
 - A3: tokens do not depend on chunks, hits or other requests (float64).
 - A4: the tokens are the real engine's.
 
-Sources: `vllm/model_executor/models/llama.py:316` `LlamaDecoderLayer.forward`, for the layer without the
-twist, and `vllm/model_executor/models/interfaces_base.py:47` `VllmModel`, for the contract.
+Sources: `vllm/model_executor/models/llama.py:316` `LlamaDecoderLayer.forward`, for the layer
+without the twist, and `vllm/model_executor/models/interfaces_base.py:47` `VllmModel`, for the
+contract.
 """
 
 from __future__ import annotations
