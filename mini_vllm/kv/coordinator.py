@@ -62,7 +62,7 @@ class HybridKVCacheManager(KVCacheManager):
             kv_specs: the groups, at least one.
 
         Raises:
-            ValueError: no group, one that is no `KVCacheSpec` or holds a size below its minimum,
+            ValueError: no group, one that is not a `KVCacheSpec` or holds a size below its minimum,
                 or an argument below its own.
         """
         whole("num_blocks", num_blocks, 2, need="at least 2 (block 0 is reserved)")
@@ -287,7 +287,7 @@ def check_specs(kv_specs: Sequence[KVCacheSpec]) -> None:
     """Refuse groups that no manager can keep.
 
     Raises:
-        ValueError: none; what is no `KVCacheSpec`; a window or a block below 1 token; an unknown
+        ValueError: none; what is not a `KVCacheSpec`; a window or a block below 1 token; an unknown
             mode.
     """
     if not kv_specs:

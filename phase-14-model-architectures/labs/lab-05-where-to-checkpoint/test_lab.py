@@ -153,7 +153,7 @@ def finds_enough(lab, kind, least):
 
 
 def test_documents(lab, record_property):
-    """Questions about long texts: the end of a prompt is where nobody comes by again."""
+    """Questions about long texts: no later prompt comes as far as the end of an earlier one."""
     finds_enough(lab, "documents", 0.80)
     cases = [case for case in recorded() if case["kind"] == "documents"]
     record_property("measured.documents", round(100 * of_mode(cases, "align")[0]))
