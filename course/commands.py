@@ -29,7 +29,12 @@ gpu_app = typer.Typer(help="Run a lab on a GPU and keep what came out.", rich_ma
 engine_app = typer.Typer(
     help="The real engine, vLLM, in an environment of its own.", rich_markup_mode=None
 )
+museum_app = typer.Typer(
+    help="Bugs of vLLM, shown by the code of the release that had them.",
+    rich_markup_mode=None, invoke_without_command=True,
+)  # fmt: skip
 app.add_typer(gpu_app, name="gpu")
+app.add_typer(museum_app, name="museum")
 app.add_typer(engine_app, name="engine")
 
 LabName = Annotated[str, typer.Argument(metavar="LAB", help="02-01, 2-1, a path, part of a name")]
@@ -339,6 +344,29 @@ def why_command(
     from conformance import why
 
     raise typer.Exit(why.run(file, request, prefix, seed))
+
+
+@museum_app.callback()
+def museum(context: typer.Context) -> None:
+    """What is exhibited, by the invariant that breaks."""
+    if context.invoked_subcommand is None:
+        from course import museum as module
+
+        module.tour(terminal.make_console())
+
+
+@museum_app.command("run")
+def museum_run(
+    number: Annotated[int, typer.Argument(metavar="NUMBER", help="of the issue, such as 49097")],
+    release: Annotated[
+        str, typer.Option(help="default: one that has it, and the first that has not")
+    ] = "",
+    reveal: Annotated[bool, typer.Option("--reveal", help="cause and mend, too")] = False,
+) -> None:
+    """Show a bug on a release's own code; the cause stays covered until you ask."""
+    from course import museum as module
+
+    raise typer.Exit(module.run(terminal.make_console(), number, release, reveal))
 
 
 @gpu_app.command("run")

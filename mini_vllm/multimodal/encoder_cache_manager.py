@@ -92,7 +92,7 @@ class EncoderCacheManager:
         """The request needs a picture no more. Its rows stay until their room is needed.
 
         The reference is the request's, not that of a place in its prompt: where a picture stands
-        in two places, the first that is computed releases both (54284, mended in 0.33.0).
+        in two places, the first that is computed releases both (54284, no longer so in 0.29.0).
         """
         feature = mm_features(request)[input_id]
         holders = self.cached.get(feature.identifier)

@@ -1,0 +1,376 @@
+"""The exhibits. Each was run on the releases that it names; a test runs them again.
+
+What each says of a fix is which release first behaves, from its own code. Numbers are of issues and
+pull requests at vllm-project/vllm.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from conformance import hazard
+from conformance.features.hybrid import spiral
+from conformance.museum.exhibit import Exhibit, Shown, Steps, run, scheduled
+from conformance.real_core import RealCore
+
+SHOWN_AT = "0.22.1"
+
+
+def _idle(step: Any) -> bool:
+    """Whether a running request is left out of a plan."""
+    return any(name not in step["num_scheduled_tokens"] for name in step["running"])
+
+
+def _first(condition: Any) -> Any:
+    return lambda steps: next((i for i, step in enumerate(steps) if condition(step)), None)
+
+
+def _in_a_run_of(count: int, condition: Any) -> Any:
+    """As `_first`, where that many requests come to their end."""
+
+    def broken(steps: Steps) -> int | None:
+        ended = sum(len(step.get("finished", ())) for step in steps)
+        at: int | None = _first(condition)(steps)
+        return at if ended == count else None
+
+    return broken
+
+
+STARVED = scheduled(
+    49097,
+    """
+config: {num_blocks: 6, max_num_seqs: 3, max_num_batched_tokens: 7, policy: priority,
+         async_scheduling: true, enable_prefix_caching: false}
+requests:
+- {id: A, prompt: 9, max_tokens: 1, priority: 9}
+- {id: B, prompt: 4, max_tokens: 2, step: 1}
+- {id: C, prompt: 1, max_tokens: 2, step: 1}
+""",
+    _first(lambda step: step["preempted"] and step["num_scheduled_tokens"] and _idle(step)),
+    title="a running request with a free block gets no token for a step",
+    invariant="progress",
+    report="Under the priority policy a request that runs is passed over now and then, although "
+    "the budget and the blocks would do.",
+    cause="When the victim stands before the place that the walk has reached and was not planned "
+    "in this step, it is taken out of the list and the place is not moved back: the next request "
+    "is stepped over.",
+    mend="The place moves back with every victim before it.",
+    bad=SHOWN_AT, good="0.28.0",
+)  # fmt: skip
+
+LOST_STEP = scheduled(
+    26765,
+    """
+config: {num_blocks: 4, max_num_seqs: 2, max_num_batched_tokens: 2, policy: priority,
+         enable_prefix_caching: false}
+requests:
+- {id: low, prompt: 6, max_tokens: 4, priority: 5}
+- {id: high, prompt: 1, max_tokens: 3, step: 1}
+""",
+    _first(lambda step: step["preempted"] and not step["num_scheduled_tokens"] and _idle(step)),
+    title="an urgent request loses a step when another preempts itself",
+    invariant="progress",
+    report="A step plans nothing at all while a request runs and blocks have just come free.",
+    cause="A request that cannot be served preempts itself, and the walk over the running requests "
+    "ends there instead of going on behind it.",
+    mend="The walk goes on. A first pull request with this change was closed.",
+    bad=SHOWN_AT, good="0.33.0",
+)  # fmt: skip
+
+TOO_LONG = scheduled(
+    39734,
+    """
+config: {num_blocks: 2, max_num_seqs: 1, max_num_batched_tokens: 1, enable_prefix_caching: false}
+requests:
+- {id: long, prompt: 5, max_tokens: 1}
+""",
+    _first(lambda step: False),
+    stalls=True,
+    title="nothing runs, requests wait, for ever",
+    invariant="progress",
+    report="The server is idle, requests wait, and nothing in the log says why.",
+    cause="A prompt that is longer than the whole cache and shorter than max_model_len is accepted "
+    "and never fits. Under first come, first served everybody waits behind it.",
+    mend="Not at the newest release asked: sizes are compared with max_model_len at the door, and "
+    "with the cache nowhere.",
+    bad=SHOWN_AT, good=None,
+)  # fmt: skip
+
+
+def _at_least_two(workload: Any) -> None:
+    workload["events"][0]["add"][0]["min_tokens"] = 2
+
+
+KEPT_ALIVE = scheduled(
+    47489,
+    """
+config: {num_blocks: 2, max_num_seqs: 1, max_num_batched_tokens: 1, max_model_len: 2,
+         enable_prefix_caching: false}
+requests:
+- {id: a, prompt: 1, max_tokens: 2}
+""",
+    _first(lambda step: False),
+    stalls=True,
+    change=_at_least_two,
+    title="min_tokens keeps a request running at max_model_len",
+    invariant="progress",
+    report="A request with min_tokens fills the context and then neither ends nor gets a token.",
+    cause="The check of min_tokens comes before that of the length and returns. There is no slot "
+    "left for another token, so the number is never reached.",
+    mend="The length is looked at first.",
+    bad=SHOWN_AT, good="0.29.0", also=(49521, 51299),
+)  # fmt: skip
+
+ALONE = scheduled(
+    57951,
+    """
+config: {num_blocks: 2, max_num_seqs: 1, max_num_batched_tokens: 2, enable_prefix_caching: false,
+         long_prefill_token_threshold: 1}
+requests:
+- {id: a, prompt: 2, max_tokens: 1}
+""",
+    lambda steps: 1 if len(steps) > 1 else None,
+    title="a lone prompt is cut into chunks that help nobody",
+    invariant="order",
+    report="With long_prefill_token_threshold set, a prompt takes many steps on an idle server.",
+    cause="The threshold protects others from a long prompt, and is applied when there is nobody.",
+    mend="It is ignored while a single request is in the server.",
+    bad=SHOWN_AT, good="0.31.0",
+)  # fmt: skip
+
+STORM = scheduled(
+    37307,
+    """
+config: {num_blocks: 5, max_num_seqs: 2, max_num_batched_tokens: 2, enable_prefix_caching: false}
+requests:
+- {id: short, prompt: 3, max_tokens: 7}
+- {id: long, prompt: 13, max_tokens: 1}
+""",
+    _in_a_run_of(2, lambda step: step["preempted"]),
+    title="a request is admitted by its first chunk, and preempted by its second",
+    invariant="progress",
+    report="With long contexts under pressure throughput falls towards zero: requests come in, "
+    "compute, lose their blocks, and begin again.",
+    cause="Admission asks whether the first chunk fits, not whether the sequence does.",
+    mend="A waiting request is admitted when its whole sequence fits at that moment "
+    "(scheduler_reserve_full_isl).",
+    bad="0.18.0", good="0.19.0", also=(21809, 25538, 18115),
+)  # fmt: skip
+
+
+def _hazard(core: RealCore) -> Shown:
+    def broken(steps: Steps) -> int | None:
+        """`low` resumes with hits on blocks whose tokens no step has computed."""
+        computed: dict[int, int] = {}
+        for number, step in enumerate(steps):
+            table = step["block_ids"].get("low", [])
+            if number and "low" in (*step["resumed"], *step["new"]):
+                start = step["num_computed_tokens"]["low"] - step["num_scheduled_tokens"]["low"]
+                cached = start // SIZE
+                unwritten = [b for b in table[:cached] if computed.get(b, 0) < SIZE]
+                return number if unwritten else None
+            if "low" in step["num_scheduled_tokens"]:
+                done = step["num_computed_tokens"]["low"]
+                for place, block in enumerate(table):
+                    computed[block] = max(computed.get(block, 0), min(SIZE, done - place * SIZE))
+        return None
+
+    return run(core, hazard.WITH_A_THIRD, broken, stalls=False)
+
+
+SIZE = 4
+HAZARD = Exhibit(
+    43569,
+    title="a resumed request reads blocks that nobody has written",
+    invariant="time",
+    report="Under the priority policy an answer is wrong after a preemption, and no error is seen.",
+    cause="Blocks enter the prefix index when they are planned. A victim that was planned in this "
+    "very step is withdrawn: nothing of its chunk is computed, and the index keeps the blocks.",
+    mend="Open at the newest release asked. The review of the pull request shows why taking them "
+    "out at the next schedule comes too late with two plans in flight.",
+    bad=SHOWN_AT, good=None, also=(57580,), show=_hazard, workload=hazard.WITH_A_THIRD,
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------ caches of pictures
+
+
+def _picture(name: str, *hashes: str) -> Any:
+    def place(index: int) -> Any:
+        return SimpleNamespace(offset=index * 10, length=4, get_num_embeds=4)
+
+    features = [
+        SimpleNamespace(identifier=each, mm_position=place(i)) for i, each in enumerate(hashes)
+    ]
+    return SimpleNamespace(
+        request_id=name, mm_features=features, get_num_encoder_embeds=lambda index: 4
+    )
+
+
+def _encoder_cache(core: RealCore) -> Any:
+    return core.namespace.load("vllm.v1.core.encoder_cache_manager").EncoderCacheManager(4)
+
+
+def _dropped(core: RealCore) -> Shown:
+    cache = _encoder_cache(core)
+    first, other, again = _picture("a", "A"), _picture("b", "B"), _picture("c", "A")
+    for request in (first, other, again):
+        if request is again:
+            cache.check_and_update_cache(again, 0)
+        cache.can_allocate(request, 0, 4, 0)
+        cache.allocate(request, 0)
+        if request is first:
+            cache.free_encoder_input(first, 0)
+            cache.get_freed_mm_hashes()
+        elif request is other:
+            cache.free_encoder_input(other, 0)
+    told, cached = list(cache.get_freed_mm_hashes()), list(cache.cached)
+    stale = [each for each in told if each in cached]
+    lines = (f"the worker drops {told}", f"the cache counts {cached} as there")
+    return Shown(bool(stale), lines)
+
+
+DROPPED = Exhibit(
+    52482,
+    title="the worker is told to drop a picture that was just allocated",
+    invariant="ownership",
+    report="The engine dies with an assertion: encoder cache miss.",
+    cause="In one pass a picture is evicted for another, whose request is then refused its blocks, "
+    "and allocated again. The note of its eviction still goes to the worker.",
+    mend="What is in the cache at the end of the pass is not sent.",
+    bad=SHOWN_AT, good="0.28.0", show=_dropped,
+)  # fmt: skip
+
+
+def _carried(core: RealCore) -> Shown:
+    cache = _encoder_cache(core)
+    twice, other = _picture("r", "A", "A"), _picture("o", "C")
+    cache.can_allocate(twice, 0, 4, 0)
+    cache.allocate(twice, 0)
+    cache.check_and_update_cache(twice, 1)
+    cache.free_encoder_input(twice, 0)
+    evictable = bool(cache.can_allocate(other, 0, 4, 0))
+    said = "may" if evictable else "may not"
+    lines = (
+        "picture A stands in two places of one prompt; the first one is computed",
+        f"another request {said} evict it now",
+    )
+    return Shown(evictable, lines)
+
+
+CARRIED = Exhibit(
+    54284,
+    title="a picture in two places is evictable after the first",
+    invariant="ownership",
+    report="A picture that is carried through a conversation is encoded again in later turns.",
+    cause="References are counted per request, and a prompt may hold the same picture twice.",
+    mend="References are counted per place.",
+    bad=SHOWN_AT, good="0.29.0", show=_carried,
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------ hits of hybrid caches
+
+
+def _spiral(core: RealCore) -> Shown:
+    given = {
+        "windows": [None, 2 * spiral.SIZE], "cached": [list(range(8)), list(range(8))],
+        "num_blocks": 8,
+    }  # fmt: skip
+    found = spiral.asked(core.version, given)
+    kinds = ("full attention", "the window")
+    lines = [f"{kinds[kind]} finds {blocks} blocks" for kind, blocks in found["calls"]]
+    lines.append(f"8 blocks are cached; the hit has {found['hit']}")
+    return Shown(found["hit"] == 0, tuple(lines))
+
+
+SPIRAL = Exhibit(
+    33270,
+    title="hit rate 0 with a drafter and two kinds of layers",
+    invariant="accounting",
+    report="After an upgrade the prefix hit rate of a hybrid model with EAGLE is zero, and the "
+    "server is slower.",
+    cause="The drafter needs the last hit block computed again, so each look-up drops one. The "
+    "kinds of layers look up in turn until they agree, and every round drops another.",
+    mend="A kind drops its block once.",
+    bad="0.14.0", good="0.16.0", also=(31707, 32802, 39171, 42948), show=_spiral,
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------ connectors and sessions
+
+
+def _reported(core: RealCore, recving: set[str], sending: set[str]) -> str:
+    scheduler = core.make_scheduler(_CONFIG)
+    request = core.make_request(_add("r", [1, 2, 3, 4]), 4, 2)
+    scheduler.add_request(request)
+    scheduler.schedule()
+    request.status = core._status.FINISHED_ABORTED
+    output = SimpleNamespace(
+        finished_recving=recving, finished_sending=sending, kv_connector_worker_meta=None
+    )
+    try:
+        scheduler._update_from_kv_xfer_finished(output)
+    except AssertionError:
+        return "the scheduler fails an assertion of its own"
+    return "the scheduler goes on"
+
+
+_CONFIG: dict[str, Any] = {
+    "num_blocks": 16, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64,
+    "long_prefill_token_threshold": 0, "enable_prefix_caching": True,
+    "enable_chunked_prefill": True, "max_model_len": 64, "policy": "fcfs",
+}  # fmt: skip
+
+
+def _add(name: str, prompt: list[int], max_tokens: int = 4) -> dict[str, Any]:
+    return {
+        "request_id": name, "prompt_token_ids": prompt, "max_tokens": max_tokens, "priority": 0,
+        "arrival_time": 0.0, "ignore_eos": True,
+    }  # fmt: skip
+
+
+def _unknown(core: RealCore) -> Shown:
+    said = _reported(core, {"gone"}, set())
+    lines = ("a transfer of a request that has ended reports that it is done", said)
+    return Shown("assertion" in said, lines)
+
+
+def _both(core: RealCore) -> Shown:
+    said = _reported(core, {"r"}, {"r"})
+    lines = ("an aborted request is reported received and sent in one update", said)
+    return Shown("assertion" in said, lines)
+
+
+UNKNOWN = Exhibit(
+    43226,
+    title="the engine dies when a transfer outlives its request",
+    invariant="ownership",
+    report="With prefill and decode apart, the engine dies after a client has gone.",
+    cause="The report of a finished transfer is looked up among the live requests, and an "
+    "assertion says that it must be there.",
+    mend="Open at the newest release asked.",
+    bad=SHOWN_AT, good=None, show=_unknown,
+)  # fmt: skip
+
+BOTH = Exhibit(
+    46240,
+    title="received and sent after an abort, together",
+    invariant="ownership",
+    report="As 43226, in another order of events.",
+    cause="The first of the two reports frees the request's blocks and forgets it. The second one "
+    "asserts that it is there.",
+    mend="Open at the newest release asked.",
+    bad=SHOWN_AT, good=None, also=(56089,), show=_both,
+)  # fmt: skip
+
+
+EXHIBITS: dict[int, Exhibit] = {
+    exhibit.number: exhibit
+    for exhibit in (
+        STARVED, LOST_STEP, TOO_LONG, KEPT_ALIVE, ALONE, STORM, HAZARD, DROPPED, CARRIED, SPIRAL,
+        UNKNOWN, BOTH,
+    )
+}  # fmt: skip
+"""By number."""

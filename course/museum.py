@@ -1,0 +1,64 @@
+"""The bug museum at the terminal: rooms, reports, and each bug on a release's own code.
+
+Promises: what is printed a release did just now; the cause stays covered until it is asked for, so
+that a visitor decides first which invariant breaks, and where.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from conformance.museum import EXHIBITS, INVARIANTS, Exhibit
+from course import terminal
+from course.decisions import core
+from course.learning.labs import CourseError
+
+
+def tour(console: Console) -> None:
+    """Every exhibit in a line, by room."""
+    for name, what in INVARIANTS.items():
+        found = [each for each in EXHIBITS.values() if each.invariant == name]
+        if not found:
+            continue
+        terminal.say(console, f"{name}: {what}", "bold")
+        for each in found:
+            until = f"good since {each.good}" if each.good else "not mended at the newest asked"
+            terminal.say(console, f"  {each.number}  {each.title} ({each.bad}; {until})")
+    terminal.say(console, "course museum run NUMBER shows one on a release's own code.", "dim")
+
+
+def run(console: Console, number: int, release: str, reveal: bool) -> int:
+    """Show one; 1 where a release that was named has it.
+
+    Raises:
+        CourseError: no such exhibit, or the release is not here.
+    """
+    if number not in EXHIBITS:
+        known = ", ".join(map(str, EXHIBITS))
+        raise CourseError(f"{number} is not exhibited; there are {known}")
+    exhibit = EXHIBITS[number]
+    say = terminal.say
+    say(console, f"{number}: {exhibit.title}", "bold")
+    say(console, exhibit.report)
+    others = "".join(f", also {each}" for each in exhibit.also)
+    say(console, f"{exhibit.url}{others}", "dim")
+    versions = [release] if release else [exhibit.bad, *([exhibit.good] if exhibit.good else [])]
+    broken = [_show(console, exhibit, version) for version in versions]
+    if reveal:
+        say(console, f"breaks  {exhibit.invariant}: {INVARIANTS[exhibit.invariant]}")
+        say(console, f"cause   {exhibit.cause}")
+        say(console, f"mend    {exhibit.mend}")
+    else:
+        say(console, "Which of these breaks, and at which step? Then --reveal.", "dim")
+        say(console, ", ".join(INVARIANTS), "dim")
+    return 1 if release and broken[0] else 0
+
+
+def _show(console: Console, exhibit: Exhibit, version: str) -> bool:
+    shown = exhibit.show(core(version))
+    verdict = "has it" if shown.broken else "has not"
+    at = f", first at step {shown.step}" if shown.step is not None else ""
+    terminal.say(console, f"vLLM {version} {verdict}{at}:", "red" if shown.broken else "green")
+    for line in shown.lines:
+        terminal.raw(console, f"  {line}")
+    return shown.broken
