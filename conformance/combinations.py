@@ -9,6 +9,10 @@ text, reason, stop reason and log-probabilities must be equal, every block must 
 may know a request any more. What an engine refuses is counted by the first words of its message,
 and is no difference.
 
+Under the priority policy the engine is told to forget the blocks of a withdrawn request: without
+that it reads what was never written, as the pin does (`conformance.hazard`), and an answer differs
+in one of some 3,000 workloads.
+
 Left out, since the answer is meant to differ there: drafts under a temperature (the same law, other
 numbers), `token_ids` behind a stop text with drafts (a step's accepted tokens are all kept), a
 seeded request that a reset of the prefix cache interrupts with tokens in flight.
@@ -184,7 +188,7 @@ def workload(seed: int, folders: Folders) -> Workload:
         knobs["max_num_batched_tokens"] = rng.choice((8, 16, 33))
         knobs["long_prefill_token_threshold"] = rng.choice((0, 3, 7))
     if "priority" in has:
-        knobs["policy"] = "priority"
+        knobs |= {"policy": "priority", "forget_withdrawn_blocks": True}
     if "async" in has:
         knobs["async_scheduling"] = True
     drafts = rng.randint(1, 4)

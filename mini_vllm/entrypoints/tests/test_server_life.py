@@ -192,8 +192,12 @@ def test_a_server_whose_engine_died_says_so_once_and_ends(caplog: pytest.LogCapt
                 break
             assert (status, body["error"]["type"]) == (500, "InternalServerError")
         wait_until(lambda: served.engine.error)
-    said = [record.message for record in caplog.records if "model is gone" in record.message]
-    assert said == ["the engine has ended: RuntimeError: the model is gone"]
+
+        def said() -> list[str]:
+            return [each.message for each in caplog.records if "model is gone" in each.message]
+
+        wait_until(said)  # another thread says it
+    assert said() == ["the engine has ended: RuntimeError: the model is gone"]
 
 
 def test_a_server_told_to_stay_answers_with_errors_when_its_engine_died() -> None:
