@@ -33,7 +33,7 @@ from mini_vllm.models.config import (
 from mini_vllm.models.families import ARCHITECTURES, Architecture, architecture_of, rules_of
 from mini_vllm.models.files import MOST_TABLE_BYTES, check_file, read_json, read_text
 from mini_vllm.models.hybrid import hybrid_shapes
-from mini_vllm.models.mapping import Rule, load_parameters
+from mini_vllm.models.mapping import Prefixed, Rule, load_parameters, places_of
 from mini_vllm.models.transformer import ModelConfig
 from mini_vllm.tokenizer import ByteTokenizer, MarkedByteTokenizer, Tokenizer
 
@@ -43,12 +43,14 @@ SHIPPED = ("byte-llama", "byte-moe", "byte-sees", "byte-window", "byte-state")
 MOST_WEIGHT = 1e6
 """Larger ones overflow float32 within a layer and answer nonsense; fp16 itself ends at 65504."""
 _NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-_PREFIXES = {
-    "language_model.model.": "model.", "language_model.lm_head.": "lm_head.",
-    "model.language_model.": "model.", "model.vision_tower.": "vision_tower.",
-    "model.multi_modal_projector.": "multi_modal_projector.",
-}  # fmt: skip
-"""Of the tensors of a model that sees, in files of either age, and what stands for them here; as
+SEES = (
+    Prefixed("language_model.model", "model"),
+    Prefixed("language_model.lm_head", "lm_head"),
+    Prefixed("model.language_model", "model"),
+    Prefixed("model.vision_tower", "vision_tower"),
+    Prefixed("model.multi_modal_projector", "multi_modal_projector"),
+)
+"""Of the tensors of a model that sees, in files of either age; as
 `vllm/model_executor/models/llava.py:517`
 `LlavaForConditionalGeneration.hf_to_vllm_mapper`."""
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
@@ -180,20 +182,30 @@ def resolve(model: str | Path) -> Path:
 
 
 def load_weights(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
-    """All tensors the config needs, as float32; others are ignored.
+    """All parameters of a dense model or a mixture, as float32; other tensors are ignored.
+
+    By no rule: such a model keeps each projection apart, as its file does, since adapters, ranks
+    and quantizers name them one by one. Fused as upstream keeps them they are `fused_shapes`.
 
     Raises:
         ValueError: see `open_shards`; a tensor that is not finite, or given twice with different
             values; the file is named.
     """
-    weights: dict[str, np.ndarray] = {}
+    held: dict[str, list[Shard]] = {}
     for shard, names in open_shards(folder, config):
         for name in names:
-            tensor = shard.read(name)
-            if name in weights and not np.array_equal(weights[name], tensor):
+            held.setdefault(name, []).append(shard)
+
+    def read(name: str) -> np.ndarray:
+        first, *others = held[name]
+        tensor = first.read(name)
+        for shard in others:
+            if not np.array_equal(tensor, shard.read(name)):
                 raise ValueError(f"{shard.path}: {name} has another value than in a shard before")
-            weights[name] = tensor
-    return weights
+        return tensor
+
+    shapes = {name: tuple(shards[0].tensors[name]["shape"]) for name, shards in held.items()}
+    return load_parameters(shapes, read, expected_shapes(config), (), folder)
 
 
 def open_shards(folder: Path, config: ModelConfig) -> list[tuple[Shard, list[str]]]:
@@ -263,10 +275,8 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def own_name(name: str) -> str:
     """A tensor's name as the engine knows it."""
-    for prefix, ours in _PREFIXES.items():
-        if name.startswith(prefix):
-            return ours + name.removeprefix(prefix)
-    return name
+    [place] = places_of(name, SEES)
+    return place.parameter
 
 
 @dataclass(frozen=True, slots=True)
