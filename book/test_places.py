@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from book.test_site import TOO_WIDE, barriers
+from book.test_site import LOOKS, TOO_WIDE, barriers
 from course.site import book_site
 from course.site.local import Local
 
@@ -52,8 +52,7 @@ def open_with(open_page):
 # ------------------------------------------------------------------ landing pages
 
 
-@pytest.mark.parametrize("theme", ["light", "navy"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "theme"), LOOKS)
 @pytest.mark.parametrize("path", [LANDING, LABS_ONLY, EXERCISES])
 def test_pages_with_places_fit_and_have_no_serious_barrier(open_with, path, width, theme):
     answers = {"02-ex-01": {"given": "7.5", "right": True, "at": AT},
@@ -319,8 +318,7 @@ def test_a_letter_that_is_typed_into_a_field_opens_no_search(open_page):
     assert page.locator("dialog[open]").count() == 0
 
 
-@pytest.mark.parametrize("theme", ["light", "navy"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "theme"), LOOKS)
 def test_the_search_fits_and_has_no_serious_barrier(open_page, width, theme):
     page = open_page(width=width, theme=theme, touch=width < 600)
     page.get_by_role("button", name="Search").click()
@@ -328,7 +326,7 @@ def test_the_search_fits_and_has_no_serious_barrier(open_page, width, theme):
     page.locator("#course-searchresults mark").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     assert page.evaluate("document.querySelector('dialog').scrollWidth <= innerWidth")
-    assert barriers(page) == []
+    assert barriers(page, "dialog") == []
 
 
 def test_a_word_that_nothing_has_is_said_to_have_no_result(open_page):

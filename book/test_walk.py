@@ -38,7 +38,7 @@ def test_frames_fold_where_the_film_plays_and_nothing_is_barred(open_page, theme
     assert summary.inner_text() == fold.locator("img").get_attribute("alt")
     summary.click()
     assert frames.first.is_visible()
-    assert barriers(page) == []
+    assert barriers(page, "main details") == []
 
 
 def test_without_javascript_the_frames_of_the_film_stand_in_the_text(open_page):
@@ -158,15 +158,11 @@ def widget_on_a_phone(site, open_page):
 
 
 @pytest.mark.parametrize("name", widgets.NAMES)
-def test_on_a_phone_a_widgets_letters_are_large_and_apart(widget_on_a_phone, name):
+def test_on_a_phone_a_widget_has_large_letters_apart_and_room_for_a_finger(widget_on_a_phone, name):
     host = widget_on_a_phone(name)
     assert host.evaluate(SMALL_LETTERS) == []
     assert host.evaluate(COVERED) == []
-
-
-@pytest.mark.parametrize("name", widgets.NAMES)
-def test_on_a_phone_everything_in_a_widget_has_room_for_a_finger(widget_on_a_phone, name):
-    assert widget_on_a_phone(name).evaluate(UNTOUCHABLE) == []
+    assert host.evaluate(UNTOUCHABLE) == []
 
 
 def test_the_checks_of_a_widget_see_what_is_small_and_what_is_covered(widget_on_a_phone):

@@ -21,23 +21,6 @@ from mini_vllm.scheduler import Scheduler
 EVERY = list(releases.RELEASES)
 
 
-def in_share(number):
-    """One line in twelve, of each profile: the suite's share."""
-    return (number - 1) // 9 % 12 == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("version", EVERY)
-def test_a_release_decides_as_its_parts_do(version):
-    release = releases.release_of(version)
-    parts = releases.builders(version)
-    share = list(recording.read(release.path, release.upstream, in_share))
-    assert [entry["seed"] for entry in share] == [s for s in releases.SEEDS if in_share(s + 1)]
-    for entry in share:
-        difference = replay(entry, *parts)[1]
-        assert difference is None, f"{version}: {difference}"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("version", EVERY)
 def test_all_kept_workloads_of_a_release(version):

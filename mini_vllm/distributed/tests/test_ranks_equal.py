@@ -72,18 +72,25 @@ def test_ranks_answer_as_one_process_with_chunks_hits_and_preemptions(model, siz
     assert got.preempted > 0 and got.hits > 0 and got.chunks > 0, "the workload shows too little"
 
 
+RULES = [
+    {"enable_prefix_caching": False},
+    {"policy": "priority", "forget_withdrawn_blocks": True},
+    {"long_prefill_token_threshold": 3, "max_num_batched_tokens": 40},
+    {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+]
+TRANSPORTS = ["shared_memory", "sockets"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "sizes"), [*SHOWN, *MORE], ids=label)
-@pytest.mark.parametrize("transport", ["shared_memory", "sockets"])
 @pytest.mark.parametrize(
-    "knobs",
+    ("model", "sizes", "knobs", "transport"),
     [
-        {"enable_prefix_caching": False},
-        {"policy": "priority", "forget_withdrawn_blocks": True},
-        {"long_prefill_token_threshold": 3, "max_num_batched_tokens": 40},
-        {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+        # Every rule with every split; each rule, and each split, with both transports.
+        (*kind, knobs, TRANSPORTS[(place + number) % 2])
+        for place, kind in enumerate([*SHOWN, *MORE])
+        for number, knobs in enumerate(RULES)
     ],
-    ids=str,
+    ids=lambda value: label(value) if value not in RULES else str(value),
 )
 def test_ranks_answer_as_one_process_under_every_rule(model, sizes, transport, knobs):
     got = answer(ranked(SOURCES[model], transport, **sizes, **knobs))
