@@ -486,14 +486,12 @@ def real(site, open_page):
     return open_page
 
 
-def with_text(page, text: str) -> None:
-    """Have the lab's page hold a text, as if it had been written there."""
-    page.evaluate("(text) => CourseStore.saveEdit('02-01', text)", text)
-    page.reload()
-
-
-def test_a_starter_fails_in_the_page_with_the_words_of_course_check(real):
+def test_a_starter_a_misconception_and_a_solution_have_in_the_page_the_verdicts_of_this_machine(
+    real,
+):
+    """One after the other at one desk: its Python takes seconds to begin."""
     lab = pick(find_labs(ROOT), "02-01")
+    solution = lab.solution.read_text(encoding="utf-8")
     report = grading.run(ROOT, lab.test_file, impl="starter")
     stream = io.StringIO()
     console = Console(file=stream, highlight=False, markup=False, width=10_000)
@@ -504,29 +502,19 @@ def test_a_starter_fails_in_the_page_with_the_words_of_course_check(real):
     told = desk.locator(".desk-first").inner_text()
     for line in stream.getvalue().strip().splitlines():
         assert line.strip() in told
-
-
-def test_a_solution_passes_in_the_page_with_the_counts_of_this_machine(real):
-    lab = pick(find_labs(ROOT), "02-01")
-    native = grading.run(ROOT, lab.test_file, impl="solution")
-    page = real(LAB)
-    with_text(page, lab.solution.read_text(encoding="utf-8"))
-    enter(page)
-    assert run(page).startswith(f"Passed: all {len(native.passed)} tests")
-    page.reload()
-    assert f"all {len(native.passed)} tests" in enter(page).locator(".desk-notices").inner_text()
-
-
-def test_a_misconception_is_caught_in_the_page_by_the_test_named_for_it(real):
-    lab = pick(find_labs(ROOT), "02-01")
+    area = desk.locator(".cm-content, textarea").first
     wrong = next(m for m in lab.manifest.misconceptions if m.name == "links-not-cleared")
-    page = real(LAB)
-    with_text(page, manifest.wrong_solution(lab.solution.read_text(encoding="utf-8"), wrong))
-    desk = enter(page)
+    area.fill(manifest.wrong_solution(solution, wrong))
     run(page)
     desk.get_by_text("All tests").click()
     failing = desk.locator(".desk-list .desk-failed > code").all_inner_texts()
     assert wrong.caught_by in {name.partition("[")[0] for name in failing}
+    native = grading.run(ROOT, lab.test_file, impl="solution")
+    area.fill(solution)
+    passed = f"all {len(native.passed)} tests"
+    assert run(page).startswith(f"Passed: {passed}")
+    page.reload()
+    assert passed in enter(page).locator(".desk-notices").inner_text()
 
 
 def test_the_blocks_of_a_guide_print_what_ci_has_seen(real):

@@ -491,7 +491,9 @@ def test_in_firefox_a_link_gives_the_state_that_this_process_has(site, url, tmp_
     assert said == frame["why"][0]["text"]
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "coal")])
+@pytest.mark.parametrize(
+    ("width", "theme"), [(390, "coal"), pytest.param(1280, "light", marks=pytest.mark.slow)]
+)
 def test_in_the_page_vllm_decides_the_readers_run_step_by_step(real, width, theme):
     if why_not():
         pytest.skip(why_not())

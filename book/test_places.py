@@ -165,8 +165,8 @@ def test_continue_leads_back_to_the_section_that_was_left(open_page, url):
 def test_the_list_of_pages_is_about_two_screens_when_folded(open_page, site, url):
     page = open_page()
     paths = [LANDING, LABS_ONLY, EXERCISES, "GLOSSARY.html", "index.html"]
-    long = [*site.glob("phase-0[36]-*/*.html"), *site.glob("phase-*/INTERVIEW.html")]
-    paths += [path.relative_to(site).as_posix() for path in sorted(long)]
+    unfolded = sorted(site.glob("phase-*/INTERVIEW.html"))  # one page unfolds its whole phase
+    paths += [path.relative_to(site).as_posix() for path in unfolded]
     found = {}
     for path in paths:
         page.goto(url + path, wait_until="domcontentloaded")
