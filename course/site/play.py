@@ -1,7 +1,7 @@
 """What runs Python in the pages: fetched once, checked, and packed into build/play.
 
 `course book runtime` makes it: Pyodide and the editor from npm, numpy and pytest from the package
-index, each archive of the version and the hash in `play_pins`. Promises: what is there is whole or
+index, each archive of the version and the hash in `play_lock`. Promises: what is there is whole or
 counts as nothing; a second call does nothing; nothing of it is in the repository; a failure says
 what to do. `course/site/play_payload.py` puts it into a site.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from course.learning.labs import CourseError
 from course.site import play_licences
-from course.site.play_pins import BUNDLER, CARRIED, CARRIER, EDITOR, NUMPY, PYODIDE, TOOLS, Pin
+from course.site.play_lock import BUNDLER, CARRIED, CARRIER, EDITOR, NUMPY, PYODIDE, TOOLS, Pin
 
 RECIPE = 1
 """Counts the ways this file packed the same parts: another number fetches anew."""

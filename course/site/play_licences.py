@@ -7,7 +7,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from course.site.play_pins import BUNDLER, EDITOR, NUMPY, PYODIDE, TOOLS
+from course.site.play_lock import BUNDLER, EDITOR, NUMPY, PYODIDE, TOOLS
 
 _MPL = "pathspec-1.1.1-py3-none-any.whl"
 _PSF = "typing_extensions-4.15.0-py3-none-any.whl"

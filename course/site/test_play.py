@@ -16,7 +16,7 @@ import pytest
 
 from course.learning.labs import CourseError
 from course.site import play, play_licences
-from course.site.play_pins import BUNDLER, CARRIER, EDITOR, NUMPY, PYODIDE, TOOLS
+from course.site.play_lock import BUNDLER, CARRIER, EDITOR, NUMPY, PYODIDE, TOOLS
 
 ROOT = Path(__file__).resolve().parents[2]
 
