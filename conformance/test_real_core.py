@@ -48,8 +48,8 @@ def test_the_first_kept_workload_of_each_file_is_recorded_again(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name.partition(".")[0])
 def test_kept_workloads_are_recorded_again(path):
-    """One of five; every one with CONFORMANCE_TIMES=5."""
-    for kept in recording.read(path, wanted=lambda number: number % 5 < TIMES):
+    """One of ten; every one with CONFORMANCE_TIMES=10."""
+    for kept in recording.read(path, wanted=lambda number: number % 10 < TIMES):
         assert again.record(kept, core_of()) == kept, f"{path.name}, seed {kept['seed']}"
 
 

@@ -246,8 +246,8 @@ def caught(mutant: Mutant) -> bool:
     """Whether the test named fails on the mutated copy. It must pass on the copy as it is."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        skipped = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "mini_vllm", copy / "mini_vllm", ignore=skipped)
+        shutil.copytree(ROOT / "mini_vllm", copy / "mini_vllm")  # what is compiled too: each rank
+        # would compile the package anew
         for module, text in replayed.sources(mutant).items():
             path = copy / "mini_vllm" / f"{module.replace('.', '/')}.py"
             path.write_text(text, encoding="utf-8")
@@ -260,11 +260,11 @@ def _status(copy: Path, test: str) -> int:
     path = str(copy / "mini_vllm" / "distributed" / "tests" / file)
     chosen = [f"{path}::{name}"] if name.endswith("]") else [path, "-k", name]
     environment = {
-        **os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
+        **os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }  # fmt: skip
     command = [
-        sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist",
+        sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
         "--import-mode=importlib", "-W", "ignore", *chosen,
     ]  # fmt: skip
     try:
