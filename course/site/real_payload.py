@@ -6,6 +6,7 @@ they are; without a release's tree, or without what its core imports, the site s
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def core_files(tree: Path) -> Files:
     """The files of a release that its core reads while it decides, and its licence."""
     core = RealCore(tree)
     for seed in WORKLOADS:
-        combined.run(workloads.generate(seed), core)
+        with contextlib.suppress(combined.RefusedError):  # a fault of its own: some releases stop
+            combined.run(workloads.generate(seed), core)
     names = sorted({*core.namespace.files, "vllm/_version.py", "LICENSE"})
     note = NOTE.format(version=core.version).encode()
     return [("NOTICE", note), *((name, (tree / name).read_bytes()) for name in names)]
