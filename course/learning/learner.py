@@ -331,6 +331,7 @@ def generate(
     if drafts is None:
         drafts = 4 if {"drafter", "verifier"} & owners.keys() else 0
     gated = "--regex" if regex is not None else "--adapter" if adapter is not None else ""
+    gated = gated or ("--model byte-sees" if model == "byte-sees" else "")
     if (drafts or gated) and supplied.pop("scheduler", None):
         lab, lacks = owners.pop("scheduler"), "plans no drafts" if drafts else "takes no gates"
         without = "with --drafts 0" if drafts else f"without {gated}"
@@ -373,6 +374,7 @@ def generate(
         called |= {"verifier"} if drafts and temperature > 0 else set()
         called |= {"adapter_slots", "adapter_delta"} if lora else set()
         called |= {"token_masks", "wait_gate"} if regex is not None else set()
+        called |= {"encoder_gate"} if llm.llm_engine.feature("multimodal") is not None else set()
         called -= set() if drafts else {"drafter"}
         _say_whose(console, owners, called)
     if llm.llm_engine.feature("spec_decode") is not None:

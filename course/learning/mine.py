@@ -28,6 +28,7 @@ NAMES = {
     "adapter_delta": "lora_delta",
     "token_masks": "allowed_tokens",
     "wait_gate": "GrammarGate",
+    "encoder_gate": "EncoderGate",
 }
 """What a lab defines for the part of a room, which `EngineParts` has no default for."""
 MODULES = ("verifier",)
@@ -39,6 +40,7 @@ ASKED_BY = {
     "adapter_delta": "--adapter shout",
     "token_masks": '--regex "[a-z ]+"',
     "wait_gate": '--regex "[a-z ]+"',
+    "encoder_gate": "--model byte-sees",
 }
 """Parts that a plain run never calls, and what `course run --mine` needs so that it does."""
 
