@@ -487,6 +487,31 @@ def test_blocks_of_layers_are_the_managers_and_questions_set_them(widget):
                 assert host.locator("svg rect").count() == sum(map(len, step["tables"]))
 
 
+def test_pictures_are_planned_as_by_the_engine_and_questions_set_them(widget):
+    document = widgets.document("picture-budget")
+    host = widget("picture-budget")
+    for question in document["questions"]:
+        assert question["ask"] in host.inner_text()
+        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
+        host.get_by_role("button", name="Run it").click()
+        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
+        host.get_by_role("button", name="Next").click()
+    for key in ("1280 x 960|1280 x 960|none|2048|0", "336 x 336|640 x 480|1280 x 960|512|1"):
+        made = document["films"][key]
+        *sizes, budget, same = key.split("|")
+        for field, value in zip(("first", "second", "third"), sizes, strict=True):
+            host.locator(f'[data-input="{field}"]').select_option(value)
+        host.locator('[data-input="budget"]').select_option(budget)
+        host.locator('[data-input="same"]').select_option("yes" if same == "1" else "no")
+        ran = ""
+        for place, step in enumerate(made["steps"]):
+            host.locator('[data-input="step"]').fill(str(place))
+            ran += step[2]
+            told = host.locator("[data-runs]")
+            assert told.get_attribute("data-runs") == str(len(ran))
+            assert told.get_attribute("data-again") == str(len(ran) - len(set(ran)))
+
+
 def test_pieces_of_a_stream_are_what_the_parser_sent_and_questions_set_them(widget):
     document = widgets.document("stream-buffers")
     host = widget("stream-buffers")

@@ -22,6 +22,7 @@ from course.site.widgets import (
     expert_bytes,
     kv_calculator,
     layer_blocks,
+    picture_budget,
     roofline,
     sampling_knobs,
     shard_matrix,
@@ -434,3 +435,17 @@ def test_the_way_to_a_caches_size_ends_at_what_was_recorded():
             assert told["lines"] == case["log_lines"]
             assert told["num_blocks"] == case["num_blocks"]
             assert told["steps"][-1].startswith(f"{case['num_blocks']:,} / ")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_films_of_pictures_are_those_of_an_engine_that_sees(same):
+    made = picture_budget.film("640 x 480", "640 x 480", "336 x 336", 512, same)
+    assert made["tokens"] == [2 * 391 + 24, 144 + 16]
+    assert [sum(step[i] for step in made["steps"]) for i in (0, 1)] == made["tokens"]
+    assert all(sum(step[:2]) <= 512 for step in made["steps"])
+    ran = "".join(step[2] for step in made["steps"])
+    assert sorted(ran) == (["a", "b"] if same else ["a", "b", "c"])
+    sizes = dict(zip(made["names"], (391, 391, 144), strict=True))
+    for *_, encoded, cached, _evicted in made["steps"]:
+        assert set(encoded) <= set(cached)
+        assert sum(sizes[name] for name in cached) <= made["size"] == 512

@@ -31,9 +31,13 @@ def case(seed: int) -> dict[str, Any]:
         parts += [[tokens, tokens - rows], rng.choice((1, 1, 8, 40))]
     largest = max(part[1] for part in parts if isinstance(part, list))
     budget = rng.choice((512, 2048, 4096, 8192))
+    encoder_budget = max(budget, largest)
+    rows = [part[1] for part in parts if isinstance(part, list)]
+    if len(rows) > 1 and rng.random() < 0.4:  # just enough for two of them, or not
+        encoder_budget = max(largest, rows[0] + rows[1] - rng.choice((0, 0, 1)))
     return {
         "seed": seed, "parts": parts, "max_num_batched_tokens": budget,
-        "encoder_budget": max(budget, largest),
+        "encoder_budget": encoder_budget,
     }  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def test_steps_are_the_real_schedulers(lab, record_property):
 
 # --- time, and what to do about it ----------------------------------------------------------------
 
-COSTS = dict(per_megapixel=10.0, per_patch=0.01, per_token=0.02, per_step=5.0)
+COSTS = {"per_megapixel": 10.0, "per_patch": 0.01, "per_token": 0.02, "per_step": 5.0}
 """Round numbers, of no machine."""
 
 
