@@ -126,3 +126,24 @@ def test_rows_of_another_number_are_not_taken():
         told.append(scheduled.get("large", 0))
     assert told[0] > 0, "the pin takes the four rows for six tokens"
     assert told[1] == 0
+
+
+def test_a_whole_picture_above_the_budget_is_never_begun():
+    """A picture of four tokens that stays whole, three tokens a step; alone."""
+    told = []
+    for version in (PIN, NEW):
+        core = core_of(version)
+        workload = workload_of(
+            add("a", 8, ("A", 0)), max_num_batched_tokens=3, long_prefill_token_threshold=0,
+            disable_chunked_mm_input=True,
+        )  # fmt: skip
+        scheduler = core.make_scheduler(workload["config"])
+        scheduler.add_request(core.make_request(workload["events"][0]["add"][0], 4, 2))
+        counts = []
+        for _ in range(3):
+            plan = scheduler.schedule()
+            counts.append(dict(plan.num_scheduled_tokens).get("a", 0))
+            samples = {"a": 7} if sum(counts) == 8 else {}
+            scheduler.update_from_output(plan, core.runner_output(plan, samples))
+        told.append(counts)
+    assert told == [[3, 3, 2], [0, 0, 0]]

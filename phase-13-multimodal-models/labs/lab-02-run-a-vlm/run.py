@@ -110,12 +110,14 @@ def one_engine(arguments: argparse.Namespace) -> None:
             refusals.append([name, "answered", f"{len(output.prompt_token_ids)} prompt tokens"])
         except Exception as error:
             refusals.append([name, type(error).__name__, str(error).split("\n")[0][:140]])
-    processes.answer({"answers": answers, "refusals": refusals})
+    used = {name: versions.version(name) for name in ("transformers", "torchvision")}
+    processes.answer({"answers": answers, "refusals": refusals, "packages": used})
 
 
 def report(lab: ModuleType, came: dict[str, Any], large: bool) -> bool:
     """Lines for what came; whether every length is as predicted."""
     right = True
+    print(json.dumps({"the engine has": came["packages"]}))
     for name, words, count, sizes, tokens, calls, cached, seconds, text in came["answers"]:
         each = [lab.qwen2_vl_tokens(*size)[2] if large else 64 for size in sizes]
         want = lab.prompt_length(words, each)
