@@ -45,8 +45,8 @@ def see(pixels: str, question: str) -> dict[str, Any]:
 
     Returns:
         `answer`; `tokens` of the prompt; `found` of them in the prefix cache; `steps` of the
-        prompt, each with its tokens and the embeddings whose encoder ran; what is `free` and `freeable` in
-        the encoder's cache of `size`.
+        prompt, each with its tokens and the embeddings whose encoder ran; what is `free` and
+        `freeable` in the encoder's cache of `size`.
 
     Raises:
         ValueError: another number of bytes, or a question that is empty or too long.
