@@ -32,9 +32,9 @@ def case(seed: int) -> dict[str, Any]:
     largest = max(part[1] for part in parts if isinstance(part, list))
     budget = rng.choice((512, 2048, 4096, 8192))
     encoder_budget = max(budget, largest)
-    rows = [part[1] for part in parts if isinstance(part, list)]
-    if len(rows) > 1 and rng.random() < 0.4:  # just enough for two of them, or not
-        encoder_budget = max(largest, rows[0] + rows[1] - rng.choice((0, 0, 1)))
+    sizes = [part[1] for part in parts if isinstance(part, list)]
+    if len(sizes) > 1 and rng.random() < 0.4:  # just enough for two of them, or not
+        encoder_budget = max(largest, sizes[0] + sizes[1] - rng.choice((0, 0, 1)))
     return {
         "seed": seed, "parts": parts, "max_num_batched_tokens": budget,
         "encoder_budget": encoder_budget,
@@ -86,10 +86,19 @@ def steps(given: dict[str, Any], version: str = "0.22.1") -> list[list[int]]:
     return found
 
 
+EDGES: tuple[dict[str, Any], ...] = (
+    {"seed": -1, "parts": [10, [100, 100], [50, 50], 5], "max_num_batched_tokens": 110,
+     "encoder_budget": 200},
+    {"seed": -2, "parts": [10, [100, 100], [50, 50], 5], "max_num_batched_tokens": 80,
+     "encoder_budget": 100},
+)  # fmt: skip
+"""A chunk that ends where a picture ends and the next begins, and one that is cut there."""
+
+
 def cases(seeds: Sequence[int] = SEEDS) -> Iterator[dict[str, Any]]:
-    """Each seed's prompt and its steps."""
-    for seed in seeds:
-        yield (given := case(seed)) | {"steps": steps(given)}
+    """Each prompt and its steps."""
+    for given in (*EDGES, *map(case, seeds)):
+        yield given | {"steps": steps(given)}
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ def test_blocks(lab):
     """A block too many where the last is full, one too few where it is not."""
     for tokens, blocks in ((0, 0), (1, 1), (16, 1), (17, 2), (576, 36), (595, 38)):
         same(lab.kv_blocks_needed(tokens), blocks, f"blocks of 16 for {tokens} tokens")
+    same(lab.kv_blocks_needed(5, 1), 5, "blocks of one token")
     refused(lambda: lab.kv_blocks_needed(-1), "-1 tokens")
     refused(lambda: lab.kv_blocks_needed(4, 0), "blocks of 0 tokens")
 

@@ -50,6 +50,7 @@ def test_known_sizes(lab):
         (336, 336, None): 144, (337, 337, None): 144, (14, 14, None): 4, (640, 480, None): 391,
         (1280, 960, None): 1564, (3840, 2160, None): 10549, (4032, 3024, None): 15552,
         (1280, 960, 768 * 768): 713, (1280, 960, 1280 * 784): 1230, (640, 480, 768 * 768): 391,
+        (1125, 900, 1280 * 784): 1280,  # exactly at the limit is within it
     }.items():  # fmt: skip
         arguments = (width, height) if most is None else (width, height, 3136, most)
         same(lab.qwen2_vl_tokens(*arguments)[2], tokens, f"{width} x {height}, limit {most}")
@@ -85,6 +86,7 @@ def test_lengths_of_prompts(lab):
     same(lab.prompt_length(18, [1564]), 1581, "17 words and a marker, 1280 x 960 pixels (R2)")
     same(lab.prompt_length(21, [1564, 1564]), 3147, "two of them, 19 words")
     same(lab.prompt_length(17, []), 17, "no picture")
+    same(lab.prompt_length(1, [64]), 64, "a picture and not a word")
     same([lab.kv_blocks(n) for n in (0, 1, 16, 17, 1581)], [0, 1, 1, 2, 99], "blocks of 16")
 
 

@@ -68,6 +68,7 @@ def test_llava_1_5_has_one_price(lab):
         same(case["llava_1_5"], 336, "the processor's square")
         got = lab.price("llava-1.5", *case["size"])
         same(tuple(got), (576, 576, 576), f"llava-1.5, {case['size']}: 24 x 24 patches, always")
+    same(tuple(lab.price("pixtral", 1, 1)), (2, 1, 1), "pixtral, one pixel: a patch and an end")
     refused(lambda: lab.price("gpt-2", 5, 5), "another model")
     refused(lambda: lab.price("pixtral", 0, 5), "a picture without columns")
 
