@@ -15,6 +15,8 @@ from pathlib import Path
 from conformance import recording
 from conformance.features.multimodal.situations import COUNTED
 from conformance.prefixes import entries
+from conformance.real_core import core_of
+from conformance.recorders.run import run
 
 EACH = 3
 """Workloads kept of a situation, the smallest first."""
@@ -57,11 +59,28 @@ def chosen(name: str) -> Iterator[recording.Recording]:
     yield from (kept[seed] for seed in sorted(kept))
 
 
+def victim() -> recording.Recording:
+    """A victim's encoder was to run; the budget of it goes to another, on the pin's own scheduler.
+
+    No recorded workload shows it. Three run in chunks of a block; at step 5 the last free block is
+    the victim's.
+    """
+    from conformance.features.multimodal.test_multimodal import add, workload_of
+
+    workload = workload_of(
+        add("victim", 24, ("A", 20), priority=9), add("urgent", 20, priority=1),
+        add("third", 16, ("B", 12), priority=5), together=False, num_blocks=14,
+        long_prefill_token_threshold=4, policy="priority",
+    )  # fmt: skip
+    return run(workload, core_of())
+
+
 def write(folder: Path, names: Iterable[str] = FILES) -> None:
     """One file per name, as `conformance.record` writes them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
-        lines = [json.dumps(entry, separators=(",", ":")) + "\n" for entry in chosen(name)]
+        kept = [*chosen(name), *([victim()] if name == "leaving" else [])]
+        lines = [json.dumps(entry, separators=(",", ":")) + "\n" for entry in kept]
         with gzip.GzipFile(folder / f"{name}.jsonl.gz", "wb", compresslevel=9, mtime=0) as file:
             file.write("".join(lines).encode())
 

@@ -11,7 +11,9 @@ import pytest
 
 from conformance import recording, replay
 from labkit import refused, same
-from mini_vllm.multimodal.inputs import PlaceholderRange
+from mini_vllm import Request, SamplingParams
+from mini_vllm.multimodal.inputs import BlockKeys, MultiModalFeatureSpec, PlaceholderRange
+from mini_vllm.plan import SchedulerOutput
 
 HERE = Path(__file__).resolve().parent
 PLACES = (PlaceholderRange(50, 100), PlaceholderRange(180, 100))
@@ -195,20 +197,36 @@ def test_plans_ahead_as_recorded(lab):
     agree(lab, "ahead", "The next step is planned before this one is updated.")
 
 
+def request_of(name, tokens, *places):
+    """A request whose pictures, p0 and on, stand at (offset, length)."""
+    made = Request(name, [5] * tokens, SamplingParams(max_tokens=2))
+    specs = [MultiModalFeatureSpec(f"p{i}", PlaceholderRange(*at)) for i, at in enumerate(places)]
+    made.block_keys = BlockKeys(tuple(specs)) if specs else None
+    return made
+
+
 def test_a_text_costs_nothing(lab):
     """Requests without pictures walked through for pictures."""
-    gate = lab.EncoderGate(8, 8)
-    request = replay.mini_request(
-        {
-            "request_id": "t", "prompt_token_ids": [5] * 9, "max_tokens": 2, "priority": 0,
-            "arrival_time": 0.0, "ignore_eos": True,
-        },
-        2,
-    )  # fmt: skip
-    from mini_vllm.plan import SchedulerOutput
-
-    plan = SchedulerOutput()
+    gate, plan = lab.EncoderGate(8, 8), SchedulerOutput()
+    request = request_of("t", 9)
     gate.begins(plan)
     same(gate.limit(request, 0, 9), 9, "a text of 9 tokens")
     gate.scheduled(request, 9, plan)
     same(gate.planned(), ({}, []), "nothing is encoded and nothing evicted")
+
+
+def test_a_restart_forgets_everything(lab):
+    """Rows counted as cached in a worker that has none any more."""
+    gate, plan = lab.EncoderGate(8, 8), SchedulerOutput()
+    request = request_of("r", 9, (1, 6))
+    gate.begins(plan)
+    same(gate.limit(request, 0, 9), 9, "a picture of 6 for a budget of 8")
+    gate.scheduled(request, 9, plan)
+    same(gate.planned()[0], {"r": [0]}, "its encoder runs")
+    gate.restart()
+    same((gate.planned(), gate.cache.num_free_slots), (({}, []), 8), "after restart()")
+    again = request_of("s", 9, (1, 6))
+    gate.begins(plan)
+    gate.limit(again, 0, 9)
+    gate.scheduled(again, 9, plan)
+    same(gate.planned()[0], {"s": [0]}, "after restart() the same picture is encoded again")
