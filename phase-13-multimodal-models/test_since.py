@@ -147,3 +147,14 @@ def test_a_whole_picture_above_the_budget_is_never_begun():
             scheduler.update_from_output(plan, core.runner_output(plan, samples))
         told.append(counts)
     assert told == [[3, 3, 2], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("version", "states", "drafter"),
+    [("0.27.1", False, False), ("0.28.0", True, False), ("0.32.0", True, False), (NEW, True, True)],
+)
+def test_the_two_spins_were_mended_in_two_releases(version, states, drafter):
+    if problem := why_not(version):
+        pytest.skip(problem)
+    ends = [spins.chunks(version, known)["ends"] for known in spins.KNOWN]
+    assert ends == [states, states, drafter, drafter]
