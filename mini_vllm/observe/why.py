@@ -55,10 +55,12 @@ class Span:
     text: str
     key: tuple[Any, ...] = ()
     """What two steps must have in common to be one span."""
+    varies: bool = False
+    """Whether numbers in `text` are those of its first step alone."""
 
     def __str__(self) -> str:
         steps = f"step {self.first}" if self.first == self.last else f"{self.first}-{self.last}"
-        return f"{steps:>12}  {self.text}"
+        return f"{steps:>12}  {self.text}{' (at first)' if self.varies else ''}"
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class Log:
         last = spans[-1] if spans else None
         if last is not None and (last.kind, last.key) == (kind, key) and last.last >= step - 1:
             last.last = step
+            last.varies |= last.text != text
         else:
             spans.append(Span(step, step, kind, text, key))
 
@@ -288,7 +291,7 @@ class _Explained(Scheduler):
         elif self._refused is not None:
             needed, free = self._refused.needed, self._refused.free
             text = f"its whole sequence needs {_blocks(needed)} and {_are(free)} free"
-            self._verdicts[name] = "blocks", text + self._holders(), (needed, free)
+            self._verdicts[name] = "blocks", text + self._holders(), (needed,)
         else:
             self._verdicts[name] = self._held_back(request, plan, budget)
         return num_new

@@ -1,7 +1,7 @@
 """What a step costs, in seconds: few terms with a meaning, fitted on steps that were timed.
 
-Promises: a cost is never negative and never guessed: a step outside the range on which it was
-fitted is refused by the name of the feature. `fit` is a least-squares fit of relative errors with
+Promises: a cost is never negative and never guessed: a step that leaves the range on which it was
+fitted, by more than a tenth of its width, is refused by the name of the feature. `fit` is a least-squares fit of relative errors with
 coefficients of 0 or more, so that no term can pay for another.
 """
 
@@ -23,6 +23,9 @@ FORMAT = 1
 CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Sizes at which a server captures graphs by default: `vllm/config/vllm.py:1597`
 `VllmConfig._set_cudagraph_sizes`. A batch between two of them is padded."""
+
+MARGIN = 0.1
+"""By how much of its width the range that was timed may be left, on either side."""
 
 
 class CostError(ValueError):
@@ -126,8 +129,8 @@ class LinearCost:
             CostError: outside of what was timed.
         """
         for name, (low, high) in self.hull.items():
-            value = getattr(work, name)
-            if not low <= value <= high:
+            value, margin = getattr(work, name), MARGIN * (high - low)
+            if not low - margin <= value <= high + margin:
                 raise CostError(
                     f"{name}={value}: the cost was fitted on {low:g} to {high:g} ({self.source})"
                 )
