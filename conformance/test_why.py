@@ -201,6 +201,21 @@ def test_a_recorded_request_is_explained_from_its_arrival_to_its_end():
     assert len(lines) == len(found.names) and any("preempted" in line for line in lines)
 
 
+def test_a_block_that_was_there_is_not_called_new():
+    """A preempted request looks for its own blocks: what is missing of them was evicted."""
+    path, seen = RECORDINGS / "prefix.jsonl.gz", 0
+    for entry in list(recording.read(path, recording.UPSTREAM))[:60]:
+        log = why.follow(path, entry["seed"]).log
+        for spans in log.spans.values():
+            kinds = [span.kind for span in spans]
+            for after in range(len(kinds)):
+                if "preempted" in kinds[:after] and kinds[after].startswith("cache"):
+                    seen += 1
+                    computed = any(k.startswith("gets") for k in kinds[:after])
+                    assert not computed or kinds[after] not in ("cache: new",), spans
+    assert seen > 3
+
+
 def test_where_two_prompts_part_is_said_by_the_token():
     path = RECORDINGS / "prefix.jsonl.gz"
     entry = next(

@@ -119,6 +119,8 @@ class _Explained(Scheduler):
     def begin_explaining(self) -> None:
         self.log = Log()
         self._removed: dict[int, tuple[int, str]] = {}
+        self._gone: tuple[int, str] | None = None
+        """Of the first block of a prompt that was not hit: when it was evicted, and for whom."""
         self._allocating = ""
         self._refused: _Refused | None = None
         self._verdicts: dict[str, tuple[str, str, tuple[Any, ...]]] = {}
@@ -296,6 +298,13 @@ class _Explained(Scheduler):
             self._verdicts[name] = self._held_back(request, plan, budget)
         return num_new
 
+    def _find_computed(self, request: Request) -> Any:
+        found = super()._find_computed(request)
+        hits = len(found[0])  # before its own blocks enter the index
+        missing = request.block_hashes[hits] if hits < len(request.block_hashes) else None
+        self._gone = None if missing is None else self._removed.get(missing)
+        return found
+
     def _held_back(
         self, request: Request, plan: SchedulerOutput, budget: int
     ) -> tuple[str, str, tuple[Any, ...]]:
@@ -370,12 +379,11 @@ class _Explained(Scheduler):
             self._explain_miss(request, hits, found)
 
     def _explain_miss(self, request: Request, hits: int, found: str) -> None:
-        missing = request.block_hashes[hits]
         step = self.log.num_steps
-        if missing in self._removed:
-            when, who = self._removed[missing]
+        if self._gone is not None:
+            when, who = self._gone
             taken = f"evicted in step {when}" + (f", taken by {who}" if who else "")
-            text, kind = f"{found}: block {hits} was there and is {taken}", "cache: evicted"
+            text, kind = f"{found}: block {hits} was there and was {taken}", "cache: evicted"
         elif hits == 0:
             text = f"{found}: no request computed its first block before"
             kind = "cache: new"
