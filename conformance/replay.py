@@ -336,6 +336,7 @@ class Driven:
     def is_busy(self) -> bool:
         """Whether anything is unfinished or, with a queue, in flight."""
         waits = any(plan.num_scheduled_tokens for plan, _ in self.in_flight)
+        waits = waits or any(feature.is_busy(self.scheduler) for feature in FEATURES)
         return self.scheduler.has_unfinished_requests() or waits
 
     def step(
@@ -365,9 +366,11 @@ class Driven:
         finished: list[Request] = []
         if full or not (self.fills_up or plan.num_scheduled_tokens):
             oldest, tokens = self.in_flight.popleft()
+            for feature in FEATURES:
+                feature.executed(scheduler, oldest, tokens)
             finished = scheduler.update_from_output(oldest, tokens)
             for feature in FEATURES:
-                feature.updated(scheduler, oldest)
+                finished = [*finished, *(feature.updated(scheduler, oldest) or ())]
         if drafts and plan.num_scheduled_tokens:
             scheduler.update_draft_token_ids(drafts)
         got["finished"] = sorted(request.request_id for request in finished)
@@ -392,6 +395,7 @@ class Driven:
         scheduler, scheduled = self.scheduler, plan.num_scheduled_tokens
         ahead = {} if self.depth > 1 else scheduled  # tokens of the plan not in the counter yet
         get_block_ids = scheduler.kv.get_block_ids
+        loaded = [r for r in getattr(scheduler, "skipped", ()) if r.num_computed_tokens]
         return {
             "num_scheduled_tokens": dict(scheduled),
             "new": list(plan.scheduled_new_req_ids),
@@ -403,7 +407,7 @@ class Driven:
             "block_ids": {r: list(ids) for r in self.requests if (ids := get_block_ids(r))},
             "num_computed_tokens": {
                 r.request_id: r.num_computed_tokens + ahead.get(r.request_id, 0)
-                for r in scheduler.running
+                for r in (*scheduler.running, *loaded)
             },
             "free_blocks": scheduler.kv.block_pool.get_num_free_blocks(),
         }

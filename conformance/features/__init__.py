@@ -141,8 +141,16 @@ class Replayed:
         """Fields that are noted between `schedule` and the update."""
         return {}
 
-    def updated(self, scheduler: Any, plan: Any) -> None:
-        """The scheduler has taken the tokens of a plan."""
+    def executed(self, scheduler: Any, plan: Any, sampled: dict[str, list[int]]) -> None:
+        """The oldest plan has run; the scheduler takes its tokens next."""
+
+    def updated(self, scheduler: Any, plan: Any) -> Sequence[Any] | None:
+        """The scheduler has taken the tokens of a plan; the requests that end besides."""
+        return None
+
+    def is_busy(self, scheduler: Any) -> bool:
+        """Whether steps must go on though no request is left."""
+        return False
 
 
 def nonempty(tokens: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:

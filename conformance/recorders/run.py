@@ -116,6 +116,9 @@ class Run:
         self.connector: Any = None
         if kv:
             self.connector = self.scheduler.connector = Connector(kv)
+            self.connector.fails.block_size = self.config["block_size"]
+            policy = self.config.get("kv_load_failure_policy")
+            self.scheduler.recompute_kv_load_failures = policy != "fail"
         self.pending: dict[str, tuple[int, Future[Scripted], Scripted]] = {}
         self.live: dict[str, Any] = {}
         self.num_sampled: dict[str, int] = dict.fromkeys(self.script, 0)
@@ -272,7 +275,12 @@ class Run:
         step["num_computed_tokens"] |= {
             r.request_id: r.num_computed_tokens for r in waits if r.num_computed_tokens
         }
-        step["finished_recving"], step["finished_sending"] = self.connector.reports()
+        is_due = len(self.in_flight) + 1 == self.depth  # else no update takes the reports
+        step["finished_recving"], step["finished_sending"] = (
+            self.connector.reports() if is_due else ([], [])
+        )
+        if "kv_load_failure_policy" in self.config:
+            step["invalid_block_ids"] = self.connector.fails.at(self.connector.now)
 
     def _sample(self, plan: Any) -> dict[str, list[int]]:
         """What the runner returns for this plan, before stops trim it."""
@@ -306,15 +314,17 @@ class Run:
         """Hand the tokens over and note how many each request kept; the ids of those that ended."""
         planned = [self.live[r] for r in plan.num_scheduled_tokens if r in self.live]
         before = {request.request_id: request.num_output_tokens for request in planned}
-        if plan.num_scheduled_tokens or self.depth == 1:
+        if plan.num_scheduled_tokens or self.depth == 1 or self.connector:
             output = self.real.runner_output(plan, sampled)
             if self.connector:
-                told = self.steps[-1]["finished_recving"], self.steps[-1]["finished_sending"]
+                names = "finished_recving", "finished_sending", "invalid_block_ids"
+                told = [self.steps[-1].get(name, []) for name in names]
                 output.kv_connector_output = self.connector.output(*told)
             self._ask(self.scheduler.update_from_output, plan, output)
         for request in planned:
             self.used[request.request_id] += request.num_output_tokens - before[request.request_id]
-        ended = [request for request in planned if request.is_finished()]
+        known = self.live.values() if self.connector else planned  # a load may have failed
+        ended = [request for request in known if request.is_finished()]
         for request in ended:
             reasons[request.request_id] = str(request.get_finished_reason())
             del self.live[request.request_id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conformance.real_core.stand_ins import Given, Strict
@@ -43,6 +43,38 @@ class Masks:
         return torch.zeros((rows, 1), dtype=torch.int32)
 
 
+class Failing:
+    """Which blocks a scripted worker reports as not loaded, and when.
+
+    `kv["fails"]` of a request says it: `blocks` are indices into the blocks that hold tokens from
+    outside, modulo their number, and the first `times` loads fail.
+    """
+
+    def __init__(self, script: Mapping[str, Mapping[str, Any]]) -> None:
+        self.script = script
+        self.found: dict[str, int] = {}
+        """Tokens that the cache had when the connector was asked last."""
+        self.num_failed: dict[str, int] = {}
+        self.block_size = 0
+        self.reports: dict[int, set[int]] = {}
+        """By step."""
+
+    def load(self, request_id: str, block_ids: list[int], external: int, due: int) -> None:
+        """A load begins whose end is reported in the step `due`."""
+        fails = self.script[request_id].get("fails")
+        failed = self.num_failed.get(request_id, 0)
+        if not fails or failed >= fails["times"]:
+            return
+        self.num_failed[request_id] = failed + 1
+        first, end = self.found[request_id], self.found[request_id] + external
+        held = block_ids[first // self.block_size : -(-end // self.block_size)]
+        self.reports.setdefault(due, set()).update(held[i % len(held)] for i in fails["blocks"])
+
+    def at(self, step: int) -> list[int]:
+        """The blocks that the update of this step reports."""
+        return sorted(self.reports.pop(step, ()))
+
+
 class Connector(Strict):
     """What the real scheduler asks of its connector; a pure function of the script.
 
@@ -56,6 +88,7 @@ class Connector(Strict):
 
     def __init__(self, script: Mapping[str, Mapping[str, Any]]) -> None:
         self.script = script
+        self.fails = Failing(script)
         self.now = 0
         """The step that is under way."""
         self.loads: dict[str, int] = {}
@@ -70,22 +103,33 @@ class Connector(Strict):
         if self.now < kv["known_at"]:
             return None, False
         more = max(0, kv["external_tokens"] - found)
+        self.fails.found[request.request_id] = found
         return more, bool(kv["load_async"] and more)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, external: int) -> None:
         """Begin to load what was promised."""
         kv = self.script.get(request.request_id)
-        if kv is not None and external and kv["load_async"]:
-            self.loads[request.request_id] = self.now + kv["load_steps"]
+        if kv is None or not external:
+            return
+        due = self.now
+        if kv["load_async"]:
+            if kv["load_steps"] is None:  # the remote never answers
+                return
+            due += kv["load_steps"]
+            self.loads[request.request_id] = due
+        self.fails.load(request.request_id, blocks.get_block_ids()[0], external, due)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         """Whether the blocks are kept until they are sent."""
         kv = self.script.get(request.request_id)
         ended = str(request.get_finished_reason()) in ("stop", "length")
-        if kv is None or kv["send_steps"] is None or not ended:
+        if kv is None or kv["send_steps"] is None:
+            return False, None
+        unasked = kv.get("unasked", "")
+        if not ended and unasked != "send":
             return False, None
         self.sends[request.request_id] = self.now + kv["send_steps"]
-        return True, None
+        return unasked != "report", None
 
     def reports(self) -> tuple[list[str], list[str]]:
         """Ids whose load, and whose send, the update of this step reports."""
@@ -97,13 +141,15 @@ class Connector(Strict):
             done.append(ids)
         return done[0], done[1]
 
-    def output(self, recving: list[str], sending: list[str]) -> Any:
+    def output(
+        self, recving: list[str], sending: list[str], invalid: Sequence[int] = ()
+    ) -> Any:
         """`KVConnectorOutput`; lists, since upstream walks sets in no order."""
         return Given(
             "kv_connector_output",
             {
                 "finished_recving": recving, "finished_sending": sending, "failed_recving": (),
-                "invalid_block_ids": set(), "kv_connector_stats": None, "kv_cache_events": None,
+                "invalid_block_ids": set(invalid), "kv_connector_stats": None, "kv_cache_events": None,
                 "kv_connector_worker_meta": None,
             },
         )  # fmt: skip

@@ -50,6 +50,7 @@ class Pictures(Replayed):
         return {"encoder_inputs": inputs, "freed_encoder_hashes": freed, "encoder_free": free}
 
     def updated(self, scheduler: Any, plan: Any) -> None:
+        """Pictures behind the counters are released."""
         if (gate := gate_of(scheduler)) is not None:
             gate.computed(plan)
 

@@ -1,0 +1,30 @@
+"""What is recorded of connectors."""
+
+from conformance.features import Part, workloads
+
+PARTS: dict[str, Part] = {
+    "connector": workloads(
+        "kv_transfer",
+        "connector",
+        "record",
+        "the same `Scheduler` with a connector: loads and sends of some steps",
+    ),
+    "connector_failures": workloads(
+        "kv_transfer",
+        "connector_failures",
+        "record_failures",
+        "the same, loads that fail, under both policies",
+    ),
+    "connector_async": workloads(
+        "kv_transfer", "connector_async", "record_async", "the same with `AsyncScheduler`"
+    ),
+    "connector_deaths": Part(
+        "deaths/connector.jsonl.gz",
+        "features.kv_transfer.recorder:record_deaths",
+        "workloads that `Scheduler` does not survive: an assertion of its own",
+        "`test_kv_transfer.py`",
+        "workloads",
+        "scheduler",
+        takes_seeds=True,
+    ),
+}
