@@ -237,7 +237,9 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether a further `step` has anything to do."""
-        return self.scheduler.has_unfinished_requests()
+        if self.scheduler.has_unfinished_requests():
+            return True
+        return any(feature.is_busy() for feature in self.features)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget every cached prefix; see `Scheduler.reset_prefix_cache`.
@@ -300,6 +302,7 @@ class LLMEngine:
         """Nothing can be planned and nothing is in flight: then every request waits for something
         that only time brings (S13)."""
         awaited = any(request.waits_for for request in self.requests.values())
+        awaited = awaited or any(feature.is_busy() for feature in self.features)
         if self.scheduler.has_unfinished_requests() and not awaited:
             raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
 

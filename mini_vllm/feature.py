@@ -126,6 +126,10 @@ class Feature:
 
     # ------------------------------------------------------------------ the engine
 
+    def is_busy(self) -> bool:
+        """Whether steps must go on for it, though no request can be planned or none is left."""
+        return False
+
     def restart(self) -> None:
         """Nothing of the cache, and nothing in flight, is kept."""
 

@@ -69,6 +69,10 @@ ROOMS = {
         options=("multi_modal_data",), parts=("encoder_cache_manager", "encoder_gate"),
         needs="a model that sees, such as byte-sees",
     ),
+    "kv_transfer": Room(
+        "transfer", ("kv_transfer_config",), options=("kv_transfer_params",),
+        needs="kv_transfer_config={...}",
+    ),
     "structured_output": Room(
         "manager", ("structured_outputs_config",), sampling_params=("structured_outputs",),
         parts=("token_masks", "wait_gate"),

@@ -141,16 +141,14 @@ class Connector(Strict):
             done.append(ids)
         return done[0], done[1]
 
-    def output(
-        self, recving: list[str], sending: list[str], invalid: Sequence[int] = ()
-    ) -> Any:
+    def output(self, recving: list[str], sending: list[str], invalid: Sequence[int] = ()) -> Any:
         """`KVConnectorOutput`; lists, since upstream walks sets in no order."""
         return Given(
             "kv_connector_output",
             {
                 "finished_recving": recving, "finished_sending": sending, "failed_recving": (),
-                "invalid_block_ids": set(invalid), "kv_connector_stats": None, "kv_cache_events": None,
-                "kv_connector_worker_meta": None,
+                "invalid_block_ids": set(invalid), "kv_connector_stats": None,
+                "kv_cache_events": None, "kv_connector_worker_meta": None,
             },
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ names blocks, the worker's half moves bytes, and what passes between them is one
 step. Mirrors `vllm/distributed/kv_transfer/kv_connector/v1/base.py:171` `KVConnectorBase_V1`.
 """
 
+# ruff: noqa: B027 - a connector overrides those of the moments that it needs
 from __future__ import annotations
 
 import enum
@@ -54,8 +55,11 @@ class KVConnectorOutput:
     """Why the load of a request failed, for its message. Upstream logs it."""
 
 
-class KVConnectorBase_V1(ABC):  # noqa: N801 - upstream's name
+class KVConnectorBase_V1(ABC):
     """One half of a connector. A class implements both, and `role` says which one this is."""
+
+    uses_layers = False
+    """Whether `wait_for_layer_load` and `save_kv_layer` have anything to do."""
 
     def __init__(self, config: KVTransferConfig, role: KVConnectorRole) -> None:
         self.config, self.role = config, role
@@ -93,12 +97,28 @@ class KVConnectorBase_V1(ABC):  # noqa: N801 - upstream's name
     def wait_for_save(self) -> None:
         """After the model ran: what `save_kv_layer` began must not read the cache any more."""
 
+    def get_handshake_metadata(self) -> Mapping[str, Any]:
+        """What the scheduler's half must know of this one, such as where it listens."""
+        return {}
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Nothing else is to do: return when something has come, or after so long."""
+
     def get_finished(self, finished_req_ids: set[str]) -> KVConnectorOutput:
         """After each step: which loads and sends have ended. `finished_req_ids` are the requests
         that ended since the step before."""
         return KVConnectorOutput()
 
     # ------------------------------------------------------------------ the scheduler's half
+
+    def set_xfer_handshake_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """What the worker's half has said of itself."""
+
+    def on_new_request(self, request: Request, kv_transfer_params: Mapping[str, Any]) -> None:
+        """A request is queued, with what its client brought for the connector.
+
+        Upstream keeps that in the request: `vllm/v1/request.py:132` `Request`.
+        """
 
     @abstractmethod
     def get_num_new_matched_tokens(

@@ -26,7 +26,7 @@ class KVTransferConfig:
     engine_id: str = ""
     """Names this engine to its peers; a random one by default."""
     kv_load_failure_policy: str = "fail"
-    """What follows when K and V cannot be loaded: the request ends with an error, or "recompute"."""
+    """What follows when K and V cannot be loaded: the request fails, or "recompute"."""
     kv_connector_extra_config: Mapping[str, Any] = field(default_factory=dict)
     """What the connector itself understands."""
 

@@ -8,24 +8,18 @@ are freed when the last of them says so. Decides as `vllm/v1/core/sched/schedule
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.kv_transfer.base import KVConnectorBase_V1, KVConnectorOutput
-from mini_vllm.plan import ExternalTokens, Gate, SchedulerOutput
-from mini_vllm.request import Request, RequestStatus
+from mini_vllm.plan import NO_EXTERNAL_TOKENS, ExternalTokens, Gate, SchedulerOutput
+from mini_vllm.request import Request
 
 REMOTE_KVS = "remote_kvs"
 """What a request waits for whose load is under way; upstream's WAITING_FOR_REMOTE_KVS."""
 
-
-class Aborts(Protocol):
-    """The scheduler, as far as a failed load concerns it."""
-
-    def abort_request(self, request_id: str) -> Request | None:
-        """End a request."""
-        ...
+_MOST_PARAMS = 10_000
 
 
 class ConnectorGate(Gate):
@@ -37,6 +31,7 @@ class ConnectorGate(Gate):
         kv: KVCacheManager | None = None,
         kv_load_failure_policy: str = "fail",
         share_invalid_blocks: bool = False,
+        plans_ahead: bool = False,
     ) -> None:
         """An idle one.
 
@@ -48,7 +43,9 @@ class ConnectorGate(Gate):
                 in the prefix index, and counts as computed for all who hold it but the first, who
                 computes it again. A request that reads it before then reads what is not there:
                 `conformance/features/kv_transfer/README.md`.
+            plans_ahead: the scheduler's counters move when it plans, before the plan has run.
         """
+        self.plans_ahead = plans_ahead
         self.connector, self.kv_load_failure_policy = connector, kv_load_failure_policy
         self.share_invalid_blocks = share_invalid_blocks
         self.kv: Any = kv
@@ -59,13 +56,22 @@ class ConnectorGate(Gate):
         that still writes them, "sending" a peer that still reads them."""
         self.kv_transfer_params: dict[str, dict[str, Any]] = {}
         """What `request_finished` gave for the clients of requests that ended."""
+        self.num_unknown = 0
+        """Requests of the last plan of which the connector could not say yet."""
+        self.num_external_tokens = 0
+        """Tokens that came from outside and were not computed; upstream counts them in
+        `vllm:prompt_tokens_by_source` under "external_kv_transfer"."""
         self._received: set[str] = set()
-        self._failed: set[str] = set()
         self._external: dict[str, int] = {}
+        self._first: dict[str, int] = {}  # of those that wait, the first token from outside
         self._truncated: dict[str, tuple[Request, int]] = {}
-        self._failures: dict[str, Request] = {}
+        self._failures: dict[str, tuple[Request, str]] = {}
 
     # ------------------------------------------------------------------ moments of the scheduler
+
+    def begins(self, plan: SchedulerOutput) -> None:
+        """Whoever could not be answered is asked again."""
+        self.num_unknown = 0
 
     def admission(
         self, request: Request, plan: SchedulerOutput
@@ -79,9 +85,13 @@ class ConnectorGate(Gate):
         return "admit"
 
     def found(self, request: Request, num_cached: int) -> ExternalTokens | None:
-        """What the connector can bring behind the prefix hits."""
+        """What the connector can bring behind the prefix hits, unless the prompt must be computed,
+        such as for its logprobs; the pin asks in that case, too."""
+        if request.sampling_params.skip_reading_prefix_cache:
+            return NO_EXTERNAL_TOKENS
         num_tokens, load_async = self.connector.get_num_new_matched_tokens(request, num_cached)
         if num_tokens is None:
+            self.num_unknown += 1
             return None
         self._external[request.request_id] = num_tokens
         return ExternalTokens(num_tokens, load_async and num_tokens > 0)
@@ -97,9 +107,12 @@ class ConnectorGate(Gate):
             return  # it was running
         external = self._external.pop(request_id, 0)
         self.connector.update_state_after_alloc(request, self.kv.get_blocks(request_id), external)
-        if num_new == 0:
-            request.waits_for = REMOTE_KVS
-            self.loading[request_id] = request
+        if num_new:
+            self.num_external_tokens += external
+            return
+        request.waits_for = REMOTE_KVS
+        self.loading[request_id] = request
+        self._first[request_id] = request.num_computed_tokens - external
 
     def leaves(self, request: Request) -> bool:
         """A request that has ended keeps its blocks while they are written or read.
@@ -109,19 +122,21 @@ class ConnectorGate(Gate):
         """
         request_id = request.request_id
         self._external.pop(request_id, None)
+        self._first.pop(request_id, None)
         if not request.is_finished:
             return False
         why: set[str] = set()
         if self.loading.pop(request_id, None) is not None and request_id not in self._received:
             why.add("recving")
         self._received.discard(request_id)
-        self._failed.discard(request_id)
         block_ids = self.kv.get_block_ids(request_id)
         is_sent, params = self.connector.request_finished(request, block_ids)
         if is_sent:
             why.add("sending")
         if params is not None:
             self.kv_transfer_params[request_id] = params
+            if len(self.kv_transfer_params) > _MOST_PARAMS:  # clients that never asked
+                del self.kv_transfer_params[next(iter(self.kv_transfer_params))]
         if why:
             self.held[request_id] = request, why
         return bool(why)
@@ -135,44 +150,42 @@ class ConnectorGate(Gate):
         from blocks whose load failed."""
         if not output.invalid_block_ids:
             return
-        invalid = output.invalid_block_ids
+        invalid, why = output.invalid_block_ids, output.errors
         waiting = [(request, request.num_computed_tokens) for request in self.loading.values()]
         for request, num_valid in self._affected(waiting, invalid):
             request.num_computed_tokens = num_valid
-            self._failed.add(request.request_id)
-            self._failures[request.request_id] = request
+            self._note_failure(request, why)
         planned = [
             (request, plan.num_computed_tokens[request.request_id])
             for request in plan.scheduled_requests
         ]
         for request, num_valid in self._affected(planned, invalid, evicts=True):
-            self._failures[request.request_id] = request
-            if request.num_output_placeholders:  # counters move ahead, and so does the next plan
+            self._note_failure(request, why)
+            if self.plans_ahead:  # its token is dropped, and the next plan begins here
                 request.num_computed_tokens, request.num_output_placeholders = num_valid, 0
-                request.num_tokens_to_discard += 1
+                request.num_tokens_to_discard += request.request_id in plan.sampling_req_ids
             else:
                 sampled.pop(request.request_id, None)
                 self._truncated[request.request_id] = request, num_valid
 
-    def updated(
-        self, plan: SchedulerOutput, scheduler: Aborts, output: KVConnectorOutput
-    ) -> list[Request]:
-        """The scheduler knows the tokens of a plan; the requests that end because of `output`.
+    def updated(self, output: KVConnectorOutput, end: Callable[[Request, str], None]) -> None:
+        """The scheduler knows the tokens of a plan, and this is what was reported with it.
 
         In upstream's order: failed loads end, then received ones may be admitted, then what was
         sent is free.
+
+        Args:
+            output: the worker's report.
+            end: ends a request whose load failed, with an error.
         """
         for request, num_valid in self._truncated.values():
             if not request.is_finished:
                 request.num_computed_tokens = num_valid
         failures, self._failures, self._truncated = self._failures, {}, {}
-        ended = []
         if self.kv_load_failure_policy == "fail":
-            for request_id, request in failures.items():
-                if scheduler.abort_request(request_id) is not None:
-                    request.status = RequestStatus.FINISHED_ERROR
-                    request.stop_reason = output.errors.get(request_id, "its KV could not be loaded")
-                    ended.append(request)
+            for request, reason in failures.values():
+                if not request.is_finished:
+                    end(request, reason)
         self.connector.update_connector_output(output)
         for request_id in output.finished_recving:
             if request_id in self.held:
@@ -181,34 +194,33 @@ class ConnectorGate(Gate):
                 self._received.add(request_id)
         for request_id in output.finished_sending:
             self._let_go(request_id, "sending")
-        return ended
 
     def restart(self) -> None:
         """The block tables are new: nothing is loaded, nothing kept."""
         for request in self.loading.values():
             request.waits_for = None
         self.loading, self.held = {}, {}
-        self._received, self._failed, self._external = set(), set(), {}
+        self._received, self._external, self._first = set(), {}, {}
         self._truncated, self._failures = {}, {}
 
     # ------------------------------------------------------------------ inside
 
     def _promote(self, request: Request) -> None:
-        """What was loaded enters the index, and the request may be admitted.
+        """Its load is over, and it may be admitted; the scheduler indexes what its counter says.
 
         As `vllm/v1/core/sched/scheduler.py:2069` `Scheduler._update_waiting_for_remote_kv`.
         """
-        request_id, num_loaded = request.request_id, request.num_computed_tokens
-        if num_loaded:
-            self.kv.cache_blocks(request, num_loaded)
-        else:
+        first = self._first.pop(request.request_id)
+        self.num_external_tokens += max(0, request.num_computed_tokens - first)
+        if not request.num_computed_tokens:
             self.kv.free(request)  # nothing came; it is asked for again
-        if request_id not in self._failed and num_loaded == request.num_tokens:
-            request.num_computed_tokens -= 1  # the last token gives the logits
-        self._failed.discard(request_id)
-        self._received.remove(request_id)
-        del self.loading[request_id]
+        self._received.remove(request.request_id)
+        del self.loading[request.request_id]
         request.waits_for = None
+
+    def _note_failure(self, request: Request, why: Mapping[str, str]) -> None:
+        reason = why.get(request.request_id, "its KV could not be loaded")
+        self._failures[request.request_id] = request, reason
 
     def _let_go(self, request_id: str, reason: str) -> None:
         """One reason less to keep a request's blocks; a report about none is ignored (43226)."""
@@ -252,6 +264,11 @@ class ConnectorGate(Gate):
                 for block in self.kv.get_blocks(request.request_id)[first:]:
                     self.kv.block_pool.evict(block)
             yield request, first * self._block_size
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether blocks are kept, or an answer is awaited, for which time alone is needed."""
+        return bool(self.held or self.loading or self.num_unknown or self.connector.is_waiting())
 
     @property
     def _block_size(self) -> int:

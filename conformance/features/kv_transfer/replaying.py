@@ -15,7 +15,7 @@ from mini_vllm.kv_transfer.base import (
     KVConnectorRole,
 )
 from mini_vllm.kv_transfer.config import KVTransferConfig
-from mini_vllm.request import Request
+from mini_vllm.request import Request, RequestStatus
 
 
 class ScriptedConnector(KVConnectorBase_V1):
@@ -63,6 +63,8 @@ class ScriptedConnector(KVConnectorBase_V1):
     def request_finished(
         self, request: Request, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
+        if not request.is_finished:
+            raise AssertionError(f"request_finished: {request} has not ended")
         kv = self.script.get(request.request_id)
         if kv is None or kv["send_steps"] is None:
             return False, None
@@ -149,7 +151,10 @@ class Connectors(Replayed):
         gate.output = connector.output() if is_due else KVConnectorOutput()
         aside = {}
         if gate.connector.depth > 1:  # upstream keeps requests that ended until they are sent
-            requests = [*scheduler.requests.values(), *(request for request, _ in gate.held.values())]
+            requests = [
+                *scheduler.requests.values(),
+                *(request for request, _ in gate.held.values()),
+            ]
             counts = {r.request_id: r.num_output_placeholders for r in requests}
             aside["num_output_placeholders"] = {r: count for r, count in counts.items() if count}
         return {
@@ -166,7 +171,14 @@ class Connectors(Replayed):
     def updated(self, scheduler: Any, plan: Any) -> Sequence[Request] | None:
         if (gate := gate_of(scheduler)) is None:
             return None
-        ended: list[Request] = gate.updated(plan, scheduler, gate.output)
+        ended: list[Request] = []
+
+        def end(request: Request, reason: str) -> None:
+            scheduler.abort_request(request.request_id)
+            request.status = RequestStatus.FINISHED_ERROR
+            ended.append(request)
+
+        gate.updated(gate.output, end)
         gate.connector.now = self.now + 1  # for the events that come next
         return ended
 
