@@ -95,6 +95,7 @@ class KVTransfer(Feature):
         self.mask = LoadFailures()
         self.num_failed_loads = 0
         """Loads that ended without their K and V."""
+        self._has_moved = False
         self._params: dict[str, Mapping[str, Any]] = {}
 
     # ------------------------------------------------------------------ at the door
@@ -134,6 +135,7 @@ class KVTransfer(Feature):
     def after_schedule(self, plan: SchedulerOutput) -> None:
         """The scheduler's half says what begins; without a forward pass it begins at once."""
         self._planned(plan)
+        self._has_moved = False
         if plan.scheduled_requests:
             return
         self._begin(plan)
@@ -142,6 +144,7 @@ class KVTransfer(Feature):
         output = self._finish(plan)
         self.gate.executed(plan, {}, output)
         self.gate.updated(output, self._end)
+        self._has_moved = bool(output.finished_recving or output.finished_sending)
 
     def before_execute(self, plan: SchedulerOutput) -> Mapping[str, str]:
         """Loads begin."""
@@ -200,8 +203,8 @@ class KVTransfer(Feature):
     # ------------------------------------------------------------------ the engine
 
     def is_busy(self) -> bool:
-        """Whether something is on its way."""
-        return self.gate.is_busy
+        """Whether something is on its way, or has just come, so that the next plan may do more."""
+        return self._has_moved or self.gate.is_busy
 
     def stats(self) -> dict[str, int]:
         """Tokens that came from outside, loads that failed, and requests that wait or are kept."""

@@ -95,6 +95,7 @@ asks the connector about the blocks of a victim
 @ kv_transfer.gate | a preemption
 -        if not request.is_finished:
 +        if False:
+             return False
 
 frees what was sent before what was received
 @ kv_transfer.gate | received and sent in one update
@@ -141,6 +142,7 @@ takes the token that came from a failed load
 
 counts the chunk that came from a failed load
 @ kv_transfer.gate | a running request loses tokens | connector_failures
+         for request, num_valid in self._truncated.values():
 -            if not request.is_finished:
 +            if False:
                  request.num_computed_tokens = num_valid
