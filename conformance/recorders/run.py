@@ -280,7 +280,8 @@ class Run:
             self.connector.reports() if is_due else ([], [])
         )
         if "kv_load_failure_policy" in self.config:
-            step["invalid_block_ids"] = self.connector.fails.at(self.connector.now)
+            now = self.connector.now
+            step["invalid_block_ids"] = self.connector.fails.at(now) if is_due else []
 
     def _sample(self, plan: Any) -> dict[str, list[int]]:
         """What the runner returns for this plan, before stops trim it."""

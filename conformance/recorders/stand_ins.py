@@ -72,7 +72,8 @@ class Failing:
 
     def at(self, step: int) -> list[int]:
         """The blocks that the update of this step reports."""
-        return sorted(self.reports.pop(step, ()))
+        known = [each for each in self.reports if each <= step]
+        return sorted(set[int]().union(*(self.reports.pop(each) for each in known)))
 
 
 class Connector(Strict):

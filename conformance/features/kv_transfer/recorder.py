@@ -129,7 +129,11 @@ def death_of(workload: dict[str, Any], real: Real | None = None) -> recording.Re
             last.pop("sampled_token_ids", None)
             entry["steps"].append({**last, "finished": [], "finish_reasons": {}})
         said = str(error).split(": ", 1)[1]
-        return {**entry, "dies": {"step": step, "error": said}}
+        events = [event for event in entry["events"] if event["step"] <= step]
+        adds = [add for event in events for add in event["add"]]  # others can go on from here
+        outputs = {a["request_id"]: run.script[a["request_id"]][: a["max_tokens"]] for a in adds}
+        dies = {"step": step, "error": said}
+        return {**entry, "events": events, "outputs": outputs, "dies": dies}
     except Stalled:  # 45388 comes first
         pass
     return None
