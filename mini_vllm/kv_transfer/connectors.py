@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from mini_vllm.kv_transfer.base import KVConnectorBase_V1, KVConnectorRole
 from mini_vllm.kv_transfer.config import KVTransferConfig
+from mini_vllm.kv_transfer.example import ExampleConnector
 from mini_vllm.kv_transfer.pull import PullConnector
 from mini_vllm.kv_transfer.simulated import SimulatedNetwork
 from mini_vllm.kv_transfer.sockets import SocketTransport
@@ -46,8 +47,15 @@ def _over_a_simulated_network(
     return PullConnector(config, role, place.fingerprint, network.connect, network.clock)
 
 
+def _over_files(
+    config: KVTransferConfig, role: KVConnectorRole, place: Place
+) -> KVConnectorBase_V1:
+    return ExampleConnector(config, role, place.fingerprint, place.block_size)
+
+
 CONNECTORS: dict[str, Make] = {
     "SocketConnector": _over_sockets,
+    "ExampleConnector": _over_files,
     "SimulatedConnector": _over_a_simulated_network,
 }
 
