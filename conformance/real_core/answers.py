@@ -195,6 +195,25 @@ class Registry(Strict):
         return 0
 
 
+class Event:
+    """A change of the prefix index; its fields as they are given."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+
+class BlockStored(Event):
+    """Blocks entered the index."""
+
+
+class BlockRemoved(Event):
+    """Blocks left it."""
+
+
+class AllBlocksCleared(Event):
+    """It is empty."""
+
+
 class _Compiled(type):
     """The class of `Grammar`: its instances are all that take tokens."""
 
@@ -259,6 +278,10 @@ ANSWERS: dict[str, dict[str, Answer]] = {
     },
     "vllm.distributed.kv_events": {
         "EventPublisherFactory": Answer(EventPublisherFactory, "KV events are off"),
+        "MEDIUM_GPU": Answer("GPU", "the constant"),
+        "BlockStored": Answer(BlockStored, _RECORD),
+        "BlockRemoved": Answer(BlockRemoved, _RECORD),
+        "AllBlocksCleared": Answer(AllBlocksCleared, _RECORD),
     },
     "vllm.distributed.kv_transfer.kv_connector.v1": {
         "SupportsHMA": Answer(SupportsHMA, "a recorder's connector keeps one group"),
@@ -293,6 +316,7 @@ ANSWERS: dict[str, dict[str, Answer]] = {
         "bc_linter_include": Answer(_unchanged, "a mark for a linter"),
     },
     "vllm.envs": {
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": Answer(False, "hashes are compared for equality"),
         "VLLM_USE_V2_MODEL_RUNNER": Answer(False, "the default"),
         "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": Answer(None, "the default"),
     },

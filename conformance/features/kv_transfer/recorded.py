@@ -1,6 +1,6 @@
 """What is recorded of connectors."""
 
-from conformance.features import Part, workloads
+from conformance.features import Part, run, workloads
 
 PARTS: dict[str, Part] = {
     "connector": workloads(
@@ -18,6 +18,15 @@ PARTS: dict[str, Part] = {
     "connector_async": workloads(
         "kv_transfer", "connector_async", "record_async", "the same with `AsyncScheduler`"
     ),
+    "kv_events": Part(
+        "kv_events.jsonl.gz",
+        "features.kv_transfer.kv_events:record",
+        "what `vllm/v1/core/block_pool.py:130` `BlockPool` tells of its index, step by step",
+        "`replay`",
+        "workloads",
+        "scheduler",
+        takes_seeds=True,
+    ),
     "connector_deaths": Part(
         "deaths/connector.jsonl.gz",
         "features.kv_transfer.recorder:record_deaths",
@@ -26,5 +35,11 @@ PARTS: dict[str, Part] = {
         "workloads",
         "scheduler",
         takes_seeds=True,
+    ),
+    "texts-example-connector": run(
+        "texts-example-connector",
+        "features.kv_transfer.texts:recorded",
+        "greedy texts of two engines that share K and V by the pin's `ExampleConnector`",
+        "`texts kv_transfer`",
     ),
 }

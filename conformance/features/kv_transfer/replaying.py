@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conformance.features import Find, Replayed
+from conformance.features.kv_transfer.kv_events import CONFIG, Numbers
 from conformance.recorders.stand_ins import Failing
 from mini_vllm.block_pool import KVCacheBlock
 from mini_vllm.kv_transfer.base import (
@@ -105,10 +106,10 @@ class Connectors(Replayed):
     name = "kv_transfer"
     now = 0
     """The step that is under way."""
-    fields = ("finished_recving", "finished_sending", "invalid_block_ids", "skipped")
+    fields = ("finished_recving", "finished_sending", "invalid_block_ids", "skipped", "kv_events")
 
     def is_on(self, config: Mapping[str, Any]) -> bool:
-        return bool(config.get("kv_script"))
+        return bool(config.get("kv_script") or config.get(CONFIG))
 
     def asked(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
         adds = [add for event in entry["events"] for add in event.get("add", ())]
@@ -120,6 +121,13 @@ class Connectors(Replayed):
 
         def made(*arguments: Any, **named: Any) -> Any:
             kv = make(*arguments, **named)
+            if config.get(CONFIG):
+                kv.kv_events, numbers = [], Numbers()
+                kv.block_pool.on_event = lambda e: kv.kv_events.append(
+                    numbers.event(e.kind, e.block_hashes, e.parent_block_hash, e.token_ids)
+                )
+            if not config.get("kv_script"):
+                return kv
             connector = ScriptedConnector(config["kv_script"], config["block_size"])
             connector.depth = 2 if config.get("async_scheduling") else 1
             gate = find("kv_transfer.gate", "ConnectorGate")(
@@ -132,7 +140,7 @@ class Connectors(Replayed):
         return made
 
     def gates(self, kv: Any, find: Find) -> Sequence[Any]:
-        return [kv.connector_gate]
+        return [kv.connector_gate] if hasattr(kv, "connector_gate") else []
 
     def begin(self, requests: Mapping[str, Any], step: int) -> None:
         self.now = step
@@ -143,22 +151,24 @@ class Connectors(Replayed):
         return {}
 
     def observe(self, scheduler: Any, plan: Any) -> Mapping[str, Any]:
+        told: dict[str, Any] = {}
+        if (events := getattr(scheduler.kv, "kv_events", None)) is not None:
+            told["kv_events"], scheduler.kv.kv_events = events, []
         if (gate := gate_of(scheduler)) is None:
-            return {}
+            return told
         plan.bind(scheduler.kv)
         connector = gate.connector
         is_due = connector.now + 1 >= connector.depth
         gate.output = connector.output() if is_due else KVConnectorOutput()
-        aside = {}
         if gate.connector.depth > 1:  # upstream keeps requests that ended until they are sent
             requests = [
                 *scheduler.requests.values(),
                 *(request for request, _ in gate.held.values()),
             ]
             counts = {r.request_id: r.num_output_placeholders for r in requests}
-            aside["num_output_placeholders"] = {r: count for r, count in counts.items() if count}
+            told["num_output_placeholders"] = {r: count for r, count in counts.items() if count}
         return {
-            **aside,
+            **told,
             "finished_recving": list(gate.output.finished_recving),
             "finished_sending": list(gate.output.finished_sending),
             "invalid_block_ids": sorted(gate.output.invalid_block_ids),
