@@ -53,6 +53,9 @@ class KVConnectorOutput:
     """Blocks whose load failed; the requests that hold them lose everything from there on."""
     errors: Mapping[str, str] = field(default_factory=dict)
     """Why the load of a request failed, for its message. Upstream logs it."""
+    completed_jobs: Sequence[int] = ()
+    """Transfers that a connector numbers itself and that have ended; upstream's
+    `kv_connector_worker_meta` carries them."""
 
 
 class KVConnectorBase_V1(ABC):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from mini_vllm.kv_transfer.base import KVConnectorBase_V1, KVConnectorRole
 from mini_vllm.kv_transfer.config import KVTransferConfig
 from mini_vllm.kv_transfer.example import ExampleConnector
+from mini_vllm.kv_transfer.offload import OffloadingConnector
 from mini_vllm.kv_transfer.pull import PullConnector
 from mini_vllm.kv_transfer.simulated import SimulatedNetwork
 from mini_vllm.kv_transfer.sockets import SocketTransport
@@ -24,7 +25,7 @@ class Place:
 
     fingerprint: Fingerprint
     block_size: int
-    num_blocks: int
+    enable_caching: bool
 
 
 Make = Callable[[KVTransferConfig, KVConnectorRole, Place], KVConnectorBase_V1]
@@ -53,9 +54,16 @@ def _over_files(
     return ExampleConnector(config, role, place.fingerprint, place.block_size)
 
 
+def _to_host_memory(
+    config: KVTransferConfig, role: KVConnectorRole, place: Place
+) -> KVConnectorBase_V1:
+    return OffloadingConnector(config, role, place.block_size, place.enable_caching)
+
+
 CONNECTORS: dict[str, Make] = {
     "SocketConnector": _over_sockets,
     "ExampleConnector": _over_files,
+    "OffloadingConnector": _to_host_memory,
     "SimulatedConnector": _over_a_simulated_network,
 }
 

@@ -9,6 +9,7 @@ several steps is not kept, while upstream then keeps what is not computed yet. M
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -165,6 +166,7 @@ class ExampleConnector(KVConnectorBase_V1):
                 scatter(self._caches[layer_name], file.block_ids, file.first, kv[:, file.first :])
             except (OSError, WireError) as error:
                 self._errors[file.request_id] = f"its KV could not be loaded: {error}"
+                shutil.rmtree(self.folder / file.name, ignore_errors=True)  # for those who come
                 size = self.block_size
                 held = file.block_ids[file.first // size : -(-file.num_tokens // size)]
                 self._invalid.update(held)

@@ -277,7 +277,7 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> KVTransfer:
     layers, heads, head_dim = model.kv_shape
     dtype = np.dtype(loaded.dtype).name
     fingerprint = Fingerprint(_name_of(model), dtype, layers, heads, head_dim)
-    place = Place(fingerprint, cache.block_size, cache.num_blocks)
+    place = Place(fingerprint, cache.block_size, cache.enable_prefix_caching)
     worker_half = create_connector(config, KVConnectorRole.WORKER, place)
     scheduler_half = create_connector(config, KVConnectorRole.SCHEDULER, place)
     scheduler_half.set_xfer_handshake_metadata(worker_half.get_handshake_metadata())

@@ -3,9 +3,10 @@
     course engine run -m conformance.record texts-example-connector   # record: the real engine
     python -m conformance.texts kv_transfer                           # compare: any machine
 
-Three processes: one engine alone, one that keeps the K and V of prompts in files, and one that is
-asked the same prompts and loads them. Recorded are their texts and what their counters say of
-where the prompt tokens came from; `predicted` says the counters from the prompts alone.
+Five processes: one engine alone, one that keeps the K and V of prompts in files, one that is asked
+the same prompts and loads them, and two more with `layout.ExampleConnectorByTokens`. Recorded are
+their texts and what their counters say of where the prompt tokens came from; `predicted` says that
+from the prompts alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mini_vllm.kv_transfer.example import align_to_block_size
 
 KEPT = RECORDINGS / "engine"
 BLOCK_SIZE, MAX_TOKENS, BUDGET = 16, 24, 4096
-ROLES = ("alone", "producer", "consumer")
+ROLES = ("alone", "producer", "consumer", "producer_by_tokens", "consumer_by_tokens")
 _SAID = "recorded: "
 PROMPTS = (
     "The scheduler", "Return the number of tokens that the cache holds for a request.",
@@ -42,8 +43,12 @@ PROMPTS = (
 def recorded() -> Iterator[dict[str, Any]]:
     """The three engines, float32 and greedy, each prompt whole in one step: one line."""
     with tempfile.TemporaryDirectory() as folder:
-        said = {role: _in_a_process(role, folder) for role in ROLES}
-        kept = sorted(len(os.listdir(each.path)) for each in os.scandir(folder))
+        said = {}
+        for role in ROLES:
+            own = Path(folder, "by_tokens" if "by_tokens" in role else "plain")
+            own.mkdir(exist_ok=True)
+            said[role] = _in_a_process(role, str(own))
+        kept = sorted(len(os.listdir(each.path)) for each in os.scandir(own))
     yield {
         "upstream": recording.UPSTREAM, "machine": provenance("float32"),
         "block_size": BLOCK_SIZE, "prompts": [list(prompt.encode()) for prompt in PROMPTS],
@@ -73,12 +78,17 @@ def answer(role: str, folder: str) -> dict[str, Any]:
             "kv_connector": "ExampleConnector", "kv_role": "kv_both",
             "kv_connector_extra_config": {"shared_storage_path": folder},
         }  # fmt: skip
+        if "by_tokens" in role:
+            more["kv_transfer_config"] |= {
+                "kv_connector": "ExampleConnectorByTokens",
+                "kv_connector_module_path": "conformance.features.kv_transfer.layout",
+            }
     llm = vllm.LLM(
         model=str(MODEL), dtype="float32", seed=0, max_model_len=256, max_num_seqs=16,
         max_num_batched_tokens=BUDGET, block_size=BLOCK_SIZE, enforce_eager=True,
         gpu_memory_utilization=0.4, disable_log_stats=False, **more,
     )  # fmt: skip
-    tokens = 1 if role == "producer" else MAX_TOKENS
+    tokens = 1 if "producer" in role else MAX_TOKENS
     params = vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     batch: Any = [{"prompt_token_ids": list(prompt.encode())} for prompt in PROMPTS]
     outputs = [list(r.outputs[0].token_ids) for r in llm.generate(batch, params)]
@@ -126,7 +136,7 @@ def mini(found: Mapping[str, Any], folder: str) -> dict[str, Any]:
     second = engine()
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     outputs = [list(r.outputs[0].token_ids) for r in second.generate(found["prompts"], params)]
-    loaded = second.engine.feature("kv_transfer").stats()["num_external_tokens"]
+    loaded = second.llm_engine.feature("kv_transfer").stats()["num_external_tokens"]
     return {"outputs": outputs, "loaded": loaded}
 
 
@@ -135,11 +145,14 @@ def main() -> int:
     found = kept()
     with tempfile.TemporaryDirectory() as folder:
         ours = mini(found, folder)
-    theirs = found["consumer"]["outputs"]
+    theirs = found["consumer_by_tokens"]["outputs"]
     count = sum(mine != text for mine, text in zip(ours["outputs"], theirs, strict=True))
     same = theirs == found["alone"]["outputs"]
     print(f"{len(theirs)} texts with a connector: {count} differ")
-    print(f"{ours['loaded']} tokens loaded here, counted there: {found['consumer']['counters']}")
+    print(
+    counted = found["consumer_by_tokens"]["counters"]
+    print(f"{ours['loaded']} tokens loaded here, counted there: {counted}")
+    )
     return 1 if count or not same else 0
 
 
