@@ -27,6 +27,13 @@ PARTS: dict[str, Part] = {
         "scheduler",
         takes_seeds=True,
     ),
+    "offloading": Part(
+        "offloading.jsonl.gz",
+        "features.kv_transfer.offloading:record",
+        "the same with the scheduler's half of `OffloadingConnector` and `CPUOffloadingManager`",
+        "`replay`",
+        "workloads",
+    ),
     "connector_deaths": Part(
         "deaths/connector.jsonl.gz",
         "features.kv_transfer.recorder:record_deaths",

@@ -100,16 +100,70 @@ class ScriptedConnector(KVConnectorBase_V1):
         """There are no bytes."""
 
 
+class ScriptedOffload(ScriptedConnector):
+    """The scheduler's half of our offloading connector, and a worker whose transfers take steps."""
+
+    def __init__(self, offload: Mapping[str, Any], block_size: int, find: Find) -> None:
+        super().__init__({}, block_size)
+        self.steps = {True: offload["store_steps"], False: offload["load_steps"]}
+        host = find("kv_transfer.offload", "HostBlocks")(offload["num_cpu_blocks"])
+        make = find("kv_transfer.offload", "OffloadingScheduler")
+        self.scheduler = make(block_size, offload["factor"], host)
+        self.under_way: dict[int, int] = {}
+        self.told: list[list[Any]] = []
+        """The jobs of the step that is under way."""
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        count = self.scheduler.lookup(request, num_computed_tokens)
+        return count, bool(count)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: Sequence[KVCacheBlock], num_external_tokens: int
+    ) -> None:
+        if num_external_tokens:
+            ids = [block.block_id for block in blocks]
+            self.scheduler.allocated(request, ids, num_external_tokens)
+            self.loads[request.request_id] = self.now + self.steps[False]
+
+    def request_finished(
+        self, request: Request, block_ids: Sequence[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self.scheduler.finished(request)
+        return False, None
+
+    def begin(self, plan: Any) -> None:
+        """The jobs of a bound plan."""
+        jobs = self.scheduler.planned(plan)
+        kinds = {False: "load", True: "store"}
+        self.told = [
+            [kinds[job.is_store], job.request_id, job.host_ids, job.block_ids] for job in jobs
+        ]
+        self.under_way |= {job.number: self.now + self.steps[job.is_store] for job in jobs}
+
+    def output(self) -> KVConnectorOutput:
+        output = super().output()
+        output.completed_jobs = [n for n, step in self.under_way.items() if step <= self.now]
+        for number in output.completed_jobs:
+            del self.under_way[number]
+        return output
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self.scheduler.completed(connector_output.completed_jobs)
+
+
 class Connectors(Replayed):
     """A gate whose connector is the script, and the reports of its worker."""
 
     name = "kv_transfer"
     now = 0
     """The step that is under way."""
-    fields = ("finished_recving", "finished_sending", "invalid_block_ids", "skipped", "kv_events")
+    fields = ("finished_recving", "finished_sending", "invalid_block_ids", "skipped", "kv_events",
+              "offload_jobs", "completed_jobs")  # fmt: skip
 
     def is_on(self, config: Mapping[str, Any]) -> bool:
-        return bool(config.get("kv_script") or config.get(CONFIG))
+        return bool(config.get("kv_script") or config.get(CONFIG) or config.get("offload"))
 
     def asked(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
         adds = [add for event in entry["events"] for add in event.get("add", ())]
@@ -126,9 +180,13 @@ class Connectors(Replayed):
                 kv.block_pool.on_event = lambda e: kv.kv_events.append(
                     numbers.event(e.kind, e.block_hashes, e.parent_block_hash, e.token_ids)
                 )
-            if not config.get("kv_script"):
+            size = config["block_size"]
+            if config.get("offload"):
+                connector: Any = ScriptedOffload(config["offload"], size, find)
+            elif config.get("kv_script"):
+                connector = ScriptedConnector(config["kv_script"], size)
+            else:
                 return kv
-            connector = ScriptedConnector(config["kv_script"], config["block_size"])
             connector.depth = 2 if config.get("async_scheduling") else 1
             gate = find("kv_transfer.gate", "ConnectorGate")(
                 connector, kv, config.get("kv_load_failure_policy", "recompute"),
@@ -158,6 +216,9 @@ class Connectors(Replayed):
             return told
         plan.bind(scheduler.kv)
         connector = gate.connector
+        if hasattr(connector, "begin"):
+            connector.begin(plan)
+            told["offload_jobs"] = connector.told
         is_due = connector.now + 1 >= connector.depth
         gate.output = connector.output() if is_due else KVConnectorOutput()
         if gate.connector.depth > 1:  # upstream keeps requests that ended until they are sent
@@ -167,6 +228,7 @@ class Connectors(Replayed):
             ]
             counts = {r.request_id: r.num_output_placeholders for r in requests}
             told["num_output_placeholders"] = {r: count for r, count in counts.items() if count}
+        told["completed_jobs"] = len(gate.output.completed_jobs)
         return {
             **told,
             "finished_recving": list(gate.output.finished_recving),

@@ -149,10 +149,8 @@ def main() -> int:
     count = sum(mine != text for mine, text in zip(ours["outputs"], theirs, strict=True))
     same = theirs == found["alone"]["outputs"]
     print(f"{len(theirs)} texts with a connector: {count} differ")
-    print(
     counted = found["consumer_by_tokens"]["counters"]
     print(f"{ours['loaded']} tokens loaded here, counted there: {counted}")
-    )
     return 1 if count or not same else 0
 
 
