@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from mini_vllm.parts import EngineParts
 from mini_vllm.releases import v0_27_1, v0_33_0
+from mini_vllm.releases.loads import AsyncLoadsReserve, LoadsReserve
 
 PIN = "0.22.1"
 PARTS = {
-    PIN: EngineParts(rooms={"multimodal": {}}),
-    "0.23.0": EngineParts(),  # decides as the pin does
+    PIN: EngineParts(rooms={"multimodal": {}, "kv_transfer": {}}),
+    "0.23.0": EngineParts(  # decides as the pin does where nothing is loaded
+        scheduler=LoadsReserve, async_scheduler=AsyncLoadsReserve, rooms={"kv_transfer": {}}
+    ),
     "0.27.1": v0_27_1.PARTS,
     "0.33.0": v0_33_0.PARTS,
 }

@@ -49,4 +49,11 @@ PARTS: dict[str, Part] = {
         "greedy texts of two engines that share K and V by the pin's `ExampleConnector`",
         "`texts kv_transfer`",
     ),
+    "texts-example-connector-by-tokens": run(
+        "texts-example-connector-by-tokens",
+        "features.kv_transfer.texts:recorded",
+        "the same with the axes of a processor's cache in the order that it expects",
+        "`texts kv_transfer`",
+        by_tokens=True,
+    ),
 }

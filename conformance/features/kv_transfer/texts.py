@@ -3,10 +3,10 @@
     course engine run -m conformance.record texts-example-connector   # record: the real engine
     python -m conformance.texts kv_transfer                           # compare: any machine
 
-Five processes: one engine alone, one that keeps the K and V of prompts in files, one that is asked
-the same prompts and loads them, and two more with `layout.ExampleConnectorByTokens`. Recorded are
-their texts and what their counters say of where the prompt tokens came from; `predicted` says that
-from the prompts alone.
+Three processes: one engine alone, one that keeps the K and V of prompts in files, and one that is
+asked the same prompts and loads them; "texts-example-connector-by-tokens" is the last two with
+`layout.ExampleConnectorByTokens`. Recorded are their texts and what their counters say of where the
+prompt tokens came from; `predicted` says that from the prompts alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mini_vllm.kv_transfer.example import align_to_block_size
 
 KEPT = RECORDINGS / "engine"
 BLOCK_SIZE, MAX_TOKENS, BUDGET = 16, 24, 4096
-ROLES = ("alone", "producer", "consumer", "producer_by_tokens", "consumer_by_tokens")
+ROLES = ("alone", "producer", "consumer")
 _SAID = "recorded: "
 PROMPTS = (
     "The scheduler", "Return the number of tokens that the cache holds for a request.",
@@ -40,15 +40,12 @@ PROMPTS = (
 """Of bytes; some shorter than a block, some that end one token behind a block."""
 
 
-def recorded() -> Iterator[dict[str, Any]]:
-    """The three engines, float32 and greedy, each prompt whole in one step: one line."""
+def recorded(by_tokens: bool = False) -> Iterator[dict[str, Any]]:
+    """The engines, float32 and greedy, each prompt whole in one step: one line."""
+    roles = ("producer_by_tokens", "consumer_by_tokens") if by_tokens else ROLES
     with tempfile.TemporaryDirectory() as folder:
-        said = {}
-        for role in ROLES:
-            own = Path(folder, "by_tokens" if "by_tokens" in role else "plain")
-            own.mkdir(exist_ok=True)
-            said[role] = _in_a_process(role, str(own))
-        kept = sorted(len(os.listdir(each.path)) for each in os.scandir(own))
+        said = {role: _in_a_process(role, folder) for role in roles}
+        kept = sorted(len(os.listdir(each.path)) for each in os.scandir(folder))
     yield {
         "upstream": recording.UPSTREAM, "machine": provenance("float32"),
         "block_size": BLOCK_SIZE, "prompts": [list(prompt.encode()) for prompt in PROMPTS],
@@ -60,7 +57,7 @@ def _in_a_process(role: str, folder: str) -> dict[str, Any]:
     """What one engine says; its process is gone then."""
     done = subprocess.run(
         [sys.executable, "-m", __name__, role, folder], check=True, text=True,
-        stdout=subprocess.PIPE, timeout=600,
+        stdout=subprocess.PIPE, timeout=3600,
     )  # fmt: skip
     [line] = [line for line in done.stdout.splitlines() if line.startswith(_SAID)]
     found: dict[str, Any] = json.loads(line.removeprefix(_SAID))
@@ -142,7 +139,7 @@ def mini(found: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 def main() -> int:
     """Compare; returns the exit status."""
-    found = kept()
+    found = kept() | kept("texts-example-connector-by-tokens")
     with tempfile.TemporaryDirectory() as folder:
         ours = mini(found, folder)
     theirs = found["consumer_by_tokens"]["outputs"]
