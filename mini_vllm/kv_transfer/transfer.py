@@ -90,9 +90,10 @@ class KVTransfer(Feature):
         worker_half: KVConnectorBase_V1,
         gate: ConnectorGate,
     ) -> None:
-        self.config, self.gate = config, gate
+        self.config = config
+        self.gate: ConnectorGate = gate
         self.scheduler_half, self.worker_half = scheduler_half, worker_half
-        self.mask = LoadFailures()
+        self.mask: LoadFailures = LoadFailures()
         self.num_failed_loads = 0
         """Loads that ended without their K and V."""
         self._has_moved = False
@@ -290,9 +291,9 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> KVTransfer:
     if worker_half.uses_layers:
         model.attention = LayerHooks(model.attention, worker_half, names)
 
-    def build_executor(runner: Any, *rest: Any) -> Executor:
+    def build_executor(runner: Any, row_sampler: Any, features: Any) -> Executor:
         worker_half.register_kv_caches(dict(zip(names, runner.kv_cache, strict=True)))
-        return Executor(runner, *rest, batch_queue_size=1 + ahead)
+        return Executor(runner, row_sampler, features, 1 + ahead)
 
     setup.executor = build_executor
     return KVTransfer(config, scheduler_half, worker_half, gate)
@@ -313,4 +314,4 @@ def _name_of(model: Transformer) -> str:
     `compute_nixl_compatibility_hash`.
     """
     rows = np.ascontiguousarray(model.embed_tokens[:64], dtype="<f4")
-    return f"{model.config.architecture}-{hash_of(rows.view('<i4').ravel())[:16]}"
+    return f"{model.config.architecture}-{hash_of(rows.view('<i4').ravel().tolist())[:16]}"

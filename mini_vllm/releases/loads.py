@@ -6,6 +6,7 @@ Places are those of the release's own archive; the pin has none of these lines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import KVCacheBlock
 from mini_vllm.config import SchedulerConfig

@@ -82,7 +82,8 @@ class ScriptedConnector(KVConnectorBase_V1):
             names.append(sorted(name for name, step in under_way.items() if step <= self.now))
             for name in names[-1]:
                 del under_way[name]
-        return KVConnectorOutput(*names, invalid_block_ids=set(self.failing.at(self.now)))
+        received, sent = names
+        return KVConnectorOutput(received, sent, set(self.failing.at(self.now)))
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return KVConnectorMetadata()
