@@ -256,3 +256,16 @@ def test_drafts_are_made_and_accepted_as_by_the_mini_engine(run, tmp_path):
     assert not wrong, (line, wrong[:3])
     kept = real_spec.load(KEPT / "spec-draft_model-float32.jsonl.gz")
     assert found["recording"]["outputs"] == kept["recording"]["outputs"]
+
+
+# ------------------------------------------------------------------ two engines, one folder
+
+
+def test_two_engines_that_share_files_say_what_was_recorded(run, found, tmp_path):
+    if not found.on_cpu:
+        pytest.skip("recorded on a processor")
+    part = "texts-example-connector-by-tokens"
+    run("conformance.record", part, "--out", str(tmp_path))
+    now, kept = load(tmp_path / "engine" / f"{part}.jsonl.gz"), load(KEPT / f"{part}.jsonl.gz")
+    for role in ("producer_by_tokens", "consumer_by_tokens"):
+        assert now[role] == kept[role]

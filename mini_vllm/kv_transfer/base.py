@@ -120,7 +120,7 @@ class KVConnectorBase_V1(ABC):
     def on_new_request(self, request: Request, kv_transfer_params: Mapping[str, Any]) -> None:
         """A request is queued, with what its client brought for the connector.
 
-        Upstream keeps that in the request: `vllm/v1/request.py:132` `Request`.
+        Upstream keeps that in the request: `vllm/v1/request.py:59` `Request`.
         """
 
     @abstractmethod

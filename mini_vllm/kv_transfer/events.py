@@ -66,8 +66,8 @@ class KVEventPublisher:
         Args:
             pool: its `on_event` is taken.
             block_size: tokens per block, for `BlockStored`.
-            buffer_steps: batches that are kept, as `vllm/config/kv_events.py:31`
-                `KVEventsConfig` has it.
+            buffer_steps: batches that are kept, as
+                `vllm/config/kv_events.py:31` `KVEventsConfig.buffer_steps`.
 
         Raises:
             ValueError: `buffer_steps` below 1.

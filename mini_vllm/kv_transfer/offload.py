@@ -5,7 +5,7 @@ cache, known by the hash of the last of them; what is stored, what is hit, what 
 a transfer under way makes wait is decided as there. A copy is made before the cache's block can be
 overwritten, so nothing is flushed. Mirrors
 `vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py:235`
-`OffloadingConnectorScheduler` and `vllm/v1/kv_offload/cpu/manager.py:25` `CPUOffloadingManager`.
+`OffloadingConnectorScheduler` and `vllm/v1/kv_offload/cpu/manager.py:26` `CPUOffloadingManager`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Promises: the client sees parameters and tokens, and the K and V go from process to process beside
 it; a prompt whose producer is gone is computed by the consumer; at the end no process is left.
-Mirrors what `tests/v1/kv_connector/nixl_integration/toy_proxy_server.py:219` does over HTTP.
+Mirrors `tests/v1/kv_connector/nixl_integration/toy_proxy_server.py:219` `_handle_completions`.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ EXTRA = {
     "host": "127.0.0.1", "port": 0, "lease_s": 30.0, "load_timeout_s": 30.0, "max_transfers": 8,
 }  # fmt: skip
 """What `kv_connector_extra_config` may hold, and its defaults. The lease is upstream's
-`vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py:71` `NixlConnectorScheduler`; there
-heartbeats extend it."""
+`vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py:71`
+`NixlConnectorScheduler._kv_lease_duration`; there heartbeats extend it."""
 
 REMOTE = {
     "remote_engine_id": str, "remote_request_id": str, "remote_host": str, "remote_port": int,

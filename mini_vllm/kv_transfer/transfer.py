@@ -3,7 +3,8 @@
 Promises: the worker's half is called as upstream's model runner calls it, also in a step without a
 forward pass; a load that fails ends its request or has it computed here, as the policy says. What
 was not compared with the real engine together with a connector is refused by name. Mirrors
-`vllm/v1/worker/kv_connector_model_runner_mixin.py:38` `KVConnectorModelRunnerMixin`.
+`vllm/v1/worker/kv_connector_model_runner_mixin.py:38`
+`KVConnectorModelRunnerMixin.kv_connector_no_forward`.
 """
 
 from __future__ import annotations

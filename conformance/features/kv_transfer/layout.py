@@ -1,9 +1,10 @@
 """The pin's `ExampleConnector` for a processor, whose K and V lie by heads within a block.
 
 On a processor a layer's cache is [2, blocks, heads, tokens of a block, head size]
-(`vllm/v1/attention/backends/cpu_attn.py:96`). The connector takes the third axis for the tokens and
-so reads and writes other blocks than it means. Here it is shown the axes in the order that it
-expects; it decides and names files as before. Needs the real engine.
+(`vllm/v1/attention/backends/cpu_attn.py:89` `CPUAttentionBackend.get_kv_cache_shape`). The
+connector takes the third axis for the tokens and so reads and writes other blocks than it means.
+Here it is shown the axes in the order that it expects; it decides and names files as before. Needs
+the real engine.
 """
 
 from __future__ import annotations

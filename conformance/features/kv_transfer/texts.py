@@ -80,6 +80,7 @@ def answer(role: str, folder: str) -> dict[str, Any]:
                 "kv_connector": "ExampleConnectorByTokens",
                 "kv_connector_module_path": "conformance.features.kv_transfer.layout",
             }
+            more["num_gpu_blocks_override"] = 64  # it copies the whole cache, layer by layer
     llm = vllm.LLM(
         model=str(MODEL), dtype="float32", seed=0, max_model_len=256, max_num_seqs=16,
         max_num_batched_tokens=BUDGET, block_size=BLOCK_SIZE, enforce_eager=True,
