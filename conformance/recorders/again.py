@@ -8,6 +8,8 @@ from typing import Any
 from conformance import recording, workloads
 from conformance.features.core import recorder as scheduler
 from conformance.features.distributed import recorder as pipeline
+from conformance.features.kv_transfer import kv_events
+from conformance.features.kv_transfer import recorder as connectors
 from conformance.features.lora import recorder as lora
 from conformance.features.multimodal import recorder as pictures
 from conformance.features.spec_decode import recorder as spec
@@ -25,6 +27,12 @@ def record(kept: recording.Recording, real: Real | None = None) -> recording.Rec
     """
     config, seed = kept["config"], kept["seed"]
     is_async = bool(config.get("async_scheduling"))
+    if "kv_events" in kept["steps"][0]:
+        return next(kv_events.record([seed], real))
+    if "kv_load_failure_policy" in config:
+        return next(connectors.record_failures([seed], real))
+    if "finished_recving" in kept["steps"][0]:
+        return next((connectors.record_async if is_async else connectors.record)([seed], real))
     if "grammar_rows" in kept["steps"][0]:
         return next(grammar.record([seed], real))
     if "encoder_cache_size" in config:

@@ -28,11 +28,12 @@ PARTS: dict[str, Part] = {
         takes_seeds=True,
     ),
     "offloading": Part(
-        "offloading.jsonl.gz",
+        "installed/offloading.jsonl.gz",
         "features.kv_transfer.offloading:record",
         "the same with the scheduler's half of `OffloadingConnector` and `CPUOffloadingManager`",
         "`replay`",
         "workloads",
+        "installed",
     ),
     "connector_deaths": Part(
         "deaths/connector.jsonl.gz",

@@ -243,6 +243,11 @@ def test_what_the_recorder_raises_is_named():
         Run(lone(send_steps=3, unasked="send"), core_of()).recorded()
 
 
+def test_offloading_decides_as_the_real_half_and_manager():
+    result = replay.replay_files([RECORDINGS / "installed" / "offloading.jsonl.gz"])
+    assert result.num_workloads == 169 and not result.differences
+
+
 def test_1000_workloads_with_a_connector_are_kept():
     files = ("connector", "connector_failures")
     assert sum(recording.count(RECORDINGS / f"{name}.jsonl.gz") for name in files) == 1000
