@@ -154,6 +154,10 @@ class KVConnectorBase_V1(ABC):
         what its client hands to the engine that goes on with it."""
         return False, None
 
+    def forget_request(self, request_id: str) -> None:
+        """A request is gone, also one of which `request_finished` never said so; an unknown id is
+        a no-op."""
+
     # ------------------------------------------------------------------ both
 
     def is_waiting(self) -> bool:

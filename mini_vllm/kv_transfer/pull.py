@@ -183,6 +183,9 @@ class PullConnector(KVConnectorBase_V1):
             "prompt_hash": prompt_hash, **self._address,
         }  # fmt: skip
 
+    def forget_request(self, request_id: str) -> None:
+        self._params.pop(request_id, None)
+
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._busy -= set(connector_output.finished_sending)
 

@@ -128,6 +128,11 @@ class KVTransfer(Feature):
         """The connector knows of it."""
         self.scheduler_half.on_new_request(request, self._params.pop(request.request_id, {}))
 
+    def remove_request(self, request_id: str) -> None:
+        """Nothing of it is kept but its blocks, where they are read or written."""
+        self._params.pop(request_id, None)
+        self.scheduler_half.forget_request(request_id)
+
     def take_kv_transfer_params(self, request_id: str) -> dict[str, Any] | None:
         """What the client of a request that ended hands to the next engine; once."""
         return self.gate.kv_transfer_params.pop(request_id, None)

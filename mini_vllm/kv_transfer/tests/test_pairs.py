@@ -218,6 +218,21 @@ def test_the_parameters_of_another_prompt_are_refused():
         made.consumer.add_request([1, 2, 3], kv_transfer_params=params)
 
 
+def test_an_interrupted_step_leaves_nothing_of_a_request_that_is_gone(monkeypatch):
+    """The engine starts over without the request that was being added."""
+    made = pair()
+    room = transfer_of(made.consumer)
+
+    def interrupted(request):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(made.consumer.scheduler, "add_request", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.consumer.add_request([1, 2, 3], request_id="r")
+    assert not made.consumer.has_unfinished_requests()
+    assert not room.scheduler_half._params and not room._params
+
+
 def test_an_id_whose_blocks_are_being_read_is_refused():
     made = pair()
     made.add(Job(PROMPT, 4, "r"))
