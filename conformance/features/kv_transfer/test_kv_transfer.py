@@ -13,6 +13,7 @@ from conformance.features import RECORDINGS
 from conformance.features.kv_transfer import recorder
 from conformance.features.kv_transfer.replaying import gate_of
 from conformance.real_core import core_of, why_not
+from conformance.recorders import connector
 from conformance.recorders.run import RefusedError, Run, Stalled
 
 DEATHS = RECORDINGS / "deaths" / "connector.jsonl.gz"
@@ -35,9 +36,10 @@ def freed_early(entry: recording.Recording) -> int | None:
     return None
 
 
-def driven(entry: recording.Recording) -> replay.Driven:
+def driven(entry: recording.Recording, shares: bool = True) -> replay.Driven:
     """Ours, after the whole workload; where the queue stands (45388), its head is aborted."""
     of = replay.Driven(entry, replay.mini_scheduler(replay.config_of(entry)), replay.mini_request)
+    gate_of(of.scheduler).share_invalid_blocks = shares
     events = replay.events_by_step(entry)
     idle = 0
     for step in range(400):
@@ -211,6 +213,30 @@ def test_ours_forgets_such_a_block_unless_it_is_to_do_as_the_pin():
 
     assert steps(True)[1]["num_computed_tokens"] == {"r": 2, "late": 6}
     assert steps(False)[1]["num_computed_tokens"] == {"r": 2, "late": 2}
+
+
+DIES = 172_262
+"""A seed of `generate_failures`; it was found among 300."""
+
+
+@needs_core
+@pytest.mark.parametrize("version", ["0.22.1", "0.23.0"])
+def test_a_prompt_loaded_whole_whose_failed_block_is_anothers_ends_the_real_scheduler(version):
+    """Every failed block of it counts as another's, so its counter stays at the whole prompt, and a
+    failed load is not given its last token back to compute: `assert num_new_tokens > 0`."""
+    if problem := why_not(version):
+        pytest.skip(problem)
+    core = core_of() if version == "0.22.1" else core_of(version)
+    with pytest.raises(RefusedError, match="step 10: AssertionError"):
+        connector.run(recorder.generate_failures(DIES), core)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_ours_computes_its_last_token_and_goes_on(shares):
+    workload = recorder.generate_failures(DIES)
+    of = driven(workload, shares)
+    assert of.scheduler.kv.usage == 0.0
+    assert {request.finish_reason for request in of.requests.values()} <= {"stop", "length"}
 
 
 # ------------------------------------------------------------------ fresh workloads

@@ -10,6 +10,7 @@ import pytest
 
 from conformance import replay
 from conformance.features.kv_transfer import recorder
+from conformance.features.kv_transfer.test_kv_transfer import DIES
 from conformance.real_core import core_of, why_not
 from conformance.recorders import connector
 from conformance.recorders.run import Run, Stalled
@@ -69,7 +70,12 @@ FAMILIES = {
 def differences(family: str, seeds: range, scheduler: Any = None) -> list[str]:
     record, mine = FAMILIES[family]
     build = functools.partial(replay.mini_scheduler, scheduler=scheduler or mine)
-    found = (replay.replay(entry, build)[1] for entry in record(seeds, core_of(VERSION)))
+    found = []
+    for seed in seeds:
+        if seed == DIES and family == "failures":
+            continue  # as the pin: `test_kv_transfer.py`
+        [entry] = record([seed], core_of(VERSION))
+        found.append(replay.replay(entry, build)[1])
     return [str(difference) for difference in found if difference]
 
 
