@@ -67,7 +67,8 @@ def test_nothing_can_be_taken_away_from_a_workload(number):
     for candidate in smaller(exhibit.workload):
         adds = [add for event in candidate["events"] for add in event["add"]]
         if any(add.get("min_tokens", 0) > add["max_tokens"] for add in adds):
-            continue  # no server takes it: `vllm/sampling_params.py:510` refuses it at the door
+            # A server refuses it: `vllm/sampling_params.py:510` `SamplingParams._verify_args`
+            continue
         still = shows(candidate, exhibit.bad) and not (
             exhibit.good and shows(candidate, exhibit.good)
         )

@@ -125,11 +125,18 @@ class Run:
         self.used: dict[str, int] = dict.fromkeys(self.script, 0)
         self.steps: list[dict[str, Any]] = []
         self.in_flight: collections.deque[Planned] = collections.deque()
-        if self.has_grammars:
-            logging.disable(logging.ERROR)  # the scheduler reports every refused token
 
     def recorded(self, most: int | None = None) -> recording.Recording:
         """All steps, or the first ones. Raises Stalled, RefusedError."""
+        before = logging.root.manager.disable
+        if self.has_grammars:
+            logging.disable(logging.ERROR)  # the scheduler reports every refused token
+        try:
+            return self._recorded(most)
+        finally:
+            logging.disable(before)
+
+    def _recorded(self, most: int | None) -> recording.Recording:
         in_flight = self.in_flight
         idle = 0
         while (

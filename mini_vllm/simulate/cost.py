@@ -1,8 +1,9 @@
 """What a step costs, in seconds: few terms with a meaning, fitted on steps that were timed.
 
 Promises: a cost is never negative and never guessed: a step that leaves the range on which it was
-fitted, by more than a tenth of its width, is refused by the name of the feature. `fit` is a least-squares fit of relative errors with
-coefficients of 0 or more, so that no term can pay for another.
+fitted, by more than a tenth of its width, is refused by the name of the feature. `fit` is a
+least-squares fit of relative errors with coefficients of 0 or more, so that no term can pay for
+another.
 """
 
 from __future__ import annotations
