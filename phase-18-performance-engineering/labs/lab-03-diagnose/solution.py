@@ -1,0 +1,116 @@
+"""Lab 18-03: six questions of people who run vLLM, each with one right answer.
+
+A case is a recording of vLLM's own scheduler: what was asked, and each step that it decided. You
+write one function per kind. It gets a case and gives the diagnosis: the cause by name, the request
+that the question asks for, a number that the recording holds, and one knob that reaches the case's
+goal. Each function is given three cases of its kind, so read the number from the case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """An answer."""
+
+    cause: str
+    """One of the causes that the page lists for the kind."""
+    request: str
+    number: int
+    fix: Mapping[str, Any]
+    """One knob and its value."""
+
+
+def hits(case: Mapping[str, Any]) -> Diagnosis:
+    """*Why is my prefix hit rate 0 %?* The subject finds nothing in the cache.
+
+    request: the first one whose prompt begins as the subject's. number: the tokens with which the
+    two begin alike.
+    """
+    mine = _asked(case)[case["subject"]]["prompt_token_ids"]
+    for name, add in _asked(case).items():
+        pairs = zip(mine, add["prompt_token_ids"], strict=False)
+        alike = next((place for place, (a, b) in enumerate(pairs) if a != b), 0)
+        if alike:
+            return Diagnosis("short-prefix", name, alike, {"block_size": 16})
+    raise ValueError("no prompt begins as the subject's")
+
+
+def queue(case: Mapping[str, Any]) -> Diagnosis:
+    """*Few run, many wait, nothing moves.* The subject is short, and waits.
+
+    request: the one that it waits behind. number: the blocks that this one needs to be admitted.
+    """
+    first = next(
+        step for step in case["steps"] if case["subject"] in step["waiting"]
+    )  # fmt: skip
+    head = first["waiting"][0]
+    need = -(-len(_asked(case)[head]["prompt_token_ids"]) // case["config"]["block_size"])
+    return Diagnosis("head-needs-blocks", head, need, {"policy": "priority"})
+
+
+def gaps(case: Mapping[str, Any]) -> Diagnosis:
+    """*Which max_num_batched_tokens?* The subject streams, and stalls once.
+
+    request: the one with the most tokens in the fullest step in which the subject gets one token.
+    number: the tokens of that step.
+    """
+    plans = [step["num_scheduled_tokens"] for step in case["steps"]]
+    decoding = [plan for plan in plans if plan.get(case["subject"]) == 1]
+    fullest = max(decoding, key=lambda plan: sum(plan.values()))
+    most = max(fullest, key=lambda name: fullest[name])
+    return Diagnosis(
+        "prefill-beside-decode", most, sum(fullest.values()), {"max_num_batched_tokens": 64}
+    )
+
+
+def twice(case: Mapping[str, Any]) -> Diagnosis:
+    """*Am I being preempted, and what did it cost?* More is computed than was asked for.
+
+    request: the first that is computed again. number: the tokens that were computed twice, of all.
+    """
+    planned = sum(sum(step["num_scheduled_tokens"].values()) for step in case["steps"])
+    once = sum(
+        len(add["prompt_token_ids"]) + add["max_tokens"] - 1 for add in _asked(case).values()
+    )
+    again = next(step["resumed"][0] for step in case["steps"] if step["resumed"])
+    return Diagnosis("preemption", again, planned - once, {"max_num_seqs": 4})
+
+
+def adapters(case: Mapping[str, Any]) -> Diagnosis:
+    """*LoRA halves my throughput.* The subject waits while later requests are served.
+
+    request: the one that runs in the first step that the subject waits. number: the steps that the
+    subject waits.
+    """
+    subject = case["subject"]
+    waiting = [
+        step
+        for step in case["steps"]
+        if subject in [*step["waiting"], *step["skipped_waiting"]]
+        and subject not in step["num_scheduled_tokens"]
+    ]
+    return Diagnosis("adapter-slots", waiting[0]["running"][0], len(waiting), {"max_loras": 2})
+
+
+def upgrade(case: Mapping[str, Any]) -> Diagnosis:
+    """*The other release serves the same requests differently.* `case["later"]` has its steps.
+
+    request: the first that gets another number of tokens. number: the step in which it does.
+    """
+    for number, (mine, theirs) in enumerate(
+        zip(case["steps"], case["later"]["steps"], strict=False)
+    ):
+        for name, count in mine["num_scheduled_tokens"].items():
+            if theirs["num_scheduled_tokens"].get(name) != count:
+                fix = {"release": case["later"]["release"]}
+                return Diagnosis("cached-prefix", name, number, fix)
+    raise ValueError("the two releases decide alike")
+
+
+def _asked(case: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {add["request_id"]: add for event in case["events"] for add in event["add"]}

@@ -1,0 +1,76 @@
+"""Lab 18-03: six questions of people who run vLLM, each with one right answer.
+
+A case is a recording of vLLM's own scheduler: what was asked, and each step that it decided. You
+write one function per kind. It gets a case and gives the diagnosis: the cause by name, the request
+that the question asks for, a number that the recording holds, and one knob that reaches the case's
+goal. Each function is given three cases of its kind, so read the number from the case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """An answer."""
+
+    cause: str
+    """One of the causes that the page lists for the kind."""
+    request: str
+    number: int
+    fix: Mapping[str, Any]
+    """One knob and its value."""
+
+
+def hits(case: Mapping[str, Any]) -> Diagnosis:
+    """*Why is my prefix hit rate 0 %?* The subject finds nothing in the cache.
+
+    request: the first one whose prompt begins as the subject's. number: the tokens with which the
+    two begin alike.
+    """
+    raise NotImplementedError
+
+
+def queue(case: Mapping[str, Any]) -> Diagnosis:
+    """*Few run, many wait, nothing moves.* The subject is short, and waits.
+
+    request: the one that it waits behind. number: the blocks that this one needs to be admitted.
+    """
+    raise NotImplementedError
+
+
+def gaps(case: Mapping[str, Any]) -> Diagnosis:
+    """*Which max_num_batched_tokens?* The subject streams, and stalls once.
+
+    request: the one with the most tokens in the fullest step in which the subject gets one token.
+    number: the tokens of that step.
+    """
+    raise NotImplementedError
+
+
+def twice(case: Mapping[str, Any]) -> Diagnosis:
+    """*Am I being preempted, and what did it cost?* More is computed than was asked for.
+
+    request: the first that is computed again. number: the tokens that were computed twice, of all.
+    """
+    raise NotImplementedError
+
+
+def adapters(case: Mapping[str, Any]) -> Diagnosis:
+    """*LoRA halves my throughput.* The subject waits while later requests are served.
+
+    request: the one that runs in the first step that the subject waits. number: the steps that the
+    subject waits.
+    """
+    raise NotImplementedError
+
+
+def upgrade(case: Mapping[str, Any]) -> Diagnosis:
+    """*The other release serves the same requests differently.* `case["later"]` has its steps.
+
+    request: the first that gets another number of tokens. number: the step in which it does.
+    """
+    raise NotImplementedError
