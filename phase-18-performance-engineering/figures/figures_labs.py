@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 
 from course.files import load_module
-from course.truth.figures import BLUE, ORANGE, Svg
+from course.truth.figures import BLUE, GREEN, ORANGE, Svg
+from course.truth.plots import Axes
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 
@@ -58,4 +61,68 @@ def steps() -> str:
     return svg.render()
 
 
-FIGURES: dict[str, Callable[[], str]] = {"lab-01-steps.svg": steps}
+def queue() -> str:
+    """Lab 03: a recorded case, its free blocks beside what the head of the queue needs."""
+    judging = load_module(LABS / "lab-03-diagnose" / "judging.py")
+    file = LABS / "lab-03-diagnose" / "recordings" / "cases.jsonl.gz"
+    case = next(each for each in judging.load(file) if each["case"] == "queue")
+    steps = case["steps"]
+    svg = Svg(
+        780, 300, "A queue that does not move",
+        f"Over {len(steps)} steps of a recorded case: free blocks, requests that run and requests "
+        f"that wait. {len(steps[10]['running'])} runs and {len(steps[10]['waiting'])} wait while "
+        f"{steps[10]['free_blocks']} blocks are free.",
+    )  # fmt: skip
+    axes = Axes(svg, (60, 30, 560, 216), (0, len(steps)), (0, 42))
+    axes.frame("step", "blocks, requests", range(0, len(steps), 10), range(0, 41, 8))
+    for values, colour, name in (
+        ([step["free_blocks"] for step in steps], BLUE, "free blocks"),
+        ([len(step["waiting"]) for step in steps], ORANGE, "requests that wait"),
+        ([len(step["running"]) for step in steps], GREEN, "requests that run"),
+    ):
+        axes.curve(list(enumerate(values)), colour, width=2.5)
+        axes.label(24, values[24], name, fill=colour, dy=-6)
+    return svg.render()
+
+
+def fit() -> str:
+    """Lab 04: measured times beside predicted ones, those that were held out marked."""
+    lab = solution("lab-04-fit-and-predict")
+    file = LABS / "lab-04-fit-and-predict" / "recordings" / "h100-llama-8b.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    before = found["decode_context"]
+    cases = [
+        (f"decode {batch}", ((1, before),) * int(batch), [each / 1e3 for each in times])
+        for batch, times in found["decode_ms"].items()
+    ]
+    for shape, times in found["prefill_s"].items():
+        batch, length = map(int, shape.split("x"))
+        cases.append((f"prefill {shape}", ((length, 0),) * batch, times))
+    held = ("decode 64", "prefill 1x2048")
+    steps = [lab.Timed(rows, t) for name, rows, times in cases if name not in held for t in times]
+    cost = lab.fit(steps)
+    svg = Svg(
+        780, 330, "Measured and predicted steps of an 8 B model on an H100",
+        "; ".join(
+            f"{name}: {median(times) * 1e3:.1f} ms measured, {cost.seconds(rows) * 1e3:.1f} "
+            "predicted" for name, rows, times in cases
+        ),
+    )  # fmt: skip
+    axes = Axes(svg, (60, 30, 560, 246), (5, 500), (5, 500), log_x=True, log_y=True)
+    ticks = {5: "5", 10: "10", 20: "20", 50: "50", 100: "100", 200: "200", 500: "500"}
+    axes.frame("measured, ms", "predicted, ms", ticks, ticks)
+    axes.curve([(5, 5), (500, 500)], "#888888", width=1, dash="5 4")
+    for chosen, colour, name in ((False, BLUE, "fitted"), (True, ORANGE, "held out")):
+        points = [
+            (median(times) * 1e3, cost.seconds(rows) * 1e3)
+            for each, rows, times in cases
+            if (each in held) is chosen
+        ]
+        axes.dots(points, colour, radius=5, name=name)
+    axes.legend(90, 50)
+    return svg.render()
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "lab-01-steps.svg": steps, "lab-03-queue.svg": queue, "lab-04-fit.svg": fit,
+}  # fmt: skip
