@@ -5,10 +5,12 @@ Without the pinned tree these tests are skipped: `course upstream fetch`.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from conformance.features.simulate import cases
 from conformance.real_core import core_of, why_not
 from conformance.recorders.run import run
 from labkit.modules import load_module
@@ -81,3 +83,13 @@ def test_lab_01_counts_as_vllm_plans(rows, knobs):
     assert found.step_tokens == tokens
     if rows is CHAT:  # under pressure a request is computed again, which `firsts` cannot tell
         assert found.ttft_steps == firsts
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_the_cases_of_lab_03_are_what_the_schedulers_decide(kind):
+    if reason := why_not() or (kind == "upgrade" and why_not(cases.LATER)):
+        pytest.skip(reason)
+    folder = LABS / "lab-03-diagnose"
+    kept = load_module(folder / "judging.py").load(folder / "recordings" / "cases.jsonl.gz")
+    case = next(each for each in kept if each["case"] == kind)
+    assert json.loads(json.dumps(cases.MAKE[kind](case["seed"]))) == case

@@ -50,14 +50,14 @@ def steps() -> str:
         svg.text(16, base - 6, f"fullest step {each.max_step_tokens}", size=12, css="soft")
         first_steps = [a.step + ttft - 1 for a, ttft in zip(arrivals, each.ttft_steps, strict=True)]
         for step, tokens in enumerate(each.step_tokens):
-            x, height = 160 + step * 21, tokens / found[0].max_step_tokens * 52
+            x, height = 160 + step * 21, max(2, tokens / found[0].max_step_tokens * 52)
             fullest = tokens == each.max_step_tokens
             svg.rect(x, base - height, 18, height, fill=ORANGE if fullest else BLUE)
             names = "".join(n for n, at in zip("ABC", first_steps, strict=True) if at == step)
             if names:
                 svg.text(x + 9, base + 12, names, size=11, anchor="middle")
         svg.line(160, base, 160 + 28 * 21, base, css="soft-line")
-    svg.text(160, 438, "steps; a letter is a request's first token", size=12, css="soft")
+    svg.text(220, 438, "steps; a letter is a request's first token", size=12, css="soft")
     return svg.render()
 
 

@@ -78,14 +78,14 @@ def trade() -> str:
         "; ".join(f"budget {budget}: TTFT P99 {x:.0f} ms, ITL P99 {y:.1f} ms"
                   for budget, (x, y) in zip(BUDGETS, points, strict=True)),
     )  # fmt: skip
-    right = 100 * (int(max(x for x, _ in points) / 100) + 2)
-    top = 20 * (int(max(y for _, y in points) / 20) + 1)
-    axes = Axes(svg, (70, 30, 560, 216), (0, right), (0, top))
-    axes.frame("TTFT P99, ms", "ITL P99, ms")
+    top = 20 * (int(max(y for _, y in points) / 20) + 2)
+    axes = Axes(svg, (70, 30, 560, 216), (100, 20_000), (0, top), log_x=True)
+    ticks = {each: f"{each:,}" for each in (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)}
+    axes.frame("TTFT P99, ms", "ITL P99, ms", ticks)
     axes.curve(points, GREY, width=1)
     axes.dots(points, BLUE, radius=5)
     for budget, (x, y) in zip(BUDGETS, points, strict=True):
-        axes.label(x, y, f"{budget:,}", dx=8, dy=-6)
+        axes.label(x, y, f"{budget:,}", dx=10, dy=4 if budget == 4096 else -8)
     return svg.render()
 
 

@@ -51,7 +51,7 @@ ALLOWED = (
     "block_size", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold",
     "enable_prefix_caching", "policy", "max_loras", "release",
 )  # fmt: skip
-"""Knobs that a fix may turn. The number of blocks is the memory, which nobody has more of."""
+"""Knobs that a fix may turn. The number of blocks is the memory, and stays."""
 
 
 def load(path: Path) -> list[Case]:
