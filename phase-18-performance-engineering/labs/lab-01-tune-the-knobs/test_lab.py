@@ -168,8 +168,17 @@ def test_ties_go_to_the_first_of_the_grid(lab):
     arrivals = [lab.Arrival(0, "abc", 3)]
     found = lab.grid_search(arrivals, iter((512, 64, 256)), iter((8, 0)), 99, max_num_seqs=4)
     same((found.budget, found.threshold), (512, 8), "all six points are equal: the first one")
-    found = lab.grid_search(arrivals, (2, 64), (0,), 99, max_num_seqs=2)
+    found = lab.grid_search(arrivals, (2, 64), iter((0,)), 99, max_num_seqs=2)
     same(found.budget, 64, "a budget below the prompt takes a step more")
+
+
+def test_steps_come_before_ttft(lab):
+    """A search that takes the shorter wait, when the objective begins with the number of steps."""
+    rows = ((3, 54, 1), (0, 52, 3), (1, 4, 10))
+    arrivals = [lab.Arrival(s, chr(97 + i) * p, o) for i, (s, p, o) in enumerate(rows)]
+    found = lab.grid_search(arrivals, (24,), (0, 8), 99, max_num_seqs=4)
+    came = (found.threshold, found.metrics.total_steps, found.metrics.worst_ttft)
+    same(came, (8, 11, 7), "(threshold, steps, worst TTFT): the other point has 12 steps and 3")
 
 
 def test_unsatisfiable_slo_is_loud(lab):
