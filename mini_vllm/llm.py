@@ -39,15 +39,18 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         parts: EngineParts | None = None,
         release: str | None = None,
+        platform: str | None = None,
         **knobs: Any,
     ) -> None:
         """As `LLMEngine`; the names of `knobs` are those of vLLM's `EngineArgs`.
 
         vLLM sizes its cache from free GPU memory; here `num_blocks` says it. With `release`, such
-        as "0.33.0", the engine decides as that release does; without, as the pin.
+        as "0.33.0", the engine decides as that release does; without, as the pin. With
+        `platform`, "auto" or a name, defaults and attention are a platform's; see `platforms`.
 
         Raises:
-            ValueError: see `LLMEngine`; an unknown release; `release` together with `parts`.
+            ValueError: see `LLMEngine`; an unknown release; `release` together with `parts`; a
+                platform that cannot be used, or `platform` together with `config`.
         """
         if release is not None:
             from mini_vllm.releases import parts_of
@@ -55,7 +58,21 @@ class LLM:
             if parts is not None:
                 raise ValueError(f"parts and release={release!r}: give one or the other")
             parts = replace(parts_of(release), origin=f"release={release!r}")
+        resolved = None
+        if platform is not None:
+            from mini_vllm.platforms import check_memory, fit, resolve
+
+            if config is not None:
+                raise ValueError(f"config and platform={platform!r}: give one or the other")
+            resolved = resolve(platform)
+            parts, config, knobs = fit(resolved, parts, knobs)
         self.llm_engine = LLMEngine(model, config, tokenizer=tokenizer, parts=parts, **knobs)
+        if resolved is not None:
+            try:
+                check_memory(resolved, sum(c.nbytes for c in self.llm_engine.runner.kv_caches))
+            except ValueError:
+                self.close()
+                raise
 
     def close(self) -> None:
         """End the processes that the engine has started, if any; it then serves no more.

@@ -26,7 +26,7 @@ CORE = (
 
 ASSEMBLY = (
     "__init__", "engine", "executor", "features", "input_processor", "llm", "outputs",
-    "parallel_sampling", "part_signatures", "parts", "row_sampler",
+    "parallel_sampling", "part_signatures", "parts", "platforms", "row_sampler",
 )  # fmt: skip
 """What puts the core, a model and its attention together."""
 
