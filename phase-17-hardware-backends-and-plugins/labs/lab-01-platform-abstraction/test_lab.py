@@ -1,0 +1,170 @@
+"""What lab 17-01 pins: who answers for the hardware, and that it can come from outside."""
+
+from __future__ import annotations
+
+import gzip
+import inspect
+import itertools
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from labkit import refused, same
+
+FILE = Path(__file__).parent / "recordings" / "auto_dtype.jsonl.gz"
+
+
+def tpu(lab, **changes):
+    """A platform that does not come with the engine."""
+    told = {
+        "name": "mytpu", "device_type": "tpu", "attention_backend": "pallas",
+        "supported_dtypes": ("bfloat16", "float32"), "supports_graphs": False, **changes,
+    }  # fmt: skip
+    return lab.Platform(**told)
+
+
+def test_worked_example(lab):
+    """The first device taken, or the first platform."""
+    registry = lab.make_default_platforms()
+    cuda = lab.plan_startup(lab.resolve_platform(registry, ["cuda"]), "bfloat16")
+    expected = {
+        "platform": "cuda", "attention_backend": "flash_attn", "dtype": "bfloat16",
+        "use_graphs": True,
+    }  # fmt: skip
+    same(cuda, expected, "what an engine decides on a machine with a GPU")
+    for devices in ([], ["cpu"], ["fpga", "npu"]):
+        name = lab.resolve_platform(registry, devices).name
+        same(name, "cpu", f"devices {devices}: the CPU is the floor")
+    same([p.in_tree for p in registry.values()], [True, True], "both come with the engine")
+
+
+def test_the_order_of_devices_is_nothing(lab):
+    """The first of the list decides."""
+    registry = lab.make_default_platforms()
+    for devices in itertools.permutations(["cpu", "cuda", "fpga"]):
+        same(lab.resolve_platform(registry, devices).name, "cuda", f"devices {devices}")
+
+
+def test_an_override_wins_and_an_unknown_one_is_loud(lab):
+    """A slip of the pen that serves on the CPU."""
+    registry = lab.make_default_platforms()
+    same(lab.resolve_platform(registry, ["cuda"], "cpu").name, "cpu", "the override decides")
+    same(lab.resolve_platform(registry, [], "cuda").name, "cuda", "whatever the machine has")
+    with pytest.raises(ValueError) as refusal:
+        lab.resolve_platform(registry, ["cuda"], "cudda")
+    said = str(refusal.value)
+    assert "cudda" in said and "cpu" in said and "cuda" in said, (
+        f"expected the wrong name and the registered ones in the message, came {said!r}"
+    )
+
+
+def test_dtypes_are_negotiated(lab):
+    """The first supported dtype as what is left, or a refusal, or silence."""
+    cpu = lab.make_default_platforms()["cpu"]
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        same(cpu.check_dtype("float16"), "float16", "a supported one stays")
+        same(len(heard), 0, "nothing to warn of")
+        same(cpu.check_dtype("float8_e4m3fn"), "float32", "known, and not supported")
+        same([each.category for each in heard], [UserWarning], "one warning, on the fallback")
+        same(tpu(lab).check_dtype("float16"), "float32", "this platform has no float16")
+    refused(lambda: cpu.check_dtype("int3"), "a dtype that is none")
+
+
+def test_a_platform_from_outside_changes_what_is_planned(lab):
+    """A match by name, or a special case in the engine."""
+    registry = lab.make_default_platforms()
+    engine = inspect.getsource(lab.plan_startup)
+    lab.register_platform(registry, tpu(lab))
+    for devices in (["tpu"], ["cuda", "tpu"], ["tpu", "cuda"]):
+        plan = lab.plan_startup(lab.resolve_platform(registry, devices), "bfloat16")
+        same((plan["platform"], plan["attention_backend"]), ("mytpu", "pallas"), f"{devices}")
+    same(lab.resolve_platform(registry, ["cuda"]).name, "cuda", "its device is not there")
+    assert "tpu" not in engine, f"the engine names no platform; came\n{engine}"
+
+
+def test_a_taken_name_is_refused(lab):
+    """An entry overwritten without a word."""
+    registry = lab.make_default_platforms()
+    lab.register_platform(registry, tpu(lab))
+    before = dict(registry)
+    for name in ("cpu", "cuda", "mytpu"):
+        other = tpu(lab, name=name, attention_backend="other")
+        refused(lambda other=other: lab.register_platform(registry, other), f"a second {name}")
+    same(registry, before, "a refused registration changes nothing")
+
+
+def test_two_that_are_there_are_an_error(lab):
+    """The first one wins."""
+    registry = lab.make_default_platforms()
+    lab.register_platform(registry, tpu(lab))
+    lab.register_platform(registry, tpu(lab, name="theirs", device_type="npu"))
+    with pytest.raises(RuntimeError) as refusal:
+        lab.resolve_platform(registry, ["npu", "tpu", "cuda"])
+    said = str(refusal.value)
+    assert "mytpu" in said and "theirs" in said, (
+        f"expected both names in the message, came {said!r}"
+    )
+    same(lab.resolve_platform(registry, ["npu", "cuda"]).name, "theirs", "one of them is there")
+
+
+def test_registries_are_independent(lab):
+    """One dict for all."""
+    lab.register_platform(lab.make_default_platforms(), tpu(lab))
+    same(sorted(lab.make_default_platforms()), ["cpu", "cuda"], "a new registry each time")
+
+
+def test_the_engine_asks_the_interface_alone(lab):
+    """A name that only one platform has."""
+    asked = set()
+    inner = lab.make_default_platforms()["cuda"]
+
+    class Proxy:
+        def __getattr__(self, name):
+            asked.add(name)
+            return getattr(inner, name)
+
+    plan = lab.plan_startup(Proxy(), "float16")
+    known = {*lab.Platform.__dataclass_fields__, "check_dtype"}
+    assert plan["dtype"] == "float16" and asked <= known, (
+        f"expected names of Platform alone, came {sorted(asked - known)}, plan {plan}"
+    )
+
+
+def test_auto_is_what_vllm_makes_of_it(lab):
+    """float32 kept for a float32 checkpoint; float32 as what is left."""
+    with gzip.open(FILE, "rt") as file:
+        cases = [json.loads(line) for line in file]
+    assert len(cases) == 90, f"expected 90 recorded cases, came {len(cases)}"
+    for case in cases:
+        platform = tpu(lab, supported_dtypes=tuple(case["supported"]))
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            came = lab.resolve_auto_dtype(platform, case["dtype"], case["pooling"])
+        same(
+            (came, bool(heard)), (case["came"], case["warned"]),
+            f"a checkpoint in {case['dtype']}, pooling {case['pooling']}, on a platform with "
+            f"{case['supported']}: the pin's dtype, and whether it warns",
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_recording_is_the_pins(lab):
+    """The pin's own function on the same cases."""
+    from conformance.features.engine import auto_dtype
+    from conformance.real_core import why_not
+
+    if problem := why_not():
+        pytest.skip(f"course upstream fetch: {problem}")
+    cases = list(auto_dtype.cases())
+    with gzip.open(FILE, "rt") as file:
+        kept = [json.loads(line) for line in file]
+    same(json.loads(json.dumps(cases)), kept, "what is kept is what the pin says")
+    for case in cases:
+        platform = tpu(lab, supported_dtypes=tuple(case["supported"]))
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            came = lab.resolve_auto_dtype(platform, case["dtype"], case["pooling"])
+        same(came, case["came"], f"the pin says so of {case}")
