@@ -13,7 +13,13 @@ import pytest
 
 from labkit import refused, same
 
-FILE = Path(__file__).parent / "recordings" / "auto_dtype.jsonl.gz"
+RECORDINGS = Path(__file__).parent / "recordings"
+
+
+def read(name):
+    """What the pin's own functions said."""
+    with gzip.open(RECORDINGS / f"{name}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
 
 
 def tpu(lab, **changes):
@@ -110,6 +116,35 @@ def test_two_that_are_there_are_an_error(lab):
     same(lab.resolve_platform(registry, ["npu", "cuda"]).name, "theirs", "one of them is there")
 
 
+def test_where_the_pin_agrees(lab, record_property):
+    """A built-in that goes before a plugin, or a plugin that needs no device."""
+    told = {case["case"]: case for case in read("resolution")}
+    assert len(told) == 11, f"expected 11 recorded cases, came {len(told)}"
+    paths = {"vendor.There": "vendor", "vendor.Also": "other", "built-in.cpu": "cpu"}
+    agreed = ("a CPU wheel", "a plugin on a GPU", "a plugin without its device", "two plugins")
+    for name in agreed:
+        case = told[name]
+        registry, devices = lab.make_default_platforms(), list(case["there"])
+        for package in case["packages"]:
+            for point, function in package.items():
+                platform = tpu(lab, name=point, device_type=f"{point}-device")
+                lab.register_platform(registry, platform)
+                devices += [platform.device_type] if function != "absent" else []
+        try:
+            came = lab.resolve_platform(registry, devices).name
+        except RuntimeError:
+            came = "an error"
+        expected = paths[case["platform"]] if "platform" in case else "an error"
+        same(came, expected, f"{name}: the pin's own functions on installed packages")
+    answers = {"built-in.cpu": "the built-in", "vendor.There": "the plugin"}
+    silent = told["a plugin that fails"]
+    log = "without a line" if not silent["said"] else "with a line in the log"
+    record_property("measured.fails", f"{answers[silent['platform']]}, {log}")
+    record_property("measured.called_cpu", answers[told["a plugin called cpu"]["platform"]])
+    nothing = told["a CUDA wheel without a GPU"]["platform"].rpartition(".")[2]
+    record_property("measured.nothing", "the CPU" if "Cpu" in nothing else nothing)
+
+
 def test_registries_are_independent(lab):
     """One dict for all."""
     lab.register_platform(lab.make_default_platforms(), tpu(lab))
@@ -135,8 +170,7 @@ def test_the_engine_asks_the_interface_alone(lab):
 
 def test_auto_is_what_vllm_makes_of_it(lab):
     """float32 kept for a float32 checkpoint; float32 as what is left."""
-    with gzip.open(FILE, "rt") as file:
-        cases = [json.loads(line) for line in file]
+    cases = read("auto_dtype")
     assert len(cases) == 90, f"expected 90 recorded cases, came {len(cases)}"
     for case in cases:
         platform = tpu(lab, supported_dtypes=tuple(case["supported"]))
@@ -153,15 +187,14 @@ def test_auto_is_what_vllm_makes_of_it(lab):
 @pytest.mark.slow
 def test_the_recording_is_the_pins(lab):
     """The pin's own function on the same cases."""
-    from conformance.features.engine import auto_dtype
+    from conformance.features.engine import auto_dtype, resolution
     from conformance.real_core import why_not
 
     if problem := why_not():
         pytest.skip(f"course upstream fetch: {problem}")
     cases = list(auto_dtype.cases())
-    with gzip.open(FILE, "rt") as file:
-        kept = [json.loads(line) for line in file]
-    same(json.loads(json.dumps(cases)), kept, "what is kept is what the pin says")
+    for name, now in (("auto_dtype", cases), ("resolution", list(resolution.cases()))):
+        same(json.loads(json.dumps(now)), read(name), f"{name}: what is kept is what the pin says")
     for case in cases:
         platform = tpu(lab, supported_dtypes=tuple(case["supported"]))
         with warnings.catch_warnings(record=True):
