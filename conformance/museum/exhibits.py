@@ -6,6 +6,7 @@ pull requests at vllm-project/vllm.
 
 from __future__ import annotations
 
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -366,11 +367,110 @@ BOTH = Exhibit(
 )  # fmt: skip
 
 
+def _session(core: RealCore) -> Shown:
+    scheduler = core.make_scheduler(_CONFIG)
+
+    def say(name: str, prompt: list[int]) -> None:
+        """One turn of a conversation that is kept open."""
+        request = core.make_request(_add(name, prompt, 1), 4, 2)
+        request.resumable, request.streaming_queue = True, deque()
+        scheduler.add_request(request)
+
+    say("session", [1, 2, 3])
+    plan = scheduler.schedule()
+    scheduler.update_from_output(plan, core.runner_output(plan, {"session": 99}))
+    say("session", [4, 5, 6, 7])
+    scheduler.schedule()
+    held = list(scheduler.requests["session"].all_token_ids)
+    newcomer = core.make_request(_add("newcomer", [1, 2, 3, 99, 5]), 4, 2)
+    hits = scheduler.kv_cache_manager.get_computed_blocks(newcomer)[1]
+    lines = (
+        f"the session is computed over {held}",
+        f"a newcomer with [1, 2, 3, 99, 5] gets {hits} cached tokens",
+    )
+    return Shown(hits > 0, lines)
+
+
+SESSION = Exhibit(
+    49377,
+    title="a stranger's prompt hits what a session has taken back",
+    invariant="identity",
+    report="With streaming input a prompt gets another's cache and an answer that does not fit it.",
+    cause="The last sampled token of a turn is taken back before the next turn. The tokens are "
+    "truncated, and the hash of the block that it had filled is not.",
+    mend="The hashes are truncated with the tokens.",
+    bad=SHOWN_AT, good="0.32.0", also=(49449,), show=_session,
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------ what is counted, what is reused
+
+
+def _counted(core: RealCore) -> Shown:
+    scheduler = core.make_scheduler({**_CONFIG, "num_blocks": 4})
+    manager = scheduler.kv_cache_manager
+    manager.log_stats = True
+    manager.prefix_cache_stats = core.namespace.load("vllm.v1.metrics.stats").PrefixCacheStats()
+    for name, first in (("a", 100), ("b", 200)):
+        prompt = list(range(first, first + 4))
+        scheduler.add_request(core.make_request(_add(name, prompt, 2), 4, 2))
+    preempted: set[str] = set()
+    while (plan := scheduler.schedule()).num_scheduled_tokens:
+        preempted |= set(plan.preempted_req_ids or ())
+        scheduler.update_from_output(
+            plan, core.runner_output(plan, dict.fromkeys(plan.num_scheduled_tokens, 7))
+        )
+    stats = manager.prefix_cache_stats
+    lines = (
+        "two prompts of 4 tokens that share none",
+        f"preempted: {', '.join(sorted(preempted))}",
+        f"hit rate: {stats.hits} of {stats.queries} tokens",
+    )
+    return Shown(stats.hits > 0, lines)
+
+
+COUNTED = Exhibit(
+    25780,
+    title="a preempted request hits its own blocks, and the hit rate counts them",
+    invariant="accounting",
+    report="On random prompts that share nothing the prefix hit rate is 30 %.",
+    cause="Who resumes finds the blocks that it had computed itself. Each try to admit it is a "
+    "look-up, and all are counted.",
+    mend="Look-ups of requests that were preempted are counted apart.",
+    bad="0.11.0", good="0.11.2", show=_counted,
+)  # fmt: skip
+
+
+def _flipped(core: RealCore) -> Shown:
+    config = {**_CONFIG, "num_blocks": 6, "enable_prefix_caching": False}
+    pool = core.make_scheduler(config).kv_cache_manager.block_pool
+    first = pool.get_new_blocks(2)
+    ids = [block.block_id for block in first]
+    pool.free_blocks(reversed(first))
+    again = [block.block_id for block in pool.get_new_blocks(2)]
+    lines = (f"without prefix caching blocks {ids} are freed", f"the next two handed out: {again}")
+    return Shown(not set(ids) & set(again), lines)
+
+
+FLIPPED = Exhibit(
+    42656,
+    title="a pure clean-up turns the order of reuse round",
+    invariant="order",
+    report="After a change that was to do nothing, a backend that relied on blocks being reused "
+    "at once halts.",
+    cause="Since 0.24.0 at the latest a block without a hash is reused first. The change asks for "
+    "prefix caching as well, so that without it every block goes to the end of the queue.",
+    mend="Without prefix caching every block is reused first again. The pin is older than the rule "
+    "and puts all at the end.",
+    bad="0.27.1", good="0.28.0", also=(48017, 51482), show=_flipped,
+)  # fmt: skip
+
+
 EXHIBITS: dict[int, Exhibit] = {
     exhibit.number: exhibit
     for exhibit in (
         STARVED, LOST_STEP, TOO_LONG, KEPT_ALIVE, ALONE, STORM, HAZARD, DROPPED, CARRIED, SPIRAL,
-        UNKNOWN, BOTH,
+        UNKNOWN, BOTH, SESSION, COUNTED, FLIPPED,
     )
 }  # fmt: skip
 """By number."""
