@@ -160,6 +160,36 @@ requests:
 )  # fmt: skip
 
 
+def _loaded(workload: Any) -> None:
+    for add in workload["events"][0]["add"]:
+        add["kv"] = {
+            "external_tokens": 4, "load_async": True, "known_at": 0, "load_steps": 0,
+            "send_steps": None,
+        }  # fmt: skip
+
+
+LOADED = scheduled(
+    44560,
+    """
+config: {num_blocks: 3, max_num_seqs: 1, max_num_batched_tokens: 1, enable_prefix_caching: false}
+requests:
+- {id: a, prompt: 5, max_tokens: 1}
+- {id: b, prompt: 4, max_tokens: 1}
+""",
+    _first(lambda step: False),
+    stalls=True,
+    change=_loaded,
+    title="what was loaded for one request keeps another from running, for ever",
+    invariant="progress",
+    report="With offloading the server stands still: requests wait, blocks are held, and nothing "
+    "runs that would give them back.",
+    cause="A load takes its blocks when it begins, whether or not the requests before it can then "
+    "still get theirs.",
+    mend="What a request that loads will need is reserved before another one loads.",
+    bad=SHOWN_AT, good="0.23.0", also=(45388,),
+)  # fmt: skip
+
+
 def _hazard(core: RealCore) -> Shown:
     def broken(steps: Steps) -> int | None:
         """`low` resumes with hits on blocks whose tokens no step has computed."""
@@ -470,7 +500,7 @@ EXHIBITS: dict[int, Exhibit] = {
     exhibit.number: exhibit
     for exhibit in (
         STARVED, LOST_STEP, TOO_LONG, KEPT_ALIVE, ALONE, STORM, HAZARD, DROPPED, CARRIED, SPIRAL,
-        UNKNOWN, BOTH, SESSION, COUNTED, FLIPPED,
+        UNKNOWN, BOTH, SESSION, COUNTED, FLIPPED, LOADED,
     )
 }  # fmt: skip
 """By number."""
