@@ -9,6 +9,7 @@ come to their end.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
@@ -22,11 +23,13 @@ from typing import Any
 from conformance import recording, workload_file
 from conformance.museum.exhibits import EXHIBITS
 from conformance.real_core import core_of
+from conformance.recorders import connector
 from conformance.recorders.run import RefusedError, Run, Stalled
 from conformance.workloads import Workload
 
 LABS = Path(__file__).parents[2] / "phase-19-capstone-maintainer-and-startup" / "labs"
 MEND = LABS / "lab-02-mend-the-museum" / "recordings"
+JUDGE = LABS / "lab-03-is-this-a-bug" / "recordings"
 BISECT = LABS / "lab-04-bisect" / "recordings"
 SIZE = 4
 PLANNED = ("num_scheduled_tokens", "preempted", "running", "waiting", "finished")
@@ -250,6 +253,169 @@ def mend() -> Mapping[str, Any]:
     }
 
 
+# ------------------------------------------------------------------ lab 19-03
+
+
+def calls_of(scheduler: Any) -> list[list[Any]]:
+    """Notes, from now on, which blocks are found, adopted and handed out, and for whom."""
+    manager, calls = scheduler.kv_cache_manager, []
+    pool = manager.block_pool
+    find, allocate = manager.get_computed_blocks, manager.allocate_slots
+    touch, hand_out = pool.touch, pool.get_new_blocks
+
+    def finding(request: Any) -> Any:
+        answer = find(request)
+        ids = [block.block_id for blocks in answer[0].blocks for block in blocks]
+        calls.append(["found", request.request_id, ids])
+        return answer
+
+    def allocating(request: Any, *rest: Any, **named: Any) -> Any:
+        answer = allocate(request, *rest, **named)
+        said = "refused" if answer is None else "allocated"
+        calls.append([said, request.request_id, []])
+        return answer
+
+    def touching(blocks: Any) -> Any:
+        calls.append(["adopted", "", [block.block_id for block in blocks]])
+        return touch(blocks)
+
+    def handing(count: int) -> Any:
+        blocks = hand_out(count)
+        calls.append(["handed out", "", [block.block_id for block in blocks]])
+        return blocks
+
+    manager.get_computed_blocks, manager.allocate_slots = finding, allocating
+    pool.touch, pool.get_new_blocks = touching, handing
+    return calls
+
+
+def between(version: str, seeds: int) -> dict[str, Any]:
+    """37076: what the scheduler asks of the manager, and the order of calls of the report."""
+    core, passes = core_of(version), []
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        shared = [9] * 8
+        lines = [f"config: {{num_blocks: {rng.randint(6, 9)}, max_num_batched_tokens: 16}}"]
+        lines.append("requests:")
+        for index in range(6):
+            prompt = [*shared[: rng.choice((0, 4, 8))], *(10 + index,) * rng.randint(1, 9)]
+            lines.append(
+                f"- {{id: r{index}, prompt: {prompt}, max_tokens: {rng.randint(1, 6)}, "
+                f"step: {rng.randint(0, 6)}}}"
+            )
+        made = Run(workload_file.parse("\n".join(lines)), core, tells_tokens=False)
+        calls = calls_of(made.scheduler)
+        made.recorded()
+        passes.append(calls)
+    scheduler = core.make_scheduler({**workload_file.CONFIG, "num_blocks": 3})
+    first = core.make_request(asked("first", [9] * 4, 1), SIZE, 2)
+    scheduler.add_request(first)
+    plan = scheduler.schedule()
+    scheduler.update_from_output(plan, core.runner_output(plan, {"first": 7}))
+    calls, manager = calls_of(scheduler), scheduler.kv_cache_manager
+    a = core.make_request(asked("a", [9] * 4 + [8], 1), SIZE, 2)
+    b = core.make_request(asked("b", [5] * 8, 1), SIZE, 2)
+    manager.get_computed_blocks(a)
+    manager.get_computed_blocks(b)
+    manager.allocate_slots(b, 8)
+    return {"scheduler": passes, "report": calls}
+
+
+def admissions(version: str, policy: str, seeds: int) -> list[dict[str, Any]]:
+    """41951: who was admitted and who was left waiting, with equal priorities among the draws."""
+    found = []
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        lines = [
+            f"config: {{num_blocks: {rng.randint(5, 7)}, max_num_seqs: 3, "
+            f"max_num_batched_tokens: 16, policy: {policy}, enable_prefix_caching: false}}",
+            "requests:",
+        ]
+        for index in range(5):
+            lines.append(
+                f"- {{id: r{index}, prompt: {rng.randint(1, 8)}, max_tokens: {rng.randint(2, 8)}, "
+                f"priority: {rng.randint(0, 1)}, step: {rng.randint(0, 4)}, "
+                f"arrival_time: {float(rng.randint(0, 4))}}}"
+            )
+        workload = workload_file.parse("\n".join(lines))
+        entry = decided(workload, version)
+        if entry is None:
+            continue
+        adds = [add for event in workload["events"] for add in event["add"]]
+        keys = {a["request_id"]: [a["priority"], a["arrival_time"], a["request_id"]] for a in adds}
+        steps = [
+            {"admitted": [*step["new"], *step["resumed"]], "preempted": list(step["preempted"]),
+             "waiting": list(step["waiting"])}
+            for step in entry["steps"]
+        ]  # fmt: skip
+        found.append({"keys": keys, "steps": steps})
+    return found
+
+
+def hits(version: str, caching: bool, seeds: int) -> list[list[list[Any]]]:
+    """51198: prompts, one after the other, on full attention and a state; how many tokens hit."""
+    core, found = core_of(version), []
+    groups = [{"kind": "full", "block_size": 16}, {"kind": "mamba", "block_size": 16}]
+    config = {
+        **workload_file.CONFIG, "num_blocks": 200, "block_size": 16, "kv_groups": groups,
+        "enable_prefix_caching": caching,
+    }  # fmt: skip
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        scheduler, asks = core.make_scheduler(config), []
+        for index in range(5):
+            prompt = [9] * rng.choice((5, 12, 15, 20, 40)) + [20 + index] * rng.randint(1, 4)
+            name = f"r{index}"
+            scheduler.add_request(core.make_request(asked(name, prompt, 1), 16, 2))
+            plan = scheduler.schedule()
+            asks.append([prompt, len(prompt) - plan.num_scheduled_tokens[name]])
+            scheduler.update_from_output(plan, core.runner_output(plan, {name: 7}))
+        found.append(asks)
+    return found
+
+
+def planned(workload: Workload, version: str) -> dict[str, Any]:
+    """A run up to its end, or to where it stands still, and what is left then."""
+    made = Run(copy.deepcopy(workload), core_of(version), tells_tokens=False)
+    with contextlib.suppress(Stalled):
+        made.recorded()
+    keys = ("num_scheduled_tokens", "preempted", "running", "free_blocks")
+    steps = [{key: step[key] for key in keys} for step in made.steps]
+    budget = workload["config"]["max_num_batched_tokens"]
+    return {"budget": budget, "steps": steps, "left": sorted(made.scheduler.requests)}
+
+
+def lost_step(rng: random.Random) -> Workload:
+    """Priorities, a small budget, few blocks."""
+    config = (
+        f"num_blocks: {rng.randint(4, 6)}, max_num_seqs: 3, "
+        f"max_num_batched_tokens: {rng.randint(3, 6)}, policy: priority, "
+        "enable_prefix_caching: false"
+    )
+    return drawn(rng, config, 3, 6)
+
+
+def judged() -> dict[str, Any]:
+    """The files of lab 19-03, by report."""
+    walks = [lost_step(random.Random(seed)) for seed in range(24)]
+    loads = [connector.generate(seed) for seed in (101, 145, 496, 0, 1)]
+    walks.insert(0, EXHIBITS[26765].workload or {})
+    loads.insert(0, EXHIBITS[44560].workload or {})
+    return {
+        "37076.json": between("0.22.1", 12),
+        "41951.json": {
+            "priority": admissions("0.22.1", "priority", 16),
+            "fcfs": admissions("0.22.1", "fcfs", 16),
+        },
+        "51198.json": {"hybrid": hits("0.26.0", True, 12), "off": hits("0.26.0", False, 4)},
+        "26765.json": {
+            "step": EXHIBITS[26765].show(core_of("0.22.1")).step,
+            **{v: [planned(each, v) for each in walks] for v in ("0.22.1", "0.33.0")},
+        },
+        "44560.json": {v: [planned(each, v) for each in loads] for v in ("0.22.1", "0.23.0")},
+    }
+
+
 def write(folder: Path, files: Mapping[str, Any]) -> None:
     """Each value in its file: recordings as such, anything else as JSON, an element a line."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -285,7 +451,7 @@ NEEDED = (
     "0.33.0",
 )  # fmt: skip
 """The releases that are asked, the oldest first."""
-LABS_FILES = ((MEND, mend), (BISECT, verdicts))
+LABS_FILES = ((MEND, mend), (JUDGE, judged), (BISECT, verdicts))
 
 
 if __name__ == "__main__":
