@@ -104,7 +104,9 @@ def evictions(version: str, seeds: int) -> list[list[list[Any]]]:
     found = []
     for seed in range(seeds):
         rng = random.Random(seed)
-        cache, calls, held = module.EncoderCacheManager(7), [], []
+        cache = module.EncoderCacheManager(7)
+        calls: list[list[Any]] = []
+        held: list[Any] = []
         for number in range(32):
             name = rng.choice("ABCD")
             request = picture(f"r{number}", name)
@@ -145,13 +147,14 @@ def look_ups(version: str, seeds: int) -> list[dict[str, Any]]:
     """Every look-up of runs with preemptions, and the statistics after them."""
     core, found = core_of(version), []
     kind = core.namespace.load("vllm.v1.metrics.stats").PrefixCacheStats
-    names = ("requests", "queries", "hits")
-    names += tuple(f"preempted_{name}" for name in names)
+    plain = ("requests", "queries", "hits")
+    names = (*plain, *(f"preempted_{name}" for name in plain))
     for seed in range(seeds):
         rng = random.Random(seed)
         config = f"num_blocks: {rng.randint(5, 8)}, max_num_seqs: 4, max_num_batched_tokens: 16"
         made = Run(drawn(rng, config, 3, 10), core, tells_tokens=False)
-        manager, calls = made.scheduler.kv_cache_manager, []
+        manager = made.scheduler.kv_cache_manager
+        calls: list[list[Any]] = []
         manager.log_stats, manager.prefix_cache_stats = True, kind()
         ask = manager.get_computed_blocks
 
@@ -184,7 +187,8 @@ def sessions(version: str, seeds: int) -> list[dict[str, Any]]:
             request.resumable, request.streaming_queue = True, deque()
             scheduler.add_request(request)
             live = scheduler.requests["session"]
-            told, before = [], len(live.all_token_ids)
+            told: list[int] = []
+            before = len(live.all_token_ids)
             turns.append({"prompt": prompt, "tokens": before, "says": told})
             for index in range(said):
                 plan, token = scheduler.schedule(), 90 + 3 * number + index
