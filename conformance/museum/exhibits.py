@@ -12,6 +12,7 @@ from typing import Any
 
 from conformance import hazard
 from conformance.features.hybrid import spiral
+from conformance.features.multimodal import frees, spins
 from conformance.museum.exhibit import Exhibit, Shown, Steps, run, scheduled
 from conformance.real_core import RealCore
 
@@ -187,6 +188,119 @@ requests:
     "still get theirs.",
     mend="What a request that loads will need is reserved before another one loads.",
     bad=SHOWN_AT, good="0.23.0", also=(45388,),
+)  # fmt: skip
+
+
+def _far(workload: Any) -> None:
+    _loaded(workload)
+    for add in workload["events"][0]["add"]:
+        add["kv"]["external_tokens"] = 1
+
+
+def _where_all_end(condition: Any) -> Any:
+    """As `_first`, in a run in which every request comes to its end."""
+
+    def broken(steps: Steps) -> int | None:
+        seen = {name for step in steps for name in (*step["running"], *step["waiting"])}
+        ended = {name for step in steps for name in step.get("finished", ())}
+        at: int | None = _first(condition)(steps)
+        return at if seen == ended else None
+
+    return broken
+
+
+def _starts_elsewhere(step: Any) -> bool:
+    """Whether a request of which one token was loaded begins to compute behind another place."""
+    plan, computed = step["num_scheduled_tokens"], step["num_computed_tokens"]
+    return "a" in plan and "a" in step["new"] and computed["a"] - plan["a"] != 1
+
+
+INSIDE = scheduled(
+    34616,
+    """
+config: {num_blocks: 2, max_num_seqs: 1, max_num_batched_tokens: 1, enable_prefix_caching: false}
+requests:
+- {id: a, prompt: 3, max_tokens: 1}
+""",
+    _first(_starts_elsewhere),
+    change=_far,
+    title="a load that ends inside a block counts as the whole block",
+    invariant="identity",
+    report="With K and V from elsewhere an answer is wrong where what was loaded ends inside a "
+    "block.",
+    cause="When the load is done, the computed tokens are counted again: blocks times their size. "
+    "The tokens between the end of the load and that of the block are never computed.",
+    mend="The number is set when the blocks are allocated, and kept.",
+    bad="0.16.0", good="0.18.0",
+)  # fmt: skip
+
+WHOLE = scheduled(
+    28911,
+    """
+config: {num_blocks: 3, max_num_seqs: 2, max_num_batched_tokens: 2, enable_prefix_caching: false,
+         enable_chunked_prefill: false}
+requests:
+- {id: a, prompt: 1, max_tokens: 1}
+- {id: b, prompt: 2, max_tokens: 1}
+- {id: c, prompt: 1, max_tokens: 1}
+""",
+    _where_all_end(lambda step: "c" in step["num_scheduled_tokens"] and "b" in step["waiting"]),
+    title="without chunks a prompt that does not fit the step is overtaken",
+    invariant="order",
+    report="With chunked prefill off each step looks through the whole queue, and short prompts "
+    "pass long ones.",
+    cause="A prompt that does not fit what is left of the budget is skipped, and the walk over the "
+    "queue goes on behind it.",
+    mend="The walk over the queue ends there.",
+    bad="0.11.2", good="0.13.0",
+)  # fmt: skip
+
+
+def _spins(core: RealCore) -> Shown:
+    given = spins.KNOWN[1]
+    found = spins.chunks(core.version, given)
+    lines = [f"pictures [offset, length] {given['pictures']} in {given['num_tokens']} tokens"]
+    lines += [f"chunk {number}: {tokens} tokens" for number, (tokens, _) in
+              enumerate(found["chunks"])]  # fmt: skip
+    lines.append("comes to its end" if found["ends"] else "nothing is planned any more")
+    step = None if found["ends"] else len(found["chunks"]) - 1
+    return Shown(not found["ends"], tuple(lines), step)
+
+
+SPINS = Exhibit(
+    40707,
+    title="one request, alone, is planned nothing for ever",
+    invariant="progress",
+    report="A model with states and pictures stands still on one prompt: 156,000 empty plans in 25 "
+    "minutes.",
+    cause="The second picture does not fit the encoder's cache, so the chunk is cut before it. "
+    "What is left is rounded down to blocks, since a state is kept at their ends, and that is 0.",
+    mend="States since 0.28.0: the chunk is rounded before it is cut. The same prompt with a "
+    "drafter in place of states spins up to 0.32.0.",
+    bad=SHOWN_AT, good="0.28.0", also=(51603,), show=_spins,
+)  # fmt: skip
+
+
+def _doubt(core: RealCore) -> Shown:
+    found = frees.released(core.version, 3)
+    computed, doubt = found["num_computed_tokens"], found["num_output_placeholders"]
+    lines = (
+        f"the picture ends at token {frees.SIZES[found['pictures']]}",
+        f"{computed} token is computed, {doubt} are in flight and may be rejected",
+        "the picture is given up" if found["released"] else "the picture is kept",
+    )
+    return Shown(bool(found["released"]), lines)
+
+
+DOUBT = Exhibit(
+    45347,
+    title="a picture is given up while a draft may still be taken back into it",
+    invariant="time",
+    report="With drafts and plans ahead a picture's rows are missing.",
+    cause="The counter of computed tokens runs ahead of what is known. A picture is released when "
+    "the counter has passed it, and a rejected draft moves the counter back.",
+    mend="Tokens in flight are taken off before it is compared.",
+    bad=SHOWN_AT, good="0.24.0", also=(38551,), show=_doubt,
 )  # fmt: skip
 
 
@@ -500,7 +614,7 @@ EXHIBITS: dict[int, Exhibit] = {
     exhibit.number: exhibit
     for exhibit in (
         STARVED, LOST_STEP, TOO_LONG, KEPT_ALIVE, ALONE, STORM, HAZARD, DROPPED, CARRIED, SPIRAL,
-        UNKNOWN, BOTH, SESSION, COUNTED, FLIPPED, LOADED,
+        UNKNOWN, BOTH, SESSION, COUNTED, FLIPPED, LOADED, INSIDE, WHOLE, SPINS, DOUBT,
     )
 }  # fmt: skip
 """By number."""
