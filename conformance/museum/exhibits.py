@@ -231,7 +231,7 @@ requests:
     cause="When the load is done, the computed tokens are counted again: blocks times their size. "
     "The tokens between the end of the load and that of the block are never computed.",
     mend="The number is set when the blocks are allocated, and kept.",
-    bad="0.16.0", good="0.18.0",
+    bad="0.17.0", good="0.18.0",
 )  # fmt: skip
 
 WHOLE = scheduled(
@@ -252,7 +252,7 @@ requests:
     cause="A prompt that does not fit what is left of the budget is skipped, and the walk over the "
     "queue goes on behind it.",
     mend="The walk over the queue ends there.",
-    bad="0.11.2", good="0.13.0",
+    bad="0.11.2", good="0.12.0",
 )  # fmt: skip
 
 
@@ -581,7 +581,7 @@ COUNTED = Exhibit(
     cause="Who resumes finds the blocks that it had computed itself. Each try to admit it is a "
     "look-up, and all are counted.",
     mend="Look-ups of requests that were preempted are counted apart.",
-    bad="0.11.0", good="0.11.2", show=_counted,
+    bad="0.11.0", good="0.11.1", show=_counted,
 )  # fmt: skip
 
 

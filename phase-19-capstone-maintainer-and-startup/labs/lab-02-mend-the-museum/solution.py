@@ -63,7 +63,7 @@ class HitRate(AllAlike):
 
     A look-up of a request that was preempted before is not in `requests`, `queries` and `hits`, and
     not lost: it is in `preempted_requests`, `preempted_queries`, `preempted_hits`. Example: (8, 0,
-    False), then (9, 8, True): 0 hits of 8, and apart from them 8 of 9. Recorded from 0.11.2.
+    False), then (9, 8, True): 0 hits of 8, and apart from them 8 of 9. Recorded from 0.11.1.
     """
 
     def record(self, num_tokens: int, num_hits: int, preempted: bool) -> None:
