@@ -87,9 +87,9 @@ def test_the_home_page_leads_to_landing_pages_and_folds_what_is_only_planned(ope
     link = page.locator("main table").get_by_role("link", name="02 PagedAttention")
     assert link.get_attribute("href") == LANDING
     planned = page.locator("details", has_text="planned").first
-    assert not planned.get_by_text("13 Multimodal").is_visible()
+    assert not planned.get_by_text("15 Disaggregated").is_visible()
     planned.locator("summary").press("Enter")
-    assert planned.get_by_text("13 Multimodal").is_visible()
+    assert planned.get_by_text("15 Disaggregated").is_visible()
 
 
 # ------------------------------------------------------------------ progress
