@@ -430,7 +430,9 @@ def write(folder: Path, files: Mapping[str, Any]) -> None:
             lines = ",\n".join(json.dumps(each) for each in value)
             (folder / name).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
         else:
-            (folder / name).write_text(json.dumps(value, separators=(",", ":")) + "\n", encoding="utf-8")
+            (folder / name).write_text(
+                json.dumps(value, separators=(",", ":")) + "\n", encoding="utf-8"
+            )
 
 
 def verdicts() -> dict[str, Any]:
