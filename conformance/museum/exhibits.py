@@ -332,8 +332,8 @@ HAZARD = Exhibit(
     report="Under the priority policy an answer is wrong after a preemption, and no error is seen.",
     cause="Blocks enter the prefix index when they are planned. A victim that was planned in this "
     "very step is withdrawn: nothing of its chunk is computed, and the index keeps the blocks.",
-    mend="Open at the newest release asked. The review of the pull request shows why taking them "
-    "out at the next schedule comes too late with two plans in flight.",
+    mend="Not mended at the newest release asked. The review of the pull request shows why taking "
+    "them out at the next schedule comes too late with two plans in flight.",
     bad=SHOWN_AT, good=None, also=(57580,), show=_hazard, workload=hazard.WITH_A_THIRD,
 )  # fmt: skip
 
@@ -495,7 +495,7 @@ UNKNOWN = Exhibit(
     report="With prefill and decode apart, the engine dies after a client has gone.",
     cause="The report of a finished transfer is looked up among the live requests, and an "
     "assertion says that it must be there.",
-    mend="Open at the newest release asked.",
+    mend="Not mended at the newest release asked.",
     bad=SHOWN_AT, good=None, show=_unknown,
 )  # fmt: skip
 
@@ -506,7 +506,7 @@ BOTH = Exhibit(
     report="As 43226, in another order of events.",
     cause="The first of the two reports frees the request's blocks and forgets it. The second one "
     "asserts that it is there.",
-    mend="Open at the newest release asked.",
+    mend="Not mended at the newest release asked.",
     bad=SHOWN_AT, good=None, also=(56089,), show=_both,
 )  # fmt: skip
 
