@@ -9,7 +9,6 @@ import pytest
 
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.config import EngineConfig
-from mini_vllm.entrypoints.openai import launch
 from mini_vllm.simulate.cost import LinearCost, load_cost
 from mini_vllm.simulate.paced import Paced, make_paced_engine
 from mini_vllm.simulate.simulator import Simulator
@@ -71,7 +70,7 @@ def test_beyond_what_was_fitted_the_terms_are_used_and_the_log_says_so_once(capl
 
 
 def test_a_simulated_engine_has_the_models_tokenizer_template_and_length():
-    real = launch.make_engine("byte-llama", {}, {"num_blocks": 8})
+    real = LLMEngine("byte-llama", num_blocks=8)
     engine = make_paced_engine("byte-llama", {}, {"step_cost": "step=1e-6", "num_blocks": 8})
     assert engine.chat_template == real.chat_template
     assert engine.max_model_len == real.max_model_len
