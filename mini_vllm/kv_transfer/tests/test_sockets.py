@@ -209,6 +209,7 @@ TEXTS = ["hello world, how are", "hello world, who is", "a", "the quick brown fo
 
 @pytest.mark.slow
 def test_two_processes_say_what_one_engine_says_and_a_dead_producer_costs_time_alone():
+    others = {child.pid for child in multiprocessing.active_children()}  # of other tests' engines
     params = SamplingParams(max_tokens=8)
     expected = [o.outputs[0].token_ids for o in LLM("byte-llama").generate(TEXTS, params)]
     with PrefillDecode("byte-llama", num_blocks=64) as pair:
@@ -217,4 +218,4 @@ def test_two_processes_say_what_one_engine_says_and_a_dead_producer_costs_time_a
         kill(pair.engines["kv_producer"])
         assert [a.token_ids for a in pair.generate(TEXTS, params)] == expected
         assert pair.num_fallbacks == len(TEXTS)
-    assert not multiprocessing.active_children()
+    assert {child.pid for child in multiprocessing.active_children()} <= others
