@@ -56,7 +56,7 @@ def run(console: Console, number: int, release: str, reveal: bool) -> int:
 
 def _show(console: Console, exhibit: Exhibit, version: str) -> bool:
     shown = exhibit.show(core(version))
-    verdict = "has it" if shown.broken else "has not"
+    verdict = "has it" if shown.broken else "does not have it"
     at = f", first at step {shown.step}" if shown.step is not None else ""
     terminal.say(console, f"vLLM {version} {verdict}{at}:", "red" if shown.broken else "green")
     for line in shown.lines:

@@ -91,14 +91,12 @@ def test_a_field_that_is_missing_is_named(tmp_path):
         list(read_trace(path, "mooncake"))
 
 
-def test_a_million_lines_are_read_as_they_come(tmp_path):
-    def endless():
-        path = FOLDER / "mooncake.jsonl"
-        while True:
-            yield from read_trace(path)
-
-    seen = endless()
-    assert [next(seen).prompt_len for _ in range(3)]
+def test_a_file_is_read_as_its_requests_are_wanted(tmp_path):
+    """The third line cannot be used, and nobody has asked for it yet."""
+    wanted = read_trace(lines(tmp_path, GOOD, GOOD, {**GOOD, "input_length": 0}))
+    assert [next(wanted).prompt_len for _ in range(2)] == [700, 700]
+    with pytest.raises(TraceError, match="line 3: "):
+        next(wanted)
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "a,b\n1,2\n", "[]"])
