@@ -269,7 +269,7 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> KVTransfer:
     config = KVTransferConfig.of(arguments["kv_transfer_config"])
     for name in NOT_COMPARED:
         value = setup.arguments.get(name)
-        if value and value != 1:
+        if value and (value is True or value != 1):  # True equals 1, and 1 is one rank
             raise ValueError(f"{name}={value!r}: need none with kv_transfer_config")
     if setup.parts.origin and "kv_transfer" not in setup.parts.rooms:
         need = "0.22.1 with kv_transfer_config, whose decisions were compared"
@@ -279,6 +279,10 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> KVTransfer:
         raise ValueError(
             f"kv_transfer_config: {setup.model!r} is not a model whose layers all keep K and V of "
             "every token"
+        )
+    if loaded.room is not None:
+        raise ValueError(
+            f"model={setup.model!r}: need one without pictures with kv_transfer_config"
         )
     model, cache = loaded.model, setup.config.cache
     layers, heads, head_dim = model.kv_shape

@@ -56,7 +56,7 @@ def test_the_queue_that_stands_at_the_pin_moves_since_loads_reserve():
 
 @needs_core
 def test_another_queue_still_stands_there():
-    """57841 is open: what is held is not reserved but loaded, and waits behind the head."""
+    """As 57841 says: what is held is not reserved but loaded, and waits behind the head."""
     assert stands_at("0.22.1", STANDS) and stands_at(VERSION, STANDS)
     assert stands_here(Scheduler, STANDS) and stands_here(LoadsReserve, STANDS)
 

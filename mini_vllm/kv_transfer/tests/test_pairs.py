@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mini_vllm import SamplingParams
+from mini_vllm import LLM, SamplingParams
 from mini_vllm.kv_transfer.tests.faults import check, run
 from mini_vllm.kv_transfer.tests.support import Job, alone, pair, random_pair, transfer_of
 
@@ -239,3 +239,21 @@ def test_an_id_whose_blocks_are_being_read_is_refused():
     made.producer.step()
     with pytest.raises(ValueError, match="request_id='r': need another id"):
         made.producer.add_request([1, 2, 3], request_id="r")
+
+
+@pytest.mark.parametrize(
+    ("model", "knobs", "said"),
+    [
+        ("byte-llama", {"enable_lora": True}, "enable_lora=True: need none"),
+        ("byte-llama", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+         "speculative_config=.*: need none"),
+        ("byte-llama", {"tensor_parallel_size": 2}, "tensor_parallel_size=2: need none"),
+        ("byte-sees", {}, "model='byte-sees': need one without pictures"),
+        ("byte-window", {}, "'byte-window' is not a model whose layers all keep"),
+        ("byte-llama", {"release": "0.33.0"}, r"release='0\.33\.0': need 0\.22\.1"),
+    ],
+)  # fmt: skip
+def test_what_was_not_compared_with_a_connector_is_refused_by_name(model, knobs, said):
+    config = {"kv_connector": "SocketConnector", "kv_role": "kv_consumer"}
+    with pytest.raises(ValueError, match=said):
+        LLM(model, kv_transfer_config=config, **knobs)
