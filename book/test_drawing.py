@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
-from book.test_live import BESIDE
+from book.beside import beside
 from course.site import seeing
 
 pytestmark = pytest.mark.browser
 PAGE = "phase-13-multimodal-models/00-guide.html"
 
 
-def answer(text: str) -> str:
-    call = json.loads(text)
-    assert call["module"] == "course.site.seeing"
-    try:
-        return json.dumps({"result": getattr(seeing, call["function"])(**call["arguments"])})
-    except ValueError as error:
-        return json.dumps({"error": f"ValueError: {error}"})
-
-
-def beside(page: Any) -> None:
-    page.expose_function("__python", answer)
-    page.add_init_script(BESIDE)
-
-
 @pytest.fixture
 def drawing(open_page):
-    page = open_page(PAGE, prepare=beside, width=390)
+    page = open_page(PAGE, prepare=beside(seeing), width=390)
     page.locator('[data-widget="draw-shape"][data-ready]').wait_for()
     return page.locator('[data-widget="draw-shape"]')
 

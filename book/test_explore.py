@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from book.test_live import BESIDE
+from book.beside import BESIDE
 from book.test_site import page_with
 from course.site import widgets
 from course.site.test_explorables import random_story

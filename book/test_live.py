@@ -7,7 +7,6 @@ end load the runtime that the site ships, and skip where it was built without on
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from book import firefox
+from book.beside import beside
 from book.test_site import LOOKS, barriers
 from conformance.real_core import why_not
 from course.learning.labs import find_labs, pick
@@ -26,37 +26,6 @@ pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[1]
 FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
-BESIDE = """
-    const beside = {
-        ready: true,
-        session: () => (window.theSession ||= {
-            state: "ready", calls: [], onprogress: null,
-            async call(kind, payload) {
-                this.calls.push(payload.function);
-                const answer = JSON.parse(await window.__python(JSON.stringify(payload)));
-                if ("error" in answer) throw new Error(answer.error);
-                return answer.result;
-            },
-            stop() {},
-        }),
-    };
-    Object.defineProperty(window, "CoursePlay", { get: () => beside, set: () => {} });
-"""
-"""The contract of the page's runtime, answered by this process."""
-
-
-def answer(text: str) -> str:
-    call = json.loads(text)
-    assert call["module"] == "course.site.live"
-    try:
-        return json.dumps({"result": getattr(live, call["function"])(**call["arguments"])})
-    except ValueError as error:
-        return json.dumps({"error": f"ValueError: {error}"})
-
-
-def beside(page: Any) -> None:
-    page.expose_function("__python", answer)
-    page.add_init_script(BESIDE)
 
 
 @pytest.fixture
@@ -65,7 +34,7 @@ def home_page(open_page):
 
     def find(path: str = "index.html", **settings: Any) -> Any:
         live._current.clear()
-        page = open_page(path, prepare=beside, **settings)
+        page = open_page(path, prepare=beside(live), **settings)
         page.wait_for_load_state("load")
         return page
 

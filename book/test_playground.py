@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from book.test_live import BESIDE
+from book.beside import beside
 from book.test_site import barriers
 from conformance.real_core import why_not
 from course.site import live, live_real, vllm_live
@@ -19,26 +19,12 @@ pytestmark = [
 PAGE = "PLAYGROUND.html"
 
 
-def answer(text: str) -> str:
-    call = json.loads(text)
-    assert call["module"] == "course.site.vllm_live"
-    try:
-        return json.dumps({"result": getattr(vllm_live, call["function"])(**call["arguments"])})
-    except ValueError as error:
-        return json.dumps({"error": f"ValueError: {error}"})
-
-
-def beside(page: Any) -> None:
-    page.expose_function("__python", answer)
-    page.add_init_script(BESIDE)
-
-
 @pytest.fixture
 def playground(open_page):
     """The playground at rest, or with the run of a fragment."""
 
     def find(fragment: str = "", **settings: Any) -> Any:
-        page = open_page(PAGE + fragment, prepare=beside, **settings)
+        page = open_page(PAGE + fragment, prepare=beside(vllm_live), **settings)
         page.locator('[data-widget="vllm-live"][data-ready]').wait_for()
         return page
 
@@ -139,7 +125,7 @@ def test_a_site_that_was_built_without_the_tree_says_how_to_get_it(open_page):
             assert here in html
             route.fulfill(body=html.replace(here, "[]"), content_type="text/html")
 
-        beside(page)
+        beside(vllm_live)(page)
         page.route(f"**/{PAGE}", changed)
 
     page = open_page(PAGE, prepare=without)
