@@ -33,7 +33,7 @@ def made(role, policy="fail", **extra):
 @pytest.fixture
 def engines():
     """What makes engines, and closes them: not a thread is left."""
-    before, opened = threading.active_count(), []
+    before, opened = set(threading.enumerate()), []
 
     def make(role, policy="fail", **extra):
         opened.append(made(role, policy, **extra))
@@ -42,7 +42,9 @@ def engines():
     yield make
     for of in opened:
         of.close()
-    assert threading.active_count() == before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)  # it may end a little later than the connector that it served
+        assert not thread.is_alive(), thread.name
 
 
 def offered(producer, prompt=PROMPT):
