@@ -173,6 +173,29 @@ def quiz(
 
 
 @app.command()
+def hunt(
+    lab: Annotated[
+        str | None, typer.Argument(metavar="[LAB]", help="default: what is open, or due again")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="grade what you mended or wrote")] = False,
+    level: Annotated[
+        int | None,
+        typer.Option(help="1 shows a failing test, 2 only calls; 3 asks for tests of your own"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="the same seed draws the same line")] = None,
+) -> None:
+    """Find the one wrong line in a lab's reference, or write the test that tells it."""
+    from course.learning import hunting
+
+    root, labs, progress = opened()
+    chosen = pick(labs, lab) if lab else hunting.choose(root, labs, progress)
+    console = terminal.make_console()
+    if check:
+        raise typer.Exit(0 if hunting.check(console, root, chosen) else 1)
+    hunting.start(console, root, chosen, level, seed)
+
+
+@app.command()
 def reset(
     lab: LabName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,

@@ -17,7 +17,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from course.learning import mine
+from course.learning import hunts, mine
 from course.learning.grading import Report, TestResult
 from course.learning.labs import Lab, phase_title
 from course.learning.predictions import Answer
@@ -68,6 +68,9 @@ def dashboard(console: Console, root: Path, labs: list[Lab], progress: Progress)
     ]
     if pairs:
         say(console, f"  predictions: {sum(pairs)} of {len(pairs)} right")
+    if again := hunts.due(root, labs, progress):
+        lab = again[0]
+        say(console, f"  passed a while ago, and back with one line wrong: course hunt {lab.id}")
     total_left = sum(lab.manifest.minutes for lab in labs if states[lab.id] != PASSED)
     console.print()
     following = progress.next_lab(labs)
@@ -170,8 +173,10 @@ def question(console: Console, ask: str, choices: Sequence[str] = ()) -> None:
 
 
 def label(result: TestResult) -> str:
-    """The test's name with its parameters."""
-    return result.test_id.rpartition("::")[2]
+    """The test's name with its own parameters, without the variant's."""
+    name = result.test_id.rpartition("::")[2]
+    name = re.sub(rf"-?variant={re.escape(result.variant)}-?", "", name) if result.variant else name
+    return name.removesuffix("[]")
 
 
 def _cannot_load(report: Report) -> bool:
@@ -182,8 +187,10 @@ def _cannot_load(report: Report) -> bool:
     )
 
 
-def explain(console: Console, root: Path, lab: Lab, result: TestResult) -> None:
-    """One failing test: what was expected, what came, and where."""
+def explain(
+    console: Console, root: Path, lab: Lab, result: TestResult, printed: bool = True
+) -> None:
+    """One failing test: what was expected, what came, where, and what the code printed."""
     say(console, f"  {label(result)}", "red")
     own = [f for f in result.frames if Path(f.file).name == lab.starter.name]
     test = [f for f in result.frames if Path(f.file).name == lab.test_file.name]
@@ -221,7 +228,7 @@ def explain(console: Console, root: Path, lab: Lab, result: TestResult) -> None:
             )
     for line in lines:
         say(console, f"    {line.plain}", str(line.style))
-    if result.printed.strip():
+    if printed and result.printed.strip():
         shown = printable(result.printed).rstrip().splitlines()[-LONGEST_LIST:]
         say(console, "    Your code printed:", "dim")
         raw(console, "\n".join(f"      {line}" for line in shown), "dim")

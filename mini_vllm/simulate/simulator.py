@@ -9,12 +9,14 @@ small record per request. Mirrors the order of things in `vllm/v1/engine/core.py
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from heapq import heappop, heappush
 
 from mini_vllm.config import EngineConfig, SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
@@ -241,6 +243,8 @@ class Simulator:
         trace: Iterable[TraceRequest],
         *,
         concurrency: int | None = None,
+        turnaround: float = 0.0,
+        ramp: float = 0.0,
         on_end: Callable[[int], None] | None = None,
         skip: bool = False,
     ) -> Simulated:
@@ -250,6 +254,9 @@ class Simulator:
             trace: in order of arrival.
             concurrency: a closed loop: at most this many requests are in the server, and the next
                 arrives when one ends, whatever the trace says of times.
+            turnaround: of a closed loop, seconds from a request's end to the arrival of the next:
+                the way of the last token to the client, and of the next prompt from it.
+            ramp: of a closed loop, seconds from one client's first request to the next client's.
             on_end: called with the number of requests that have ended.
             skip: leave requests out that the server would refuse, and count them.
 
@@ -257,7 +264,13 @@ class Simulator:
             TraceError: a request that the server would refuse.
             CostError: a step that the cost knows nothing about.
         """
-        return _Run(self, trace, concurrency, on_end, skip).run()
+        clients = None
+        if concurrency is not None:
+            for name, value in (("turnaround", turnaround), ("ramp", ramp)):
+                if not 0 <= value < math.inf:
+                    raise ValueError(f"{name}={value!r}: need seconds, 0 or more")
+            clients = _Clients([ramp * place for place in range(concurrency)], turnaround)
+        return _Run(self, trace, clients, on_end, skip).run()
 
     def check(self, source: TraceRequest, number: int) -> None:
         """Raises TraceError for a request that could never be served here."""
@@ -278,15 +291,24 @@ class Simulator:
             raise TraceError(f"request {number}: has an adapter; say how many with max_loras")
 
 
+@dataclass(slots=True)
+class _Clients:
+    """A closed loop: when each client that waits for nothing sends its next request."""
+
+    ready: list[float]
+    """A heap of times, in seconds."""
+    turnaround: float
+
+
 class _Run:
     """One walk through a trace."""
 
     def __init__(
-        self, simulator: Simulator, trace: Iterable[TraceRequest], concurrency: int | None,
+        self, simulator: Simulator, trace: Iterable[TraceRequest], clients: _Clients | None,
         on_end: Callable[[int], None] | None, skip: bool,
     ) -> None:  # fmt: skip
         self.simulator, self.scheduler = simulator, simulator.scheduler
-        self.concurrency, self.on_end, self.skip = concurrency, on_end, skip
+        self.clients, self.on_end, self.skip = clients, on_end, skip
         self.result = Simulated()
         self.live: dict[str, _Live] = {}
         self.now = 0.0
@@ -308,7 +330,7 @@ class _Run:
             elif not self.in_flight:
                 if self._next is None:
                     break
-                self.now = max(self.now, self._next[1].arrival)
+                self.now = max(self.now, self._next_arrival())
                 continue
             plan, end = self.in_flight.popleft()
             self.now = max(self.now, end)
@@ -331,20 +353,24 @@ class _Run:
 
     def _arrive(self) -> None:
         """Hand the scheduler what has come by now."""
-        most = self.concurrency
-        while self._next is not None:
+        while self._next is not None and (arrival := self._next_arrival()) <= self.now:
             number, source = self._next
-            if most is None and source.arrival > self.now:
-                return
-            if most is not None and len(self.live) >= most:
-                return
-            arrival = source.arrival if most is None else self.now
+            if self.clients is not None:
+                heappop(self.clients.ready)
             request = SimulatedRequest(number, source)
             request.arrival_time = arrival
             outcome = Outcome(number, arrival, source.prompt_len, source.output_len)
             self.live[request.request_id] = _Live(request, outcome)
             self.scheduler.add_request(request)
             self._next = next(self._sources, None)
+
+    def _next_arrival(self) -> float:
+        """When the next request comes; infinity where it waits for another one's end."""
+        if self._next is None:
+            return math.inf
+        if self.clients is None:
+            return self._next[1].arrival
+        return self.clients.ready[0] if self.clients.ready else math.inf
 
     def _submit(self, plan: SchedulerOutput) -> None:
         """Let the model run a plan when it is free; the engine goes on."""
@@ -379,10 +405,10 @@ class _Run:
 
     def _skip_idle_time(self) -> None:
         """Nothing runs and nobody can be admitted: only an arrival could change that."""
-        if self._next is None or self.concurrency is not None:
+        if (arrival := self._next_arrival()) == math.inf:
             waits = ", ".join(list(self.live)[:3])
             raise RuntimeError(f"nothing can be planned, and requests wait: {waits}")
-        self.now = max(self.now, self._next[1].arrival)
+        self.now = max(self.now, arrival)
 
     def _said(self, plan: SchedulerOutput) -> dict[str, tuple[int, ...]]:
         """The tokens that a plan gives: one per request that has caught up, and its drafts."""
@@ -442,5 +468,7 @@ class _Run:
             live = self.live.pop(request.request_id)
             live.outcome.last_token = now
             self.result.outcomes.append(live.outcome)
+            if self.clients is not None:
+                heappush(self.clients.ready, now + self.clients.turnaround)
         if finished and self.on_end is not None:
             self.on_end(len(self.result.outcomes))

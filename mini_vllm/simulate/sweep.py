@@ -25,7 +25,9 @@ from mini_vllm.simulate.simulator import Drafts, Simulator
 from mini_vllm.simulate.traces import Skipped, arriving_at, faster, read_trace
 
 LOADS = ("rate", "speed", "concurrency")
-OTHERS = ("release", "max_loras", "num_speculative_tokens", "acceptance", *LOADS)
+CLOSED = ("turnaround", "ramp")
+"""Of a closed loop."""
+OTHERS = ("release", "max_loras", "num_speculative_tokens", "acceptance", *LOADS, *CLOSED)
 """Settings beside the engine's knobs."""
 
 
@@ -86,11 +88,14 @@ def build(setup: Setup) -> tuple[Simulator, dict[str, Any]]:
         raise ValueError("acceptance: needs num_speculative_tokens")
     if len(loads := [name for name in LOADS if name in other]) > 1:
         raise ValueError(f"{' with '.join(loads)}: need one of them")
+    closed = [name for name in CLOSED if name in other]
+    if closed and "concurrency" not in other:
+        raise ValueError(f"{closed[0]}: needs concurrency")
     simulator = Simulator(
         EngineConfig.of(settings), setup.cost, release=str(other.get("release", PIN)),
         drafts=drafts, max_loras=other.get("max_loras"),
     )  # fmt: skip
-    return simulator, {name: other[name] for name in loads}
+    return simulator, {name: other[name] for name in [*loads, *closed]}
 
 
 def simulate(
@@ -113,7 +118,8 @@ def simulate(
     concurrency = load.get("concurrency")
     if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
         raise ValueError(f"concurrency={concurrency!r}: need at least 1")
-    result = simulator.run(trace, concurrency=concurrency, on_end=on_end, skip=setup.skip)
+    closed = {name: load[name] for name in CLOSED if name in load}
+    result = simulator.run(trace, concurrency=concurrency, on_end=on_end, skip=setup.skip, **closed)
     if skipped is not None:
         result.skipped.count += skipped.count
         result.skipped.first = (skipped.first + result.skipped.first)[:3]
