@@ -59,6 +59,9 @@ def simulate_command(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count what is refused.")] = False,
     seed: Annotated[int, typer.Option(help="Of arrivals at a rate, and of drafts.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes of a sweep.")] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="A sweep on a Ray cluster: auto, HOST:PORT, or local.")
+    ] = None,
     state: Annotated[Path | None, typer.Option(help="A sweep's file, to go on with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
     save: OutOption = None,
@@ -77,8 +80,10 @@ def simulate_command(
             if value is not None:
                 raise ValueError(f"--{name} with --sweep: need one setting")
         axes = dict(_axis(text) for text in sweep_over)
-        _sweep(setup, axes, goal, attainment, workers, state, as_json, save)
+        _sweep(setup, axes, goal, attainment, workers, ray, state, as_json, save)
         return
+    if ray is not None:
+        raise ValueError(f"--ray {ray}: needs --sweep")
     with ExitStack() as stack:
         observers: list[Any] = []
         if perfetto is not None:
@@ -136,7 +141,7 @@ def fit_command(
 
 def _sweep(
     setup: Setup, axes: Mapping[str, Sequence[Any]], slo: Slo | None, attainment: float,
-    workers: int | None, state: Path | None, as_json: bool, save: Path | None,
+    workers: int | None, ray: str | None, state: Path | None, as_json: bool, save: Path | None,
 ) -> None:  # fmt: skip
     total = 1
     for values in axes.values():
@@ -147,7 +152,7 @@ def _sweep(
     ) as progress:
         task = progress.add_task("", total=total)
         rows = sweep(
-            setup, axes, slo, workers=workers or os.cpu_count() or 1, state=state,
+            setup, axes, slo, workers=workers or os.cpu_count() or 1, ray=ray, state=state,
             on_row=lambda row: progress.update(task, advance=1),
         )  # fmt: skip
     knees = _knees(rows, axes, attainment) if slo else []

@@ -134,12 +134,14 @@ def grid(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 def sweep(
     setup: Setup, axes: Mapping[str, Sequence[Any]], slo: Slo | None = None, *,
-    workers: int = 1, state: Path | None = None, on_row: Callable[[Row], None] | None = None,
+    workers: int = 1, ray: str | None = None, state: Path | None = None,
+    on_row: Callable[[Row], None] | None = None,
 ) -> list[Row]:  # fmt: skip
     """One row per combination of `axes`, in the order of `grid`.
 
     Args:
-        workers: processes.
+        workers: processes of this machine.
+        ray: the address of a Ray cluster instead; see `on_ray.py`.
         state: a file of rows that are done; it is read first and grows by each row.
         on_row: called with each row, as it is done.
 
@@ -152,30 +154,42 @@ def sweep(
     digests, rows = first[1], {0: done.keep(settings[0], first[0])}
     if on_row:
         on_row(rows[0])
-    missing = []
+    missing: dict[int, dict[str, Any]] = {}
     for index, setting in enumerate(settings[1:], 1):
         if (row := done.find(setting)) is not None:
             rows[index] = row
             if on_row:
                 on_row(row)
         else:
-            missing.append(index)
-    if workers == 1 or len(missing) < 2:
-        for index in missing:
-            rows[index] = done.keep(settings[index], _one(setup, settings[index], slo, digests)[0])
-            if on_row:
-                on_row(rows[index])
+            missing[index] = setting
+    if ray is not None and missing:
+        from mini_vllm.simulate import on_ray
+
+        results = on_ray.run(ray, _one, setup, missing, (slo, digests))
+    elif workers == 1 or len(missing) < 2:
+        results = (
+            (index, _one(setup, setting, slo, digests)) for index, setting in missing.items()
+        )
     else:
-        with ProcessPoolExecutor(workers) as pool:
-            futures = {
-                pool.submit(_one, setup, settings[index], slo, digests): index for index in missing
-            }
-            for future in as_completed(futures):
-                index = futures[future]
-                rows[index] = done.keep(settings[index], future.result()[0])
-                if on_row:
-                    on_row(rows[index])
+        results = _on_processes(workers, setup, missing, slo, digests)
+    for index, (row, _) in results:
+        rows[index] = done.keep(settings[index], row)
+        if on_row:
+            on_row(rows[index])
     return [rows[index] for index in range(len(settings))]
+
+
+def _on_processes(
+    workers: int, setup: Setup, settings: Mapping[int, dict[str, Any]], slo: Slo | None,
+    digests: array[int],
+) -> Iterator[tuple[int, tuple[Row, array[int]]]]:  # fmt: skip
+    with ProcessPoolExecutor(workers) as pool:
+        futures = {
+            pool.submit(_one, setup, setting, slo, digests): index
+            for index, setting in settings.items()
+        }
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
 def knee(rows: Sequence[Row], axis: str, attainment: float) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from mini_vllm.simulate.traces import TraceError, TraceRequest
 TENTH = load_cost("step=1,tokens=0.1")
 
 
-def run(trace, cost=TENTH, concurrency=None, skip=False, **settings):
+def run(trace, cost=TENTH, concurrency=None, skip=False, closed=None, **settings):
     made = {name: settings.pop(name) for name in ("release", "drafts", "max_loras", "host")
             if name in settings}  # fmt: skip
     knobs = {"num_blocks": 64, "block_size": 4, **settings}
@@ -25,7 +25,8 @@ def run(trace, cost=TENTH, concurrency=None, skip=False, **settings):
     simulator.observers.append(
         lambda begin, end, plan, work: plans.append((begin, end, dict(plan.num_scheduled_tokens)))
     )
-    return simulator.run(trace, concurrency=concurrency, skip=skip), plans
+    closed = closed or {}
+    return simulator.run(trace, concurrency=concurrency, skip=skip, **closed), plans
 
 
 def test_one_request_by_hand():
@@ -159,6 +160,19 @@ def test_a_closed_loop_holds_its_concurrency():
     assert max(len(counts) for *_, counts in plans) == 4
     assert result.peak_running + result.peak_waiting == 4
     assert all(o.ttft > 0 for o in result.outcomes) and len(result.outcomes) == 40
+
+
+def test_clients_begin_apart_and_send_again_after_a_turnaround():
+    """Two clients; each request takes one step of 1 + 0.4 s, or 1 + 0.8 s beside the other."""
+    trace = [TraceRequest(99.0, 4, 1) for _ in range(4)]
+    result, plans = run(trace, concurrency=2, closed={"turnaround": 0.5, "ramp": 10.0})
+    began = [round(begin, 6) for begin, _, _ in plans]
+    # the first client at 0, again 0.5 s after 1.4, again; the second would begin at 10
+    assert began == [0.0, 1.9, 3.8, 5.7]
+    assert [round(o.arrival, 6) for o in result.outcomes] == began
+    for name in ("turnaround", "ramp"):
+        with pytest.raises(ValueError, match=f"{name}=-1: need seconds, 0 or more"):
+            run(trace, concurrency=2, closed={name: -1})
 
 
 def test_a_request_that_could_never_be_served_is_refused_or_counted():

@@ -152,6 +152,8 @@ def test_the_knee_lies_between_the_last_load_that_holds_and_the_first_that_does_
         ({"rate": 1.0, "speed": 2.0}, "rate with speed: need one of them"),
         ({"num_speculative_tokens": 2}, "say with acceptance"),
         ({"acceptance": 0.5}, "acceptance: needs num_speculative_tokens"),
+        ({"ramp": 0.1}, "ramp: needs concurrency"),
+        ({"concurrency": 2, "turnaround": -1}, "turnaround=-1: need seconds, 0 or more"),
         ({"concurrency": 0}, "concurrency=0: need at least 1"),
         ({"max_seqs": 3}, "max_seqs=3: no such argument"),
     ],
