@@ -5,6 +5,8 @@ know (context lengths in a log line) is refused rather than taken as nothing.
 
 `flight`: a recording of `vllm-flight-recorder`, whose lines have times; it does not know which part
 of a step the host took. `models`: arms with `decode_ms` by batch and `prefill` by BATCHxLENGTH.
+`forward`: what `vllm bench forward --output-json` writes (vLLM 0.33.0; `vllm/benchmarks/forward`). It
+times the model alone, so a cost fitted on it lacks sampling and the host.
 """
 
 from __future__ import annotations
@@ -37,18 +39,17 @@ def read_steps(path: Path, format_name: str | None = None, arm: str | None = Non
     """The timed steps of a file.
 
     Args:
-        path: a recording (file or folder), or a `models` file.
+        path: a recording (file or folder), or a JSON file.
         format_name: one of `SOURCES`; None: told from the file.
         arm: of a `models` file.
 
     Raises:
         CostError: an unknown format, or a file that is not of it.
     """
-    if format_name is None:
-        format_name = "models" if path.suffix == ".json" else "flight"
-    if format_name not in SOURCES:
+    if format_name is not None and format_name not in SOURCES:
         raise CostError(f"format={format_name!r}: need one of {', '.join(SOURCES)}")
     try:
+        format_name = format_name or _format_of(path)
         return SOURCES[format_name](path, arm)
     except FlightError as error:
         raise CostError(str(error)) from None
@@ -58,6 +59,13 @@ def read_steps(path: Path, format_name: str | None = None, arm: str | None = Non
         if isinstance(error, CostError):
             raise
         raise CostError(f"{path}: not a {format_name} file ({error!r})") from None
+
+
+def _format_of(path: Path) -> str:
+    if path.suffix != ".json":
+        return "flight"
+    with path.open(encoding="utf-8") as file:
+        return "forward" if file.read(64).lstrip().startswith("[") else "models"
 
 
 def _flight(path: Path, arm: str | None) -> TimedSteps:
@@ -122,7 +130,22 @@ def _models(path: Path, arm: str | None) -> TimedSteps:
     return found
 
 
+def _forward(path: Path, arm: str | None) -> TimedSteps:
+    """Cases of exact batches, each with its median of replays."""
+    whole: Any = json.loads(path.read_text(encoding="utf-8"))
+    found = TimedSteps("vllm bench forward")
+    for case in whole:
+        work = StepWork()
+        for request in case["requests"]:
+            work.add(request["query_len"], request["kv_len"] - request["query_len"])
+            work.drafts += request["num_draft_tokens"]
+        work.padded = work.tokens  # it captures each batch as it is
+        found.steps.append((work, case["median_us"] / 1e6))
+    return found
+
+
 SOURCES: dict[str, Callable[[Path, str | None], TimedSteps]] = {
     "flight": _flight,
     "models": _models,
+    "forward": _forward,
 }

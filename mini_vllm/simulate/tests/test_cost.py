@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
+from conformance.real_core.places import tree_of, why_not
+from labkit.modules import load_module
 from mini_vllm.simulate.cost import (
     CAPTURE_SIZES,
     CostError,
@@ -155,3 +160,31 @@ def test_a_models_file_gives_its_decodes_and_prefills(tmp_path):
     path.write_text('{"arms": {"bf16": {}}}')
     with pytest.raises(CostError, match="not a models file"):
         read_steps(path, arm="bf16")
+
+
+def test_a_file_of_vllm_bench_forward_gives_its_cases_back(tmp_path, monkeypatch):
+    """The cases are parsed and written by the release's own code; the times are made up."""
+    if reason := why_not("0.33.0"):
+        pytest.skip(reason)
+    source = tree_of("0.33.0") / "vllm" / "benchmarks" / "forward" / "shapes.py"
+    monkeypatch.setitem(sys.modules, "regex", re)  # it parses the cases' texts, nothing more
+    shapes = load_module(source)
+    texts = [f"d{n}={n}*1@{c}" for n in (1, 2, 4, 8, 16) for c in (64, 512, 4096)]
+    texts += [f"p{n}={n}" for n in (32, 128, 512, 2048)] + ["mix=256@512c,8*1@512", "v=4*4@128:3"]
+    rows, cost = [], LinearCost(TRUTH, "made up")
+    for text in texts:
+        case = shapes.parse_case(text)
+        work = StepWork()
+        for each in case.requests:
+            work.add(each.query_len, each.prefix_len)
+        asked = [asdict(each) for each in case.requests]
+        rows.append({"case": case.name, "requests": asked, "median_us": 1e6 * cost.seconds(work)})
+    path = tmp_path / "forward.json"
+    path.write_text(json.dumps(rows, indent=2))
+    found = read_steps(path)
+    assert [work.tokens for work, _ in found.steps[:3]] == [1, 1, 1]
+    assert found.steps[-1][0].drafts == 12 and found.steps[-1][0].requests == 4
+    assert dict(fit(found.steps, "forward").terms) == pytest.approx(TRUTH, rel=1e-6)
+    path.write_text('[{"case": "a"}]')
+    with pytest.raises(CostError, match="not a forward file"):
+        read_steps(path)
