@@ -5,8 +5,8 @@ know (context lengths in a log line) is refused rather than taken as nothing.
 
 `flight`: a recording of `vllm-flight-recorder`, whose lines have times; it does not know which part
 of a step the host took. `models`: arms with `decode_ms` by batch and `prefill` by BATCHxLENGTH.
-`forward`: what `vllm bench forward --output-json` writes (vLLM 0.33.0; `vllm/benchmarks/forward`). It
-times the model alone, so a cost fitted on it lacks sampling and the host.
+`forward`: what `vllm bench forward --output-json` writes (of vLLM 0.33.0). It times the
+model alone, so a cost fitted on it lacks sampling and the host.
 """
 
 from __future__ import annotations
