@@ -253,6 +253,24 @@ def generate(
     )  # fmt: skip
 
 
+@app.command("mine")
+def mine_command(
+    out: Annotated[Path | None, typer.Option(help="write it as a package, here")] = None,
+) -> None:
+    """The engine that your passed labs make: whose each part is, and how it decides."""
+    from course.learning import learner, own_engine
+
+    root, labs, progress = opened()
+    console = terminal.make_console()
+    parts, owners = learner.own_parts(console, root, labs, progress)
+    if out is None:
+        own_engine.show(console, root, parts, owners, labs)
+    else:
+        package = own_engine.write(root, out, parts, owners)
+        terminal.say(console, f"{package}: {len(owners)} parts of yours")
+        terminal.say(console, f'cd {out} && python -m {package.name} "The scheduler"', "cyan")
+
+
 @app.command()
 def trace(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="one or more texts")],
@@ -266,10 +284,13 @@ def trace(
     ignore_eos: Annotated[bool, typer.Option(help="do not stop at the end token")] = False,
     save: Annotated[Path | None, typer.Option(help="default: .course/trace.json")] = None,
     model: ModelName = "byte-llama",
+    mine: Annotated[bool, typer.Option("--mine", help="with your own parts in the engine")] = False,
 ) -> None:
     """Run prompts together and show what every step did; also saved as JSON."""
-    from course.learning import tracing
+    from course.learning import learner, tracing
 
+    console = terminal.make_console()
+    given, owners = learner.own_parts(console, *opened()) if mine else ({}, {})
     options = {
         "num_blocks": num_blocks,
         "block_size": block_size,
@@ -280,7 +301,7 @@ def trace(
         "model": model,
     }
     target = save or course_root() / ".course" / "trace.json"
-    tracing.run(terminal.make_console(), prompts, max_tokens, ignore_eos, options, target)
+    tracing.run(console, prompts, max_tokens, ignore_eos, options, target, given, owners)
 
 
 @app.command("import")

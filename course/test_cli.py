@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -355,6 +356,48 @@ def test_run_mine_says_which_parts_were_yours(course, own_sampler):
     assert ran.code == 0
     assert "sampler            yours, from lab 90-00" in ran.out
     assert "block_pool         the course's" in ran.out
+
+
+def test_trace_and_mine_use_the_parts_that_pass_and_say_whose_they_are(
+    course, own_sampler, tmp_path, monkeypatch
+):
+    from course.learning import own_engine
+
+    monkeypatch.setattr(own_engine, "speed", lambda parts: (1.0, 2.0))
+    assert "nothing to write" in course("mine", "--out", str(tmp_path / "none")).err
+    own_sampler("pass")
+    assert "Yours: sampler from 90-00" in course("trace", "--mine", "--model", "toy", "hi").out
+    ran = course("mine")
+    assert "1 of 1 parts are yours" in ran.out and "sampler            yours" in ran.out
+    assert "It decides" not in ran.out  # a sampler plans nothing
+    out = tmp_path / "my-engine"
+    assert course("mine", "--out", str(out)).code == 0
+    assert sorted(p.name for p in (out / "my_engine").iterdir()) == [
+        "__init__.py", "__main__.py", "lab_90_00.py",
+    ]  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, "-c", "import my_engine; print(my_engine.PARTS.sampler.__module__)"],
+        cwd=out, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert ran.stdout == "my_engine.lab_90_00\n", ran.stderr
+    assert "is there already" in course("mine", "--out", str(out)).err
+    assert "need letters" in course("mine", "--out", str(tmp_path / "1.2")).err
+
+
+@pytest.mark.slow
+def test_the_badge_counts_what_parts_decide_as_vllm(monkeypatch):
+    from course.learning import own_engine
+    from mini_vllm.block_pool import BlockPool
+
+    class HeadFirst(BlockPool):
+        def free_blocks(self, ordered_blocks):
+            super().free_blocks(reversed(list(ordered_blocks)))
+
+    right = own_engine.badge(REPOSITORY, {"block_pool": BlockPool})
+    wrong = own_engine.badge(REPOSITORY, {"block_pool": HeadFirst})
+    assert right.whole_run == right.of_whole_run == 442 and right.differ == 0
+    assert wrong.differ > 0 and wrong.steps < right.steps
+    assert own_engine.badge(REPOSITORY, {"sampler": None}) is None
 
 
 @pytest.mark.slow

@@ -327,7 +327,7 @@ def generate(
     supplied: dict[str, Any] = {}
     if use_mine:
         root, labs, progress = opened()
-        supplied, owners = _own_parts(console, root, labs, progress)
+        supplied, owners = own_parts(console, root, labs, progress)
     if drafts is None:
         drafts = 4 if {"drafter", "verifier"} & owners.keys() else 0
     gated = "--regex" if regex is not None else "--adapter" if adapter is not None else ""
@@ -427,7 +427,7 @@ def serve(
     supplied: dict[str, Any] = {}
     if use_mine:
         root, labs, progress = opened()
-        supplied, owners = _own_parts(console, root, labs, progress)
+        supplied, owners = own_parts(console, root, labs, progress)
     try:
         engine = LLM(model, parts=mine.engine_parts(supplied)).llm_engine
         served = launch.serve_engine(engine, model=model, tool_call_parser="hermes")
@@ -443,7 +443,7 @@ def serve(
     launch.run(served, port=port)
 
 
-def _own_parts(
+def own_parts(
     console: Console, root: Path, labs: list[Lab], progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Lab]]:
     """The learner's passing parts; files edited since their last grading are graded first."""

@@ -32,7 +32,7 @@ class Mine(Sampler):
     def sample(self, logits, params, rng=None):
         return 65 + len({asked})
 
-learner._own_parts = lambda *_: ({{"sampler": Mine}}, {{"sampler": SimpleNamespace(id="09-01")}})
+learner.own_parts = lambda *_: ({{"sampler": Mine}}, {{"sampler": SimpleNamespace(id="09-01")}})
 learner.serve(make_console(), lambda: (None, [], None), True, "byte-llama", {port})
 """
 

@@ -7,6 +7,7 @@ The JSON holds the configuration, the prompts and one record per step
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ from rich.table import Table
 
 from course import terminal
 from course.files import write_atomically
-from course.learning.labs import CourseError
-from mini_vllm import LLMEngine, SamplingParams
+from course.learning import mine
+from course.learning.labs import CourseError, Lab
+from mini_vllm import EngineParts, LLMEngine, SamplingParams
 from mini_vllm.observe.trace import StepRecord, traced_steps
 from mini_vllm.outputs import text_of
 
 
 def collect(
-    prompts: list[str], max_tokens: int, ignore_eos: bool, options: dict[str, Any]
-) -> dict[str, Any]:
+    prompts: list[str], max_tokens: int, ignore_eos: bool, options: dict[str, Any],
+    parts: EngineParts | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Run `prompts` together to the end: `{"config", "requests", "steps"}`, JSON types only.
 
     Requests are called A, B, C ... in prompt order, whatever ran before in this process.
@@ -32,7 +35,7 @@ def collect(
         CourseError: the engine refuses an option or a prompt.
     """
     try:
-        engine = LLMEngine(**options)
+        engine = LLMEngine(**options, parts=parts)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
         ids = [
             engine.add_request(prompt, params, request_id=name_of(number))
@@ -71,9 +74,21 @@ def run(
     ignore_eos: bool,
     options: dict[str, Any],
     save: Path,
+    supplied: Mapping[str, Any] | None = None,
+    owners: Mapping[str, Lab] | None = None,
 ) -> None:
-    """Collect, print and save a trace."""
-    data = collect(prompts, max_tokens, ignore_eos, options)
+    """Collect, print and save a trace; `supplied` are a learner's parts, from the labs `owners`.
+
+    Raises:
+        CourseError: the engine refuses what is asked for, or a part of theirs fails.
+    """
+    parts = mine.engine_parts(supplied) if supplied else None
+    try:
+        data = collect(prompts, max_tokens, ignore_eos, options, parts)
+    except Exception as error:
+        if told := mine.own_failure(error, dict(owners or {})):
+            raise CourseError(told) from None
+        raise
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("step", "scheduled", "total", "running", "waiting", "free", "events"):
         table.add_column(name, justify="right" if name in ("step", "total", "free") else "left")
@@ -96,6 +111,9 @@ def run(
             f"({request['finish_reason']})",
         )
     write_atomically(save, json.dumps(data, indent=1) + "\n")
+    if owners:
+        told = ", ".join(f"{part} from {lab.id}" for part, lab in owners.items())
+        terminal.say(console, f"Yours: {told}", "green")
     terminal.say(
         console, f"A:n is tokens scheduled, +nc tokens taken from the prefix cache. Saved: {save}"
     )

@@ -1,0 +1,202 @@
+"""`course mine`: the engine that a learner's passed parts make, and how it decides.
+
+Promises: the badge counts steps replayed from recordings of vLLM's own scheduler, and there is none
+where no part of theirs plans. The package holds copies of the learner's files and nothing of
+the solutions; it is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from course import terminal
+from course.learning import mine
+from course.learning.labs import CourseError, Lab
+
+DECIDING = ("block_pool", "kv_cache_manager", "scheduler")
+"""Parts that plan: what the recordings judge."""
+RECORDINGS = ("basic", "prefix", "limits", "pressure")
+WORKLOADS = 40
+"""Of each file, the first."""
+WHOLE_RUN = Path("engine") / "arrivals-float32.jsonl.gz"
+"""vLLM itself serving the shipped model, 128 requests."""
+BATCH, MAX_TOKENS = 8, 32
+
+INIT = '''"""An engine of one's own: {count} parts written here, the rest `mini_vllm`'s.
+
+    python -m {name} "The scheduler"
+"""
+
+from course.learning.mine import engine_parts
+from mini_vllm import LLM as _LLM
+
+{imports}
+
+PARTS = engine_parts({{
+{parts}
+}})
+
+
+def LLM(model="byte-llama", **settings):
+    """`mini_vllm.LLM` with these parts."""
+    return _LLM(model, parts=PARTS, **settings)
+'''
+MAIN = '''"""Continue a prompt with these parts."""
+
+import sys
+
+from mini_vllm import SamplingParams
+
+from . import LLM
+
+prompt = " ".join(sys.argv[1:]) or "Once upon a time"
+for piece in LLM().stream(prompt, SamplingParams(max_tokens=64)):
+    print(piece, end="", flush=True)
+print()
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """What a replay against vLLM came to."""
+
+    steps: int
+    workloads: int
+    differ: int
+    whole_run: int
+    """Steps of vLLM's own run of the shipped model that were decided equally, from the first on."""
+    of_whole_run: int
+
+    @property
+    def text(self) -> str:
+        return (
+            f"decides {self.whole_run} of {self.of_whole_run} steps of a run of vLLM as vLLM did; "
+            f"{self.steps:,} recorded steps of {self.workloads} workloads, {self.differ} differ"
+        )
+
+
+def badge(root: Path, parts: Mapping[str, Any]) -> Badge | None:
+    """Replay with the parts that plan; None where none of them is the learner's."""
+    from conformance import recording, replay
+
+    own = {name: parts[name] for name in DECIDING if name in parts}
+    if not own:
+        return None
+    build = partial(replay.mini_scheduler, **own)
+    folder = root / "conformance" / "recordings"
+    steps = workloads = differ = 0
+    for name in RECORDINGS:
+        for number, entry in enumerate(recording.read(folder / f"{name}.jsonl.gz")):
+            if number == WORKLOADS:
+                break
+            compared, difference = replay.replay(entry, build)
+            steps, workloads, differ = steps + compared, workloads + 1, differ + bool(difference)
+    run = json.loads(gzip.decompress((folder / WHOLE_RUN).read_bytes()))["recording"]
+    compared, difference = replay.replay(run, build)
+    equal = compared - bool(difference)
+    return Badge(steps, workloads, differ, equal, len(run["steps"]))
+
+
+def speed(parts: Mapping[str, Any]) -> tuple[float, float]:
+    """Tokens per second with these parts and with the engine's own, the best of three in turn."""
+    from mini_vllm import LLM, SamplingParams
+
+    engines = [LLM("byte-llama", parts=mine.engine_parts(given)) for given in (parts, {})]
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    best = [0.0, 0.0]
+    for _ in range(3):
+        for place, llm in enumerate(engines):
+            began = time.perf_counter()
+            llm.generate([f"{number}: The scheduler" for number in range(BATCH)], params)
+            rate = BATCH * MAX_TOKENS / (time.perf_counter() - began)
+            best[place] = max(best[place], rate)
+    return best[0], best[1]
+
+
+def show(
+    console: Console, root: Path, parts: Mapping[str, Any], owners: Mapping[str, Lab],
+    labs: list[Lab],
+) -> None:  # fmt: skip
+    """Whose each part is, the badge, and the speed."""
+    supplying: dict[str, str] = {}
+    for lab in labs:
+        if lab.manifest.part:
+            supplying[lab.manifest.part] = lab.id
+    for name in mine.part_names():
+        if name in owners:
+            terminal.say(console, f"  {name:<18} yours, from lab {owners[name].id}", "green")
+        else:
+            where = f": lab {supplying[name]}" if name in supplying else ""
+            terminal.say(console, f"  {name:<18} the course's{where}", "dim")
+    own = f"{len(owners)} of {len(supplying)} parts are yours"
+    terminal.say(console, own, "bold")
+    if not owners:
+        terminal.say(console, "None of the labs that supply a part is passed yet.")
+        return
+    if (found := badge(root, parts)) is not None:
+        style = "yellow" if found.differ or found.whole_run < found.of_whole_run else "green"
+        terminal.say(console, f"It {found.text}.", style)
+    rate, theirs = speed(parts)
+    terminal.say(
+        console,
+        f"{rate:,.0f} tokens per second beside {theirs:,.0f} of the course's engine, "
+        f"{BATCH} prompts at once.",
+    )
+    terminal.say(console, "As a package: course mine --out my-engine", "cyan")
+
+
+def write(root: Path, out: Path, parts: Mapping[str, Any], owners: Mapping[str, Lab]) -> Path:
+    """Write the package: the learner's files, an `LLM` made of them, a README with the badge.
+
+    Args:
+        out: a folder that does not exist yet; the package in it has its name.
+
+    Returns:
+        The package's folder.
+
+    Raises:
+        CourseError: nothing is passed yet, the folder is there, or a package cannot have its name.
+    """
+    if not owners:
+        raise CourseError("None of the labs that supply a part is passed yet: nothing to write.")
+    if out.exists():
+        raise CourseError(f"{out} is there already: name a folder that is not")
+    name = out.name.replace("-", "_")
+    if not name.isidentifier():
+        raise CourseError(f"--out {out.name}: need letters, digits, - and _")
+    found = badge(root, parts)
+    modules = {lab.id: f"lab_{lab.id.replace('-', '_')}" for lab in owners.values()}
+    with tempfile.TemporaryDirectory(dir=out.resolve().parent) as scratch:
+        package = Path(scratch) / "whole" / name
+        package.mkdir(parents=True)
+        for lab in owners.values():
+            shutil.copyfile(lab.starter, package / f"{modules[lab.id]}.py")
+        lines = []
+        for part, lab in owners.items():
+            module = modules[lab.id]
+            given = module if part in mine.MODULES else f"{module}.{mine.attribute_of(part)}"
+            lines.append(f'    "{part}": {given},')
+        imports = f"from . import {', '.join(sorted(set(modules.values())))}"
+        text = INIT.format(count=len(owners), name=name, imports=imports, parts="\n".join(lines))
+        (package / "__init__.py").write_text(text, encoding="utf-8")
+        (package / "__main__.py").write_text(MAIN, encoding="utf-8")
+        told = f"It {found.text}.\n" if found else "None of its parts plans.\n"
+        listed = "\n".join(f"- `{part}`: lab {lab.id}" for part, lab in owners.items())
+        (package.parent / "README.md").write_text(
+            f"# {name}\n\nAn engine with {len(owners)} parts of my own.\n\n{told}\n{listed}\n\n"
+            f'`python -m {name} "The scheduler"` runs it, in the environment of the course.\n',
+            encoding="utf-8",
+        )
+        (Path(scratch) / "whole").rename(out)
+    return out / name
