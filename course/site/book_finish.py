@@ -21,6 +21,8 @@ ADDRESS = "COURSE_SITE"
 """The environment variable with the address that the site will have: some readers of a shared link
 take a picture only from a full address."""
 DESCRIPTION_LIMIT = 200
+TEXT = "text"
+"""The name of a page's <main>."""
 PHONE = 36
 """Characters that fit side by side in the columns of a table at 390 pixels."""
 
@@ -51,10 +53,18 @@ def finish(root: Path, site: Path) -> None:
             continue
         inside = coloured(figures_open(tables_stack(breakable(named_boxes(main[2])))))
         made = made[: main.start(2)] + inside + made[main.end(2) :]
+        made = skippable(made)
         path = file.relative_to(site)
         if image.is_file() and path.name != "toc.html":
             made = shared(made, main[2], path.as_posix(), os.environ.get(ADDRESS, ""))
         file.write_text(made, encoding="utf-8")
+
+
+def skippable(page: str) -> str:
+    """The page with a first link that leads past bar and list to its text."""
+    link = f'<a class="skip-link" href="#{TEXT}">Skip to the text</a>'
+    page = re.sub(r"(<body\b[^>]*>)", lambda body: f"{body[0]}\n        {link}", page, count=1)
+    return page.replace("<main>", f'<main id="{TEXT}" tabindex="-1">', 1)
 
 
 def words(piece: str) -> str:

@@ -75,6 +75,8 @@ def serving(
 
         def end_headers(self) -> None:
             self.send_header("Cache-Control", "no-store")  # a reload shows what was built last
+            self.send_header("X-Frame-Options", "DENY")
+            self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
             super().end_headers()
 
         def do_GET(self) -> None:

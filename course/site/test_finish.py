@@ -129,3 +129,9 @@ def test_the_box_of_a_task_has_a_name_and_no_other_box_changes():
     assert made == task.replace('"checkbox"/>', '"checkbox" aria-label="task"/>')
     other = '<p><input type="checkbox"> mine</p>'
     assert book_finish.named_boxes(other) == other
+
+
+def test_the_first_stop_of_a_page_leads_to_its_text():
+    made = book_finish.skippable('<body class="x">\n<nav></nav><main><p>a</p></main></body>')
+    assert made.index("Skip to the text") < made.index("<nav>")
+    assert '<main id="text" tabindex="-1"><p>a</p></main>' in made

@@ -176,3 +176,44 @@ def test_a_text_that_would_end_a_script_or_a_line_stays_text(site):
     name = site(a="<h1 id='a'>A</h1><p>zebra &lt;/script&gt; \u2028 \"quoted\" \\ back</p>")
     call = f"CourseSearch.find(data, '{name}').then((r) => CourseSearch.textOf(r[0]))"
     assert in_node(call, "zebra", site.folder) == 'zebra </script> "quoted" \\ back'
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "premption",
+        "preemtpion",
+        "preempton",
+        "what does preemption do",
+        "How is a premption decided?",
+    ],
+)
+def test_a_mistyped_word_and_a_question_find_what_is_meant(site, query):
+    name = site(
+        a="<h1 id='a'>Preemption</h1><p>A request loses its blocks.</p>",
+        b="<h1 id='b'>What it does</h1><p>How is this, and what does that do?</p>",
+    )
+    assert found(site, name, query)[0] == ("a.html", "")
+
+
+def test_a_word_that_nothing_is_like_finds_nothing_and_short_ones_are_taken_as_they_are(site):
+    name = site(a="<h1 id='a'>Preemption</h1><p>the gpu and a pool</p>")
+    assert found(site, name, "zyzzyva") == [] and found(site, name, "gpx") == []
+
+
+def test_other_names_of_a_thing_find_it(site):
+    name = site(
+        a="<h1 id='a'>Structured outputs</h1><p>A grammar.</p>",
+        b="<h1 id='b'>The guide</h1><p>Decoding is one token at a time.</p>",
+    )
+    assert found(site, name, "guided decoding")[0] == ("a.html", "")
+    assert found(site, name, "what")[:1] == []  # alone it is a word as any other
+
+
+def test_the_vocabulary_is_loaded_only_for_a_word_that_no_page_has(site):
+    name = site(a="<h1 id='a'>Preemption</h1><p>pool</p>")
+    call = f"CourseSearch.find(data, '{name}').then(() => loaded)"
+    kinds = [file.partition("-")[0] for file in in_node(call, "preemption", site.folder)]
+    assert "vocabulary" not in kinds
+    kinds = [file.partition("-")[0] for file in in_node(call, "premption", site.folder)]
+    assert "vocabulary" in kinds
