@@ -1,6 +1,6 @@
 """What is recorded of connectors."""
 
-from conformance.features import Part, run, workloads
+from conformance.features import Part, cases, run, workloads
 
 PARTS: dict[str, Part] = {
     "connector": workloads(
@@ -34,6 +34,12 @@ PARTS: dict[str, Part] = {
         "`replay`",
         "workloads",
         "installed",
+    ),
+    "nixl": cases(
+        "kv_transfer",
+        "nixl",
+        "two `Scheduler` with the scheduler's half of `NixlConnector`, and what goes wrong between",
+        "`test_nixl.py`",
     ),
     "connector_deaths": Part(
         "deaths/connector.jsonl.gz",
