@@ -22,6 +22,7 @@ LABS: dict[str, str] = {}
 _ALONE = "starts other processes, which a page cannot: run it on your machine"
 _AFTER = "goes on from a block that starts other processes: run it on your machine"
 _P10 = "phase-10-distributed-inference/"
+_P15 = "phase-15-disaggregated-serving/"
 _P16 = "phase-16-serving-apis-and-parsers/"
 
 BLOCKS: dict[str, dict[str, str]] = {
@@ -30,6 +31,7 @@ BLOCKS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("3", "5"), _AFTER),
     },
     f"{_P10}02-mini-build.md": {"4": _ALONE},
+    f"{_P15}02-mini-build.md": {"2": _ALONE},
     f"{_P16}00-guide.md": {"0": _ALONE, "8": _ALONE},
     f"{_P16}02-mini-build.md": {"0": _ALONE, "1": _ALONE, "2": _ALONE},
 }
