@@ -179,8 +179,8 @@ def ownership() -> str:
     for place, count in enumerate(planned):
         if count:
             svg.text(107 + place * 100, 190, f"D plans {count}", anchor="middle", size=12)
-    svg.text(16, 226, "In step 3 both workers report: P frees its blocks, and D may plan from step 4 on.",
-             css="soft", size=12)
+    said = "In step 3 both workers report: P frees its blocks, and D may plan from step 4 on."
+    svg.text(16, 226, said, css="soft", size=12)
     return svg.render()
 
 
