@@ -66,7 +66,7 @@ def explorable(site, open_page):
     [
         ("attention-map", "Show it"), ("cache-race", "Race"), ("request-journey", "Show it"),
         ("block-allocator", "Play it"), ("expert-bytes", "Show it"), ("speculation", "Show it"),
-        ("layer-blocks", "Run it"),
+        ("layer-blocks", "Run it"), ("two-pools", "Run it"),
     ],
 )  # fmt: skip
 def test_a_question_is_answered_before_it_is_shown(explorable, name, verb):

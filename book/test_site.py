@@ -487,6 +487,29 @@ def test_blocks_of_layers_are_the_managers_and_questions_set_them(widget):
                 assert host.locator("svg rect").count() == sum(map(len, step["tables"]))
 
 
+def test_prompts_cross_as_the_document_says_and_questions_set_them(widget):
+    document = widgets.document("two-pools")
+    host = widget("two-pools")
+    for question in document["questions"]:
+        assert question["ask"] in host.inner_text()
+        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
+        host.get_by_role("button", name="Run it").click()
+        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
+        host.get_by_role("button", name="Next").click()
+    for key in ("512|20|10", "8192|200|400", "2048|60|two replicas"):
+        prompt, every, arm = key.split("|")
+        host.locator('[data-input="prompt"]').select_option(prompt)
+        host.locator('[data-input="every"]').select_option(every)
+        host.locator('[data-input="arm"]').select_option(
+            f"1P1D, {arm} Gb/s" if arm.isdigit() else arm
+        )
+        told = host.locator("[data-ttft]")
+        for name in ("ttft", "gap"):
+            assert told.get_attribute(f"data-{name}") == str(document["films"][key][name]), key
+        crossings = host.locator('svg rect[data-kind="wire"]').count()
+        assert crossings == (6 if arm.isdigit() else 0)
+
+
 def test_pictures_are_planned_as_by_the_engine_and_questions_set_them(widget):
     document = widgets.document("picture-budget")
     host = widget("picture-budget")

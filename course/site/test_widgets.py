@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -28,6 +29,7 @@ from course.site.widgets import (
     shard_matrix,
     speculation,
     stream_buffers,
+    two_pools,
 )
 from course.site.widgets.hardware import GPUS, models, num_parameters
 from mini_vllm import LLMEngine, SamplingParams
@@ -449,3 +451,21 @@ def test_films_of_pictures_are_those_of_an_engine_that_sees(same):
     for *_, encoded, cached, _evicted in made["steps"]:
         assert set(encoded) <= set(cached)
         assert sum(sizes[name] for name in cached) <= made["size"] == 512
+
+
+@pytest.mark.parametrize("link", two_pools.LINKS)
+def test_prompts_cross_one_after_the_other_and_are_gone_on_with_when_they_have(link):
+    film = two_pools.film(2048, 60, str(link))
+    rows = film["rows"]
+    for before, row in itertools.pairwise(rows):
+        assert before["wire"][1] <= row["wire"][0]
+    for row in rows:
+        assert row["arrival"] <= row["prefill"][0] < row["prefill"][1] <= row["wire"][0]
+        assert row["wire"][1] <= row["decode"][0]
+        seconds = two_pools.KV_BYTES * 8 * 2048 / (link * 1e9)
+        assert abs(row["wire"][1] - row["wire"][0] - 1e4 * seconds) <= 1
+
+
+def test_one_gpu_for_all_has_the_longer_gap_and_two_apart_the_longer_first_token():
+    both, apart = two_pools.film(2048, 60, two_pools.TOGETHER), two_pools.film(2048, 60, "200")
+    assert both["gap"] > 7 * apart["gap"] and both["ttft"] < apart["ttft"]
