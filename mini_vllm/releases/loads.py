@@ -20,7 +20,9 @@ class LoadsReserve(Scheduler):
     """A load that waits begins only if the prefills and loads under way can still end.
 
     It holds its blocks without a forward pass and cannot be preempted, so at the pin loads behind a
-    head that does not fit may hold what the head needs, and the queue stands for ever (45388).
+    head that does not fit may hold what the head needs, and the queue stands for ever (45388). As
+    there, a load that failed whole is still among those under way when it asks again, so it is
+    counted against itself: `phase-15-disaggregated-serving/test_since.py`.
     `vllm/v1/core/sched/scheduler.py`, lines 753-771 and 2130-2153 of 0.23.0
     `Scheduler._inflight_prefill_reserved_blocks`; PR 44560.
     """

@@ -14,17 +14,15 @@ from typing import Any
 
 from conformance import parts, recording
 from conformance.features import RECORDINGS
+from course.site.widgets.two_pools import COST, KV_BYTES
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 from course.truth.plots import Axes
 from mini_vllm.config import EngineConfig
-from mini_vllm.simulate.cost import LinearCost
 from mini_vllm.simulate.pools import Served, Wire, apart, together
 from mini_vllm.simulate.report import Slo
 from mini_vllm.simulate.simulator import Simulator
 from mini_vllm.simulate.traces import TraceRequest
 
-COST = LinearCost({"step": 6.46e-3, "tokens": 2.12e-5, "prefill_pairs": 1.2e-9}, "lab 18-04")
-KV_BYTES = 131_072
 RATES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22)
 TTFT, TPOTS = 0.4, (0.008, 0.015)
 

@@ -46,7 +46,7 @@ def film(prompt: int, every: int, arm: str) -> dict[str, Any]:
         served = apart(config, COST, trace, Wire(float(arm), KV_BYTES))
     prefills = {each.number: each for each in (served.prefill or served.result).outcomes}
     crossings = {each.number: each for each in served.crossings}
-    rows = []
+    rows = list[dict[str, Any]]()
     for outcome in sorted(served.result.outcomes, key=lambda each: each.number):
         prefill, crossing = prefills[outcome.number], crossings.get(outcome.number)
         rows.append({
