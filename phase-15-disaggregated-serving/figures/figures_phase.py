@@ -1,6 +1,6 @@
 """The figures of phase 15; `course figures 15` draws them.
 
-`gaps` and `goodput` are runs of the scheduler on a computed clock, with the three prices that lab
+`gaps`, `goodput` and `crossing` are runs of the scheduler on a computed clock, with the three prices that lab
 18-04 fits to steps measured on an H100. `ownership` and `deaths` are recordings of
 vLLM's own schedulers. No upstream counterpart.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from conformance import parts, recording
 from conformance.features import RECORDINGS
-from course.site.widgets.two_pools import COST, KV_BYTES
+from course.site.widgets.two_pools import COST, KV_BYTES, film
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 from course.truth.plots import Axes
 from mini_vllm.config import EngineConfig
@@ -121,6 +121,30 @@ def goodput() -> str:
     for place, (name, color) in enumerate(ARMS.items()):
         svg.rect(60 + place * 240, 308, 14, 10, fill=color, opacity=0.8)
         svg.text(80 + place * 240, 318, name, size=12)
+    return svg.render()
+
+
+def crossing() -> str:
+    """Six prompts through a producer, a wire and a consumer."""
+    made = film(2048, 60, "200")
+    rows = made["rows"]
+    svg = Svg(
+        780, 250, "Six prompts cross a wire of 200 Gb/s",
+        f"Longest time to first token {made['ttft'] / 10} ms, longest gap {made['gap'] / 10} ms.",
+    )  # fmt: skip
+    last = max(row["decode"][1] for row in rows)
+    kinds = {"prefill": BLUE, "wire": ORANGE, "decode": GREEN}
+    for place, row in enumerate(rows):
+        y = 16 + 32 * place
+        svg.text(16, y + 17, str(place + 1), size=13)
+        for kind, color in kinds.items():
+            left, right = (40 + 720 * end / last for end in row[kind])
+            svg.rect(left, y, max(1.0, right - left), 24, fill=color, opacity=0.6,
+                     tip=f"{kind}: {row[kind][0] / 10} to {row[kind][1] / 10} ms")  # fmt: skip
+    for place, (kind, color) in enumerate(kinds.items()):
+        svg.rect(40 + place * 120, 226, 14, 10, fill=color, opacity=0.8)
+        svg.text(60 + place * 120, 236, kind, size=12)
+    svg.text(760, 236, f"{last / 10:.0f} ms", anchor="end", css="soft", size=12)
     return svg.render()
 
 
@@ -247,5 +271,5 @@ def topology() -> str:
 
 FIGURES: dict[str, Callable[[], str]] = {
     "gaps.svg": gaps, "goodput.svg": goodput, "ownership.svg": ownership, "deaths.svg": deaths,
-    "topology.svg": topology,
+    "topology.svg": topology, "crossing.svg": crossing,
 }  # fmt: skip
