@@ -6,12 +6,13 @@ Without an archive in `build/releases` its release is skipped: `course upstream 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 
 import pytest
 
-from conformance import replay
+from conformance import replay, workloads
 from conformance.features.kv_transfer import recorder
 from conformance.features.kv_transfer.test_kv_transfer import (
     DIES,
@@ -119,6 +120,30 @@ def test_a_prompt_loaded_whole_whose_failed_block_is_anothers(version, said):
 def test_a_newcomer_hits_a_block_that_is_half_computed(version):
     entry = Run(two_with_a_failed_prefix(), core(version)).recorded()
     assert entry["steps"][1]["num_computed_tokens"]["late"] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("version", "preemptions", "of_all"),
+    [(PIN, 72, 0), ("0.24.0", 3775, 1849), ("0.29.0", 3775, 1849), ("0.30.0", 64, 0)],
+)
+def test_a_preemption_whose_blocks_come_later_frees_nothing(version, preemptions, of_all):
+    """49674, on 40 workloads with plans in flight; `defer_block_free` is what a consumer's
+    scheduler sets for itself from 0.24.0 on."""
+    counted, everyone = 0, 0
+    for seed in range(40):
+        number = len(workloads.PROFILES) * seed + workloads.PROFILES.index("pressure")
+        workload = workloads.generate(number)
+        workload["config"]["async_scheduling"] = True
+        run = Run(workload, core(version))
+        if version != PIN:
+            assert run.scheduler.defer_block_free is False
+            run.scheduler.defer_block_free = True
+        with contextlib.suppress(Stalled):
+            run.recorded()
+        counted += sum(len(step["preempted"]) for step in run.steps)
+        everyone += sum(bool(step["preempted"]) and not step["running"] for step in run.steps)
+    assert (counted, everyone) == (preemptions, of_all)
 
 
 @pytest.mark.parametrize(("rule", "stands"), [(Scheduler, False), (LoadsReserve, True)])

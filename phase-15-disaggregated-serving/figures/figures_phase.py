@@ -1,8 +1,8 @@
 """The figures of phase 15; `course figures 15` draws them.
 
-`gaps`, `goodput` and `crossing` are runs of the scheduler on a computed clock, with the three prices that lab
-18-04 fits to steps measured on an H100. `ownership` and `deaths` are recordings of
-vLLM's own schedulers. No upstream counterpart.
+`gaps`, `goodput` and `crossing` are runs of the scheduler on a computed clock, with the prices that
+lab 18-04 fits to steps measured on an H100. `ownership` and `deaths` are recordings of vLLM's own
+schedulers. No upstream counterpart.
 """
 
 from __future__ import annotations
