@@ -153,7 +153,7 @@ def crossing() -> str:
 
 @functools.cache
 def _nixl(name: str) -> list[Mapping[str, Any]]:
-    [case] = [case for case in parts.load("nixl") if case["case"]["name"] == name]
+    [case] = [case for case in parts.load("nixl_pair") if case["case"]["name"] == name]
     steps: list[Mapping[str, Any]] = case["steps"]
     return steps
 

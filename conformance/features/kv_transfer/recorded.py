@@ -35,11 +35,11 @@ PARTS: dict[str, Part] = {
         "workloads",
         "installed",
     ),
-    "nixl": cases(
+    "nixl_pair": cases(
         "kv_transfer",
-        "nixl",
+        "nixl_pair",
         "two `Scheduler` with the scheduler's half of `NixlConnector`, and what goes wrong between",
-        "`test_nixl.py`",
+        "`test_nixl_pair.py`",
     ),
     "connector_deaths": Part(
         "deaths/connector.jsonl.gz",

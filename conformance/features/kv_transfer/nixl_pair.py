@@ -1,6 +1,6 @@
 """Two real schedulers with the scheduler's half of `NixlConnector`, and a wire that a script is.
 
-    PYTHONPATH=upstream python -m conformance.record nixl     # with torch, for a processor
+    PYTHONPATH=upstream python -m conformance.record nixl_pair     # with torch, for a processor
 
 NIXL itself is not needed: the half beside the scheduler decides and names blocks, and the worker's
 half, which moves bytes, is left out.

@@ -1,4 +1,4 @@
-"""The mini engine's scheduler and its pulling connector through what `nixl` recorded.
+"""The mini engine's scheduler and its pulling connector through what `nixl_pair` recorded.
 
 Compared are the plans, statuses, counters, blocks and what the worker is to read, of either engine
 in every step. Left out: leases, which P's worker keeps here alone, and `remote_engine_id`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conformance.features.kv_transfer.nixl import ASKS, BLOCK_SIZE
+from conformance.features.kv_transfer.nixl_pair import ASKS, BLOCK_SIZE
 from mini_vllm.config import SamplingParams, SchedulerConfig
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.kv_transfer.base import KVConnectorOutput, KVConnectorRole

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from conformance import parts
-from conformance.features.kv_transfer import nixl
-from conformance.features.kv_transfer.nixl_replay import replayed
+from conformance.features.kv_transfer import nixl_pair
+from conformance.features.kv_transfer.nixl_pair_replay import replayed
 
-CASES = {case["case"]["name"]: case for case in parts.load("nixl")}
+CASES = {case["case"]["name"]: case for case in parts.load("nixl_pair")}
 
 
 def steps_of(name: str, engine: str = "D") -> list[dict[str, Any]]:
@@ -83,6 +83,6 @@ def test_a_replay_sees_a_difference():
 
 @pytest.mark.upstream
 def test_the_real_half_says_today_what_was_recorded():
-    for case in nixl.CASES:
-        again = nixl.recorded(case)
+    for case in nixl_pair.CASES:
+        again = nixl_pair.recorded(case)
         assert json.loads(json.dumps(again)) == CASES[case.name]
