@@ -203,11 +203,12 @@ def test_the_nixl_connector_grows(version, lines):
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) == lines
 
 
-@pytest.mark.parametrize(("version", "count"), [(PIN, 3), ("0.33.0", 37)])
-def test_metrics_of_offloading_grow(version, count):
+@pytest.mark.parametrize(("version", "count", "tiers"), [(PIN, 3, 0), ("0.33.0", 37, 19)])
+def test_metrics_of_offloading_grow(version, count, tiers):
     names = set()
     for path in (tree(version) / "vllm").rglob("*.py"):
         if "offload" in str(path) or "metrics" in str(path):
             found = re.findall(r'"(vllm:kv_offload_\w+)"', path.read_text(encoding="utf-8"))
             names |= set(found)
     assert len(names) == count
+    assert sum("_tiering_" in name for name in names) == tiers
