@@ -1,0 +1,63 @@
+"""The figures of the labs of phase 15: what their reference solutions come to, drawn.
+
+`course figures 15` writes them. No upstream counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from course.files import load_module
+from course.truth.figures import BLUE, GREEN, ORANGE, RED, Svg
+from course.truth.plots import Axes
+
+LABS = Path(__file__).resolve().parents[1] / "labs"
+
+
+def solution(folder: str) -> ModuleType:
+    """The reference solution of a lab as a module of its own."""
+    return load_module(LABS / folder / "solution.py")
+
+
+def penalty() -> str:
+    """Lab 03: what the wire adds to the first token, for three models and layer streaming."""
+    lab = solution("lab-03-disagg-economics")
+    prefill_s, tokens = 0.2048, 2048
+    links = [5 * 2 ** (k / 4) for k in range(26)]
+
+    def share(per_token: int, gbps: float) -> float:
+        moved = lab.transfer_seconds(lab.kv_payload_bytes(tokens, per_token), gbps)
+        return float(lab.disagg_ttft_penalty(moved, prefill_s))
+
+    def streamed(per_token: int, gbps: float, layers: int = 32) -> float:
+        moved = share(per_token, gbps) * prefill_s
+        return max(moved / layers, moved - prefill_s * (layers - 1) / layers) / prefill_s
+
+    svg = Svg(
+        780, 330, "Penalty of the first token over the link",
+        f"A prompt of {tokens} tokens, prefill 204.8 ms. At 10 Gb/s an 8B pays "
+        f"{share(131_072, 10):.1%}, layer by layer {streamed(131_072, 10):.1%}; at 200 Gb/s "
+        f"{share(131_072, 200):.1%}. The limit is 25 %.",
+    )  # fmt: skip
+    axes = Axes(svg, (64, 24, 540, 250), (5, 400), (0, 1.5), log_x=True)
+    axes.frame(
+        "link, Gb/s", "share of the prefill", (5, 10, 25, 50, 100, 200, 400), (0, 0.5, 1, 1.5)
+    )
+    for name, colour, value in (
+        ("70B", RED, lambda g: share(327_680, g)),
+        ("8B", BLUE, lambda g: share(131_072, g)),
+        ("MLA, 61 layers", GREEN, lambda g: share(70_272, g)),
+        ("8B, layer by layer", ORANGE, lambda g: streamed(131_072, g)),
+    ):
+        axes.curve([(g, value(g)) for g in links if value(g) <= 1.5], colour, name=name)
+    axes.rule(y=0.25)
+    axes.legend(620, 40)
+    axes.label(400, 0.25, "limit, 25 %", dx=10)
+    return svg.render()
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "lab-03-penalty.svg": penalty,
+}
