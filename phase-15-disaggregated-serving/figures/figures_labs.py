@@ -10,8 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, ORANGE, RED, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg
 from course.truth.plots import Axes
+from labkit import shipped_model
+from mini_vllm import LLMEngine, SamplingParams
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 
@@ -58,6 +60,41 @@ def penalty() -> str:
     return svg.render()
 
 
+def handoff() -> str:
+    """Lab 01: one request's tokens in two engines' blocks, and on the wire between them."""
+    lab, prompt = solution("lab-01-kv-handoff"), "hello world"
+    source, other = (
+        LLMEngine(shipped_model(), num_blocks=blocks, block_size=size, dtype="float64")
+        for blocks, size in ((5, 4), (6, 8))
+    )
+    source.add_request("other", SamplingParams(max_tokens=1))
+    source.step()  # its two blocks come back, the last one first
+    source.add_request(prompt, SamplingParams(max_tokens=6, ignore_eos=True), request_id="r")
+    source.step()
+    tables = [source.scheduler.kv.get_block_ids("r")]
+    moved = lab.export_request(source, "r")
+    lab.import_request(other, moved)
+    tables.append(other.scheduler.kv.get_block_ids("r"))
+    count = moved.num_computed_tokens
+    svg = Svg(
+        780, 262, "A request between two engines",
+        f"{count} tokens of '{prompt}' in blocks {tables[0]} of 4 at the source, in their own "
+        f"order on the wire, and in blocks {tables[1]} of 8 at the destination.",
+    )  # fmt: skip
+    for row, (name, size) in enumerate((("source", 4), ("wire", 0), ("destination", 8))):
+        y = 40 + 80 * row
+        svg.text(16, y + 18, name, size=13, bold=True)
+        table = tables[row // 2] if size else []
+        for index in range(len(table) * size or count):
+            x = 130 + 34 * index + (10 * (index // size) if size else 0)
+            word = prompt[index].replace(" ", "_") if index < count else ""
+            svg.cell(x, y, 30, word, (BLUE if size else ORANGE) if word else GREY)
+            if size and index % size == 0:
+                svg.text(x, y - 8, f"block {table[index // size]}", size=12, css="soft")
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
+    "lab-01-handoff.svg": handoff,
     "lab-03-penalty.svg": penalty,
 }
