@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from course.files import load_module
-from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 from course.truth.plots import Axes
 from labkit import shipped_model
 from mini_vllm import LLMEngine, SamplingParams
@@ -94,7 +96,42 @@ def handoff() -> str:
     return svg.render()
 
 
+def owner_lanes() -> str:
+    """Lab 04: who has the blocks, step by step, where the pin dies, and as mended."""
+    lab, folder = solution("lab-04-who-owns-this-block"), LABS / "lab-04-who-owns-this-block"
+    with gzip.open(folder / "recordings" / "owners.jsonl.gz", "rt") as file:
+        stories = [json.loads(line) for line in file]
+    deaths = [s for s in stories if "workload" in s and "line" in s["moments"][-1]]
+    colours = {"request": GREEN, "wire": BLUE, "peer": PURPLE, "wire and peer": ORANGE}
+    svg = Svg(
+        780, 62 + 84 * len(deaths), "Who has the blocks",
+        "; ".join(
+            f"{s['name']}: at the pin "
+            + ", ".join(f"step {m['step']} {m['owner']}" for m in s["moments"])
+            for s in deaths
+        ),
+    )  # fmt: skip
+    for row, story in enumerate(deaths):
+        top, mended = 30 + 84 * row, lab.Mended()
+        svg.text(16, top, story["name"], size=13, bold=True)
+        moments = story["moments"]
+        lanes = {"pin": [m["owner"] for m in moments], "mended": []}
+        for moment in moments:
+            lanes["mended"].append([mended.hear(event) for event in moment["events"]][-1])
+        ends = [*(m["step"] for m in moments[1:]), moments[-1]["step"] + 1]
+        for lane, (name, owners) in enumerate(lanes.items()):
+            y = top + 8 + 30 * lane
+            svg.text(16, y + 18, name, size=12, css="soft")
+            for moment, end, owner in zip(moments, ends, owners, strict=True):
+                x, width = 90 + 96 * moment["step"], 96 * (end - moment["step"]) - 4
+                fill = RED if owner == "dies" else colours.get(owner, GREY)
+                svg.cell(x, y, width, owner, fill)
+    svg.text(90, 48 + 84 * len(deaths), "steps, 96 pixels each", size=12, css="soft")
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-01-handoff.svg": handoff,
+    "lab-04-owners.svg": owner_lanes,
     "lab-03-penalty.svg": penalty,
 }
