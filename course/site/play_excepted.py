@@ -4,6 +4,8 @@ from __future__ import annotations
 
 PROCESS = "starts another process, which a page cannot: run this lab on your machine too"
 
+SOCKET = "listens on a socket, which a page cannot: run this lab on your machine too"
+
 TESTS: dict[str, dict[str, str]] = {
     "05-04": {"test_run_on_a_pretended_engine": PROCESS},
     "06-02": {
@@ -12,6 +14,10 @@ TESTS: dict[str, dict[str, str]] = {
     },
     "07-02": {"test_the_run_script_predicts_without_a_gpu": PROCESS},
     "10-02": {"test_two_processes_and_one_result": PROCESS},
+    "15-02": {
+        "test_run_predicts_without_a_gpu": PROCESS,
+        "test_two_servers_on_loopback": SOCKET,
+    },
 }
 """By lab, the tests that are skipped in a page. Those that need a GPU, torch or the pinned tree
 skip themselves there, as they do on a machine without."""

@@ -130,8 +130,40 @@ def owner_lanes() -> str:
     return svg.render()
 
 
+def legs() -> str:
+    """Lab 02: the two recorded legs of a request of 40 tokens, in the order of what is sent."""
+    file = LABS / "lab-02-pd-pair" / "recordings" / "nixl.json"
+    of = json.loads(file.read_text())["legs"]
+    p, d = of["prefill 40"], of["decode 40"]
+    plans, blocks = d["plans"], p["params"]["remote_block_ids"][0]
+    rows = (
+        ("proxy", "P", "the prompt, max_tokens=1", BLUE),
+        ("P", "proxy", f"1 token (dropped), kv_transfer_params: blocks {blocks}", BLUE),
+        ("proxy", "D", "the client's body and kv_transfer_params", GREEN),
+        ("P", "D", f"K and V of {blocks} into {d['read'][0]}: D plans {plans[0] or 'nothing'}", ORANGE),
+        ("D", "P", f"read: P holds {of['blocks of P before and after sent'][1]} blocks", ORANGE),
+        ("D", "proxy", f"D computes {plans[2]['d']} token, then its own first token", GREEN),
+    )  # fmt: skip
+    svg = Svg(
+        780, 70 + 44 * len(rows), "Two legs",
+        "; ".join(f"{a} to {b}: {words}" for a, b, words, _ in rows),
+    )  # fmt: skip
+    lanes = {"P": 60, "proxy": 390, "D": 720}
+    for name, x in lanes.items():
+        svg.text(x, 22, name, size=14, bold=True, anchor="middle")
+        svg.line(x, 32, x, 60 + 44 * len(rows), css="soft-line")
+    for row, (a, b, words, colour) in enumerate(rows):
+        y, left = 68 + 44 * row, lanes[a] < lanes[b]
+        svg.line(lanes[a], y, lanes[b], y, stroke=colour)
+        svg.line(lanes[b], y, lanes[b] - (8 if left else -8), y - 5, stroke=colour)
+        svg.line(lanes[b], y, lanes[b] - (8 if left else -8), y + 5, stroke=colour)
+        svg.text((lanes[a] + lanes[b]) / 2, y - 7, words, size=12, anchor="middle")
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-01-handoff.svg": handoff,
     "lab-04-owners.svg": owner_lanes,
+    "lab-02-legs.svg": legs,
     "lab-03-penalty.svg": penalty,
 }

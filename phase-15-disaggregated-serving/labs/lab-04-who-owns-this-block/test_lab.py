@@ -134,7 +134,7 @@ def test_why_it_dies(lab):
             "first-report-frees": f"never are two transfers under way: {busy}",
             "never-kept": "the connector kept it",
             "never-known": f"it was known at step {moments[0]['step']}",
-            "ended-in-a-plan": f"owner of its blocks when its client left: {at_abort or 'it stayed'}",
+            "ended-in-a-plan": f"owner when its client left: {at_abort or 'it stayed'}",
         }
         if ["wire", "peer"] in busy:
             against["first-report-frees"] = ""

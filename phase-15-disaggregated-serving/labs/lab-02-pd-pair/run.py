@@ -1,0 +1,167 @@
+"""Two real vLLM 0.22.1 with NIXL, your proxy between them, and the counters that prove the move.
+
+    course gpu run 15-02                          two GPUs
+    course gpu run 15-02 -- --one-gpu             both on one, 40 % of its memory each
+    course gpu run 15-02 -- --model Qwen/Qwen2.5-0.5B-Instruct
+    python run.py --predict                       what must come, without vLLM
+
+Both servers listen on this machine only and end with the run. Needs vllm==0.22.1 and nixl>=1.1.0,
+which vLLM does not install; without them the run says so and ends. It measures two legs on one
+machine: the topology, and not the wire.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from conformance import serve_stream
+from labkit import processes, versions
+from labkit.modules import load_module
+
+HERE = Path(__file__).resolve().parent
+SHIPPED = HERE.parents[2] / "models" / "byte-llama"
+BLOCK = 16
+LENGTHS = (40, 400, 1000)
+"""Prompt tokens of the shipped model, which has one per byte."""
+SOURCE = "vllm:prompt_tokens_by_source_total"
+SHOW = (
+    "Creating v1 connector", "NIXL compatibility check", "KV Transfer metrics",
+    "External prefix cache hit rate", "Releasing expired KV blocks", "hash mismatch",
+)  # fmt: skip
+"""What of the servers' logs is worth reading."""
+
+
+def sources(port: int) -> dict[str, float]:
+    """Prompt tokens of a server by where they came from."""
+    found: dict[str, float] = {}
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith(f"{SOURCE}{{"):
+                labels, value = line.rsplit(" ", 1)
+                found[labels.split('source="', 1)[1].split('"', 1)[0]] = float(value)
+    return found
+
+
+def serve(arguments: argparse.Namespace, number: int, port: int) -> subprocess.Popen[bytes]:
+    """One engine; the two of one machine need a side channel each."""
+    gpu = "0" if arguments.one_gpu else str(number)
+    env = {
+        **os.environ, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(serve_stream.free_port()),
+        "CUDA_VISIBLE_DEVICES": gpu,
+    }  # fmt: skip
+    connector = {
+        "kv_connector": "NixlConnector", "kv_role": "kv_both",
+        "kv_load_failure_policy": arguments.policy,
+    }  # fmt: skip
+    flags = (
+        f"--host 127.0.0.1 --port {port} --served-model-name served --block-size {BLOCK} "
+        f"--gpu-memory-utilization {0.4 if arguments.one_gpu else 0.8}"
+    )
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", arguments.model]
+    command += [*flags.split(), "--kv-transfer-config", json.dumps(connector)]
+    return subprocess.Popen(command, env=env)
+
+
+def asked(length: int, number: int) -> dict[str, Any]:
+    """A completion of a prompt that no other begins like."""
+    prompt = f"{number:04d} " + "the scheduler plans a step and " * (1 + length // 31)
+    return {
+        "model": "served", "prompt": prompt[:length], "max_tokens": 16, "temperature": 0,
+        "ignore_eos": True,
+    }  # fmt: skip
+
+
+def drive(arguments: argparse.Namespace) -> None:
+    """Start both engines, send each prompt through the proxy and to a plain engine, count."""
+    lab = load_module(Path(arguments.file))
+    ports = [serve_stream.free_port() for _ in range(2)]
+    servers = [serve(arguments, number, port) for number, port in enumerate(ports)]
+    urls = [f"http://127.0.0.1:{port}/v1/completions" for port in ports]
+    rows = []
+    try:
+        for server, port in zip(servers, ports, strict=True):
+            serve_stream.wait_for(server, f"http://127.0.0.1:{port}")
+        processes.tell("both servers are up")
+        for number, length in enumerate(LENGTHS):
+            before, began = sources(ports[1]), time.perf_counter()
+            came = json.loads(b"".join(lab.route(asked(length, number), *urls)))
+            seconds = time.perf_counter() - began
+            after = sources(ports[1])
+            plain = json.loads(b"".join(lab.post(urls[0], asked(length, number), "plain")))
+            rows.append({
+                "length": length, "prompt_tokens": came["usage"]["prompt_tokens"],
+                "sources": {k: v - before.get(k, 0.0) for k, v in after.items()},
+                "same_text": came["choices"][0]["text"] == plain["choices"][0]["text"],
+                "seconds": seconds,
+            })  # fmt: skip
+        time.sleep(12)  # the servers print their statistics every ten seconds
+    finally:
+        for server in servers:
+            serve_stream.end(server)
+    processes.answer({"rows": rows})
+
+
+def judge(lab: ModuleType, ran: processes.Ran) -> bool:
+    """What came beside what must."""
+    right = True
+    for row in ran.needed()["rows"]:
+        tokens, of = row["prompt_tokens"], row["sources"]
+        # Noted when the load is asked for: the token that is computed again counts as moved.
+        moved, local = of.get("external_kv_transfer", 0.0), of.get("local_compute", 0.0)
+        holds = (moved, local) == (tokens, 0.0)
+        right &= holds
+        print(f"{'as predicted' if holds else 'NOT AS PREDICTED'}: {tokens} tokens: {of}")
+        print(f"    the same text as one engine's: {row['same_text']}; {row['seconds']:.3f} s")
+    for line in ran.lines:
+        if parsed := lab.parse_transfer_line(line):
+            print("parsed:", parsed)
+    return right
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A prefill and a decode engine, and your proxy.")
+    parser.add_argument("--model", default=str(SHIPPED))
+    parser.add_argument("--one-gpu", action="store_true", help="both engines on GPU 0")
+    parser.add_argument("--policy", default="fail", choices=("fail", "recompute"))
+    parser.add_argument("--file", default=str(HERE / "solution.py"), help="your starter.py")
+    parser.add_argument("--predict", action="store_true", help="say what must come, and end")
+    parser.add_argument("--drive", action="store_true", help="the servers, in this process")
+    arguments = parser.parse_args()
+    if arguments.drive:
+        drive(arguments)
+        return 0
+    lab = load_module(Path(arguments.file))
+    if arguments.predict:
+        for tokens, per_token, name in (
+            (2031, 12_288, "Qwen2.5-0.5B"), (2031, 131_072, "an 8B with 8 KV heads"),
+        ):  # fmt: skip
+            blocks, size = lab.blocks_and_bytes(tokens, BLOCK, per_token)
+            read, computed = lab.decode_leg(tokens, 0, BLOCK)
+            print(
+                f"{name}, {tokens} tokens: {blocks} blocks, {size:,} bytes ({size / 2**20:.2f} "
+                f"MiB); D reads {read} blocks and computes {computed} token of the prompt"
+            )
+        return 0
+    versions.need_vllm("--predict, or the tests")
+    if importlib.util.find_spec("nixl") is None:
+        raise SystemExit('needs nixl, which vLLM does not install: pip install "nixl>=1.1.0"')
+    print("starting two servers", flush=True)
+    command = [__file__, "--drive", "--model", arguments.model, "--file", arguments.file]
+    command += ["--policy", arguments.policy, *["--one-gpu"] * arguments.one_gpu]
+    right = judge(lab, processes.start(command, show=SHOW))
+    print("all as predicted" if right else "something is not as predicted; see above")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
