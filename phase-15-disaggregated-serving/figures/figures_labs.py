@@ -8,8 +8,10 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from course.files import load_module
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
@@ -77,19 +79,19 @@ def handoff() -> str:
     moved = lab.export_request(source, "r")
     lab.import_request(other, moved)
     tables.append(other.scheduler.kv.get_block_ids("r"))
-    count = moved.num_computed_tokens
+    num_computed = moved.num_computed_tokens
     svg = Svg(
         780, 262, "A request between two engines",
-        f"{count} tokens of '{prompt}' in blocks {tables[0]} of 4 at the source, in their own "
-        f"order on the wire, and in blocks {tables[1]} of 8 at the destination.",
+        f"{num_computed} tokens of '{prompt}' in blocks {tables[0]} of 4 at the source, in their "
+        f"own order on the wire, and in blocks {tables[1]} of 8 at the destination.",
     )  # fmt: skip
     for row, (name, size) in enumerate((("source", 4), ("wire", 0), ("destination", 8))):
         y = 40 + 80 * row
         svg.text(16, y + 18, name, size=13, bold=True)
         table = tables[row // 2] if size else []
-        for index in range(len(table) * size or count):
+        for index in range(len(table) * size or num_computed):
             x = 130 + 34 * index + (10 * (index // size) if size else 0)
-            word = prompt[index].replace(" ", "_") if index < count else ""
+            word = prompt[index].replace(" ", "_") if index < num_computed else ""
             svg.cell(x, y, 30, word, (BLUE if size else ORANGE) if word else GREY)
             if size and index % size == 0:
                 svg.text(x, y - 8, f"block {table[index // size]}", size=12, css="soft")
@@ -140,7 +142,7 @@ def legs() -> str:
         ("proxy", "P", "the prompt, max_tokens=1", BLUE),
         ("P", "proxy", f"1 token (dropped), kv_transfer_params: blocks {blocks}", BLUE),
         ("proxy", "D", "the client's body and kv_transfer_params", GREEN),
-        ("P", "D", f"K and V of {blocks} into {d['read'][0]}: D plans {plans[0] or 'nothing'}", ORANGE),
+        ("P", "D", f"K, V: {blocks} to {d['read'][0]}: D plans {plans[0] or 'nothing'}", ORANGE),
         ("D", "P", f"read: P holds {of['blocks of P before and after sent'][1]} blocks", ORANGE),
         ("D", "proxy", f"D computes {plans[2]['d']} token, then its own first token", GREEN),
     )  # fmt: skip
@@ -161,9 +163,51 @@ def legs() -> str:
     return svg.render()
 
 
+def routers() -> str:
+    """Lab 05: what each router computes and how long its worst queue is, on both samples."""
+    folder, lab = LABS / "lab-05-route-it", solution("lab-05-route-it")
+    fleet = load_module(folder / "fleet.py")
+
+    def by(choose: Callable[..., int]) -> Any:
+        return SimpleNamespace(choose=choose)
+
+    found = {}
+    for kind in ("chat", "hot"):
+        arrivals, turn = fleet.load(folder / "recordings" / f"{kind}.jsonl.gz"), count()
+        made = {
+            "yours": lab.Balanced(), "the mini engine's": fleet.Peer("both"),
+            "by_prefix": by(lab.by_prefix), "by_load": by(lab.by_load),
+            "round-robin": by(lambda arrival, reports, turn=turn: next(turn) % len(reports)),
+        }  # fmt: skip
+        found[kind] = {name: fleet.play(arrivals, routes) for name, routes in made.items()}
+    svg = Svg(
+        780, 330, "Work and waiting of five routers",
+        "; ".join(
+            f"{kind}, {name}: {s.computed:,} tokens computed, worst queue {s.worst_queue:,.0f}"
+            for kind, of in found.items() for name, s in of.items()
+        ),
+    )  # fmt: skip
+    for column, (kind, of) in enumerate(found.items()):
+        box = (70 + 300 * column, 34, 240, 220)
+        axes = Axes(svg, box, (0.8, 8), (8, 4_000), log_x=True, log_y=True)
+        axes.frame(
+            f"{kind}: computed, million tokens", "worst queue, thousand tokens",
+            {1: "1", 2: "2", 4: "4", 8: "8"}, {10: "10", 100: "100", 1_000: "1,000"},
+        )  # fmt: skip
+        colours = (ORANGE, BLUE, RED, PURPLE, GREY)
+        for colour, (name, score) in zip(colours, of.items(), strict=True):
+            point = score.computed / 1e6, score.worst_queue / 1e3
+            tip = f"{name}: {score.computed:,} computed, queue {score.worst_queue:,.0f}"
+            axes.dots([point], colour, radius=6, tips=[tip], name=None if column else name)
+        if not column:
+            axes.legend(640, 40)
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-01-handoff.svg": handoff,
     "lab-04-owners.svg": owner_lanes,
     "lab-02-legs.svg": legs,
+    "lab-05-routers.svg": routers,
     "lab-03-penalty.svg": penalty,
 }
