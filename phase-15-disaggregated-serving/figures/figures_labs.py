@@ -204,10 +204,41 @@ def routers() -> str:
     return svg.render()
 
 
+def windows() -> str:
+    """Lab 06: ten windows, what the counters say of their prompts and what plans computed."""
+    file = LABS / "lab-06-does-my-decoder-prefill-again" / "recordings" / "windows.jsonl.gz"
+    with gzip.open(file, "rt") as lines:
+        found = [w for w in map(json.loads, lines) if not w["name"].startswith("seed")]
+    parts = (("local_compute", ORANGE), ("local_cache_hit", GREEN), ("external_kv_transfer", BLUE))
+    svg = Svg(
+        780, 62 + 30 * len(found), "What counters say and what was computed",
+        "; ".join(
+            f"{w['name']}: " + ", ".join(
+                f"{name} {w['seen']['prompt_tokens_by_source'][name]}" for name, _ in parts
+            ) + f", computed {w['computed']}" for w in found
+        ),
+    )  # fmt: skip
+    for column, (name, colour) in enumerate(parts):
+        svg.rect(16 + 190 * column, 12, 14, 14, fill=colour, opacity=0.45)
+        svg.text(36 + 190 * column, 24, name, size=12)
+    svg.rect(586, 12, 14, 14, fill=RED)
+    svg.text(606, 24, "computed in plans", size=12)
+    for row, window in enumerate(found):
+        y, x = 42 + 30 * row, 350.0
+        svg.text(16, y + 17, window["name"], size=12)
+        for name, colour in parts:
+            if tokens := window["seen"]["prompt_tokens_by_source"][name]:
+                svg.rect(x, y, 10 * tokens - 2, 22, fill=colour, opacity=0.45)
+                x += 10 * tokens
+        svg.rect(350 + 10 * window["computed"] - 8, y + 7, 8, 8, fill=RED)
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "lab-01-handoff.svg": handoff,
     "lab-04-owners.svg": owner_lanes,
     "lab-02-legs.svg": legs,
     "lab-05-routers.svg": routers,
+    "lab-06-windows.svg": windows,
     "lab-03-penalty.svg": penalty,
 }
