@@ -211,7 +211,7 @@ def test_two_servers_on_loopback(lab):
                 pass
 
         made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=made.serve_forever, daemon=True).start()
+        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
         return made, f"http://127.0.0.1:{made.server_address[1]}/v1/completions"
 
     p, p_url = server("P", [answered(kv_transfer_params=params())])
