@@ -377,10 +377,16 @@ def test_neighbours_are_untouched(lab):
     other.add("d" * 9, name="d")
     source.steps(2)
     other.steps(3)
+    origin = source.engine.requests["b"]
     request = lab.import_request(other.engine, lab.export_request(source.engine, "b"))
     same([r.request_id for r in source.engine.scheduler.running], ["a", "c"], "who runs there")
     same([r.request_id for r in other.engine.scheduler.running], ["d", "b"], "who runs here")
     same(request is other.engine.requests["b"], True, "what comes back is the live request")
+    same(
+        (request.status.name, request.eos_token_id, request.arrival_time, request.sampling_params),
+        ("RUNNING", origin.eos_token_id, origin.arrival_time, SIX),
+        "its status, the token that ends it, its arrival and its wishes",
+    )
     came = lab.run_to_completion(source.engine) | lab.run_to_completion(other.engine)
     same(came, alone, "four answers on two engines, one of which moved")
 
