@@ -197,7 +197,7 @@ def record() -> dict[str, Any]:
         legs[f"decode {count}"] = decode(count, of["params"])
     return json.loads(
         json.dumps({"upstream": installed().upstream, "legs": legs, "lines": lines()})
-    )  # type: ignore[no-any-return]
+    )
 
 
 if __name__ == "__main__":

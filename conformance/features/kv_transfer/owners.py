@@ -4,8 +4,8 @@
 
 A moment is what happens before a plan, in it, or in its update: the `events` of one request in the
 order in which the scheduler hears them, and `owner`, read from the real scheduler when the moment
-is over: "pool", "request", "wire" (a load writes), "peer" (somebody reads on) or both, "wire and
-peer". `busy` is what the worker still has under way, whatever the scheduler believes. Where an
+is over: "pool", "request", "wire" (a load writes), "peer" (another engine reads on) or both, "wire
+and peer". `busy` is what the worker still has under way, whatever the scheduler believes. Where an
 assertion of the scheduler itself fails, `owner` is "dies" and `line` says where.
 
 `NAMED` are twelve workloads of one request. Besides, `SEEDS` are random workloads; of each

@@ -1,4 +1,4 @@
-"""Lab 15-01: a request moves to another engine in the middle of its answer, and nobody can tell.
+"""Lab 15-01: a request moves to another engine in the middle of its answer, unnoticed.
 
 Two engines of the same model, each with a pool, tables and queues of its own. What must hold:
 

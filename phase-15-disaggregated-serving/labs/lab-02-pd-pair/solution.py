@@ -8,7 +8,7 @@ K and V go from P to D beside the proxy. What should hold:
 
 - X1: P does the prompt and nothing else: one token, no stream, no wish that forbids one token.
 - X2: D gets what the client asked for, and P's `kv_transfer_params` where P gave some.
-- X3: P has answered before D is asked. P's token is nobody's: D makes the first token itself.
+- X3: P has answered before D is asked. P's token is dropped: D makes the first token itself.
 - X4: a P that fails costs time and no request. D then computes the prompt.
 - X5: nothing that was handed in is changed.
 

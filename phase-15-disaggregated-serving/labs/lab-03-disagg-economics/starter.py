@@ -1,8 +1,8 @@
 """Lab 15-03: what a split costs, what it buys, and two different reasons to say no.
 
 Prefill on one engine and decode on another: the decoder's steps are free of prompts, and the K and
-V of every prompt cross a wire before its first token. Two ledgers, and they are paid by different
-people: whoever streams gains, whoever waits for a first token pays.
+V of every prompt cross a wire before its first token. Two ledgers for two kinds of
+clients: streams gain, and a first token pays.
 
 Units: bytes, seconds, and links in Gb/s as they are sold: 1e9 bits a second. Every function raises
 ValueError for a negative number, and where a rate or a time must be above 0 for a 0.
@@ -84,7 +84,7 @@ def slowest_link_gbps(
     raise NotImplementedError
 
 
-def prompts_in_flight(
+def prompts_per_second(
     prefill_tokens_per_s: float, kv_bytes_per_token: int, link_gbps: float, prompt_tokens: int
 ) -> float:
     """Prompts a second of this length that one link carries, at most what one prefiller makes.

@@ -104,9 +104,9 @@ def test_no_prompt_length_in_the_penalty(lab, record_property):
 
 def test_which_pool_is_the_narrow_one(lab, record_property):
     """A wire that is priced per request and forgotten per second."""
-    fast = lab.prompts_in_flight(10_000, LLAMA_8B, 200, 2048)
+    fast = lab.prompts_per_second(10_000, LLAMA_8B, 200, 2048)
     close(fast, 10_000 / 2048, "prompts a second at 200 Gb/s: the prefiller is the narrow one")
-    slow = lab.prompts_in_flight(10_000, LLAMA_8B, 10, 2048)
+    slow = lab.prompts_per_second(10_000, LLAMA_8B, 10, 2048)
     close(slow, 10e9 / (2048 * LLAMA_8B * 8), "at 10 Gb/s the wire is the narrow one")
     edge = lab.slowest_link_gbps(10_000, LLAMA_8B, 1.0)
     close(edge, 10.48576, "Gb/s at which both are equal: a penalty of 1")
@@ -138,6 +138,6 @@ def test_what_makes_no_sense_is_refused(lab):
         (lambda: lab.disagg_wins(1, 1, 1, 1, max_ttft_penalty=-0.1), "a negative penalty"),
         (lambda: lab.slowest_link_gbps(0, 1, 1), "a prefiller of 0 tokens a second"),
         (lambda: lab.slowest_link_gbps(1, 1, 0), "a penalty of 0: no link is fast enough"),
-        (lambda: lab.prompts_in_flight(1, 1, 1, 0), "a prompt of 0 tokens"),
+        (lambda: lab.prompts_per_second(1, 1, 1, 0), "a prompt of 0 tokens"),
     ):
         refused(call, what)
