@@ -125,8 +125,10 @@ def test_the_verdict(lab, record_property):
             f"prompts: {truth}\ncame     {verdict}"
         )
         if verdict == "cannot say":
-            told = kind(window)
-            assert told[2] or told[0], f"{shown(window)}\nthis window says it: {truth}"
+            many, failed, preempted = kind(window)
+            local = window["seen"]["prompt_tokens_by_source"]["local_compute"]
+            is_told = local > count or not (preempted or (many and (failed or local)))
+            assert not is_told, f"{shown(window)}\nthis window says it: {truth}"
     assert min(said.values()) > 0, f"verdicts of 250 windows: {said}"
     record_property("measured.undecided", said["cannot say"])
 
