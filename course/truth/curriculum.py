@@ -38,9 +38,6 @@ PHASES = (
 )
 FLAGSHIPS = {2, 3}
 OPENINGS = {
-    15: "Prefill and decode may run on two engines, and then K and V cross a wire. At the end you "
-    "can move a request without a trace, price the move, say who owns a block at every moment, and "
-    "prove from counters that a decoder does not prefill again.",
     17: "An engine asks one object what depends on the hardware, and others build on it from "
     "outside. At the end you can say which platform a machine resolves to, put one in from a "
     "package of your own, and find what a new release changes under an override before it does.",
