@@ -1,0 +1,46 @@
+"""The prediction of settings that were not fitted, from the measurements that are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from labkit.modules import load_module
+
+HERE = Path(__file__).parent
+held_out = load_module(HERE / "held_out.py")
+BOUNDS = dict(zip(held_out.NAMES, (0.07, 0.15, 0.25, 0.07), strict=True))
+
+
+@pytest.fixture(scope="module")
+def found():
+    return held_out.load(HERE / "measured")
+
+
+def test_the_held_out_settings_are_in_no_fit(found):
+    fitted = [row["setting"] for row in found["rows"] if "steps" in row]
+    assert len(fitted) == 6 and not [each for each in held_out.HELD_OUT if each in fitted]
+    assert sorted(map(str, fitted + held_out.HELD_OUT)) == sorted(map(str, held_out.SETTINGS))
+
+
+def test_held_out_settings_are_predicted_within_the_bounds(found):
+    rows = [row for row in held_out.judge(found) if row["held_out"]]
+    assert len(rows) == 3
+    for row in rows:
+        for name, error in zip(held_out.NAMES, row["error"], strict=True):
+            assert abs(error) <= BOUNDS[name], (row["setting"], name, error)
+
+
+def test_a_fit_of_other_prices_is_out_of_the_bounds(found):
+    """The bounds can fail: a fit of steps that took a fifth longer breaks them."""
+    worse = {**found, "rows": [dict(row) for row in found["rows"]]}
+    for row in worse["rows"]:
+        if "steps" in row:
+            row["steps"] = [[*values, 1.2 * seconds] for *values, seconds in row["steps"]]
+    rows = [row for row in held_out.judge(worse) if row["held_out"]]
+    assert max(abs(row["error"][0]) for row in rows) > BOUNDS["ITL mean"]
+
+
+def test_directions_count_what_the_server_can_tell(found):
+    assert held_out.directions(held_out.judge(found)) == (48, 2, 22)
