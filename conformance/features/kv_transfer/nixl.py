@@ -3,7 +3,7 @@
     PYTHONPATH=upstream python -m conformance.features.kv_transfer.nixl FILE     # with torch
 
 No NIXL and no GPU: what a worker would report is said here. Each leg is what the pinned `Scheduler`
-and `vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py:49` `NixlConnectorScheduler`
+and `vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py:51` `NixlConnectorScheduler`
 decide, with blocks of 16 tokens.
 """
 
