@@ -445,8 +445,8 @@ HAZARD = Exhibit(
     report="Under the priority policy an answer is wrong after a preemption, and no error is seen.",
     cause="Blocks enter the prefix index when they are planned. A victim that was planned in this "
     "very step is withdrawn: nothing of its chunk is computed, and the index keeps the blocks.",
-    mend="Not mended at the newest release asked. The review of the pull request shows why taking "
-    "them out at the next schedule comes too late with two plans in flight.",
+    mend="Not at the newest release asked. 43569 takes them out when the victim is freed, and its "
+    "review asks when a plan counts as computed with two of them in flight.",
     bad=SHOWN_AT, good=None, also=(57580,), show=_hazard, workload=hazard.WITH_A_THIRD,
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from conformance.museum import EXHIBITS, INVARIANTS
 from course.files import load_module
-from course.truth.figures import BLUE, GREY, GREEN, ORANGE, PURPLE, RED, Svg
+from course.truth.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Svg
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
 SCOPE, BISECT = LABS / "lab-01-find-and-scope-a-pr", LABS / "lab-04-bisect"
