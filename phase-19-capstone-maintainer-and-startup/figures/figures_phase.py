@@ -23,7 +23,7 @@ DIFFS = {
     "tests/v1/core/test_scheduler.py": "a test",
     "vllm/tool_parsers/utils.py": "a tool parser",
     "vllm/v1/core/sched/scheduler.py": "the scheduler",
-    "csrc/attention/attention_kernels.cu": "a kernel",
+    "csrc/cache_kernels.cu": "a kernel",
 }
 KINDS = {"processor": GREEN, "one shared GPU": BLUE, "other GPUs": ORANGE, "not named": GREY}
 

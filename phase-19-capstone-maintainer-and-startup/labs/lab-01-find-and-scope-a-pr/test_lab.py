@@ -134,7 +134,7 @@ def test_gauntlet_stops_at_first_failure(lab):
 
 
 def test_501_lines_needs_rfc_500_does_not(lab):
-    """`docs/contributing/README.md:280`: above 500."""
+    """Above 500 an RFC comes first."""
     same(lab.gauntlet(candidate(lab, changed_lines=500)).keep, True, "500 lines, keep:")
     same(lab.gauntlet(candidate(lab, changed_lines=501)).failed_check, 4, "501 lines, the check:")
 
@@ -160,8 +160,8 @@ def test_parser_change_triggers_cpu_step(lab, record_property):
 def test_csrc_triggers_everything(lab, record_property):
     """A pattern that runs all, and one that takes a path out of it."""
     every = sum(not step["optional"] for step in areas()["steps"])
-    came = len(lab.jobs_for(["csrc/attention/attention_kernels.cu"], areas()))
-    same(came, every, "csrc/attention/attention_kernels.cu, jobs:")
+    came = len(lab.jobs_for(["csrc/cache_kernels.cu"], areas()))
+    same(came, every, "csrc/cache_kernels.cu, jobs:")
     record_property("measured.kernel", came)
     same(len(lab.jobs_for(["csrc/cpu/utils.cpp"], areas())), 4, "csrc/cpu/utils.cpp, excluded:")
     both = ["csrc/cpu/utils.cpp", "setup.py"]
