@@ -19,6 +19,7 @@ from course.site.widgets import (
     code_points,
     expert_bytes,
     kv_calculator,
+    release_bisect,
     roofline,
     sampling_knobs,
     speculation,
@@ -692,3 +693,26 @@ def test_the_experts_a_step_reads_are_those_of_its_document(widget):
     host.page.keyboard.press("End")
     read = float(host.locator('dd[data-result="drawn"]').get_attribute("data-value"))
     assert read == 8, "256 tokens of Mixtral's two choices read all eight experts"
+
+
+def test_the_stretch_of_bad_releases_is_that_of_its_document(widget):
+    host = widget("release-bisect")
+    for bug in release_bisect.document()["bugs"]:
+        said = [verdict for _, verdict in bug["verdicts"]]
+        bad = [version for version, _ in bug["verdicts"]].index(bug["known"])
+        for step in (1, 2, 3, 5):
+            asked = {at: said[at] for at in range(0, len(said), step) if at != bad}
+            found = host.page.evaluate(
+                "([asked, count, bad]) => CourseWidgets.formulas.known(asked, count, bad)",
+                [list(asked.items()), len(said), bad],
+            )
+            assert found == release_bisect.known(asked, len(said), bad), (bug["number"], step)
+
+
+def test_asking_releases_ends_in_both_ends_of_the_bug(widget):
+    host = widget("release-bisect")
+    while (buttons := host.locator("button[data-at]:not([disabled])")).count():
+        buttons.first.click()
+    assert host.locator("[data-done]").get_attribute("data-done") == "true"
+    (bug, *_) = release_bisect.document()["bugs"]
+    assert f"releases asked: bad from {bug['verdicts'][0][0]}" in host.inner_text()

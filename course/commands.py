@@ -165,10 +165,23 @@ def quiz(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="every question, due or not")] = False,
     count: Annotated[int, typer.Option(help="the most questions to ask")] = 10,
+    interview: Annotated[bool, typer.Option("--interview", help="sit a staff loop")] = False,
+    seed: Annotated[int | None, typer.Option(help="with --interview: which loop")] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="MATRIX", help="with --interview: one of before")
+    ] = None,
 ) -> None:
     """Ask what the pages asked; what was wrong comes back first, what was right later."""
     from course.learning import asking
 
+    if interview:
+        from course.learning import interview as loops
+
+        if phase is not None or every:
+            raise CourseError("--interview asks over all phases: give no phase and no --all")
+        raise typer.Exit(loops.run(terminal.make_console(), course_root(), seed, compare))
+    if seed is not None or compare is not None:
+        raise CourseError("--seed and --compare belong to --interview")
     raise typer.Exit(asking.run_quiz(terminal.make_console(), course_root(), phase, count, every))
 
 

@@ -67,6 +67,9 @@ class Exhibit:
     """Of a workload: the step at which the invariant breaks, in the steps of a run."""
     stalls: bool = False
     """Of a workload: what breaks is that nothing is planned any more."""
+    prepare: Callable[[Run], None] | None = field(default=None, repr=False)
+    """Of a workload: sets, before the first step, what a constructor would have read off a
+    connector that is attached later."""
 
     @property
     def url(self) -> str:
@@ -76,7 +79,8 @@ class Exhibit:
 
 def scheduled(
     number: int, text: str, broken: Callable[[Steps], int | None], stalls: bool = False,
-    change: Callable[[Workload], None] | None = None, **about: Any,
+    change: Callable[[Workload], None] | None = None,
+    prepare: Callable[[Run], None] | None = None, **about: Any,
 ) -> Exhibit:  # fmt: skip
     """An exhibit whose bug shows in what a scheduler plans.
 
@@ -86,6 +90,7 @@ def scheduled(
         broken: the step at which the invariant breaks, in the steps of a run; None if it holds.
         stalls: the bug is that nothing is planned any more with work left.
         change: completes what the short form cannot say.
+        prepare: as in `Exhibit`.
         about: the other fields.
     """
     workload = workload_file.parse(text)
@@ -93,18 +98,22 @@ def scheduled(
         change(workload)
 
     def show(core: RealCore) -> Shown:
-        return run(core, workload, broken, stalls)
+        return run(core, workload, broken, stalls, prepare)
 
     return Exhibit(
-        number, show=show, workload=workload, broken=broken, stalls=stalls, **about
+        number, show=show, workload=workload, broken=broken, stalls=stalls, prepare=prepare,
+        **about,
     )  # fmt: skip
 
 
 def run(
-    core: RealCore, workload: Workload, broken: Callable[[Steps], int | None], stalls: bool
-) -> Shown:
+    core: RealCore, workload: Workload, broken: Callable[[Steps], int | None], stalls: bool,
+    prepare: Callable[[Run], None] | None = None,
+) -> Shown:  # fmt: skip
     """A workload on a release's scheduler."""
     made = Run(copy.deepcopy(workload), core, tells_tokens=False)
+    if prepare is not None:
+        prepare(made)
     died, stalled = "", False
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -117,8 +126,9 @@ def run(
     finally:
         logging.disable(level)
     steps = made.steps
-    step = next((i for i, each in enumerate(steps) if not each["num_scheduled_tokens"]), None)
-    at = (step if stalled else None) if stalls else broken(steps)
+    planned = [i for i, each in enumerate(steps) if each["num_scheduled_tokens"]]
+    behind = planned[-1] + 1 if planned else 0
+    at = (behind if stalled else None) if stalls else broken(steps)
     lines = [line_of(number, each) for number, each in enumerate(steps[:MOST_LINES])]
     if len(steps) > MOST_LINES:
         lines.append(f"... {len(steps) - MOST_LINES} more steps")

@@ -191,6 +191,119 @@ requests:
 )  # fmt: skip
 
 
+def _failing(workload: Any) -> None:
+    workload["config"]["kv_load_failure_policy"] = "recompute"
+    workload["events"][0]["add"][0]["kv"] = {
+        "external_tokens": 1, "load_async": False, "known_at": 0, "load_steps": None,
+        "send_steps": None, "fails": {"blocks": [0], "times": 1},
+    }  # fmt: skip
+
+
+STRANDED = scheduled(
+    45138,
+    """
+config: {num_blocks: 2, max_num_seqs: 1, max_num_batched_tokens: 1, async_scheduling: true,
+         enable_prefix_caching: false}
+requests:
+- {id: a, prompt: 2, max_tokens: 1}
+""",
+    _first(lambda step: False),
+    stalls=True,
+    change=_failing,
+    title="after a load that failed a request runs for ever and gets no token",
+    invariant="accounting",
+    report="K and V that were found elsewhere cannot be loaded. The request is to be computed "
+    "again, and never ends. A restart of the server is what helps.",
+    cause="With plans ahead a token counts as under way when it is planned. The failed load sets "
+    "the computed tokens back, and not this count, so the request looks as if its last token "
+    "were still coming.",
+    mend="Not at the newest release asked. 45146 sets the count back, 45430 with the same aim was "
+    "closed.",
+    bad=SHOWN_AT, good=None, also=(45146, 45430, 49252),
+)  # fmt: skip
+
+
+def _never_answers(workload: Any) -> None:
+    workload["events"][0]["add"][0]["kv"] = {
+        "external_tokens": 1, "load_async": True, "known_at": 0, "load_steps": None,
+        "send_steps": None,
+    }  # fmt: skip
+
+
+def _held_by_nobody(steps: Steps) -> int | None:
+    """The first step with every block taken after the abort, and no request left."""
+    aborted = False
+    for number, step in enumerate(steps):
+        aborted = aborted or "abort" in step.get("finish_reasons", {}).values()
+        left = [*step["running"], *step["waiting"], *step.get("skipped", ())]
+        if aborted and not left and not step["free_blocks"]:
+            return number
+    return None
+
+
+LEAKED = scheduled(
+    46283,
+    """
+config: {num_blocks: 2, max_num_seqs: 1, max_num_batched_tokens: 1, enable_prefix_caching: false}
+requests:
+- {id: a, prompt: 1, max_tokens: 1, abort_at: 1}
+""",
+    _held_by_nobody,
+    change=_never_answers,
+    title="blocks of an aborted load stay taken when the remote never answers",
+    invariant="ownership",
+    report="With prefill and decode apart, each client that leaves during a transfer takes some of "
+    "the cache with it. After a while nothing is admitted, with no request in the server.",
+    cause="Since 0.16.0 at the latest an aborted request keeps its blocks until the load reports "
+    "its end, so that nobody is written over. If the other side has gone too, no report comes.",
+    mend="Not at the newest release asked. Up to 0.14.0 the blocks were freed at once, while the "
+    "transfer could still write into them (32255). 46289 proposes a time limit.",
+    bad=SHOWN_AT, good=None, also=(46289, 32255),
+)  # fmt: skip
+
+
+def _deferring(made: Any) -> None:
+    """As a constructor does that sees a consuming connector and two plans in flight."""
+    made.scheduler.defer_block_free = True
+
+
+def _behind_a_connector(workload: Any) -> None:
+    for event in workload["events"]:
+        for add in event["add"]:
+            add["kv"] = {
+                "external_tokens": 0, "load_async": False, "known_at": 0, "load_steps": None,
+                "send_steps": None,
+            }  # fmt: skip
+
+
+def _in_vain(step: Any) -> bool:
+    """Whether two are preempted for one block, which nobody then gets."""
+    return len(step["preempted"]) > 1 and not step["free_blocks"]
+
+
+CASCADE = scheduled(
+    49674,
+    """
+config: {num_blocks: 3, max_num_seqs: 2, max_num_batched_tokens: 3, async_scheduling: true,
+         enable_prefix_caching: false}
+requests:
+- {id: a, prompt: 4, max_tokens: 2}
+- {id: b, prompt: 1, max_tokens: 1}
+""",
+    _first(_in_vain),
+    change=_behind_a_connector,
+    prepare=_deferring,
+    title="one request lacks a block, and every other is preempted in vain",
+    invariant="progress",
+    report="With a connector under memory pressure one preemption follows another, all requests "
+    "lose their work, and throughput falls to zero.",
+    cause="A victim's blocks are kept until the step in which it was planned has been computed. So "
+    "a preemption frees nothing now, and the search for a block takes the next victim.",
+    mend="A victim whose blocks cannot be freed yet ends the search: the request waits a step.",
+    bad="0.29.0", good="0.30.0", also=(49675, 45357),
+)  # fmt: skip
+
+
 def _far(workload: Any) -> None:
     _loaded(workload)
     for add in workload["events"][0]["add"]:
@@ -332,8 +445,8 @@ HAZARD = Exhibit(
     report="Under the priority policy an answer is wrong after a preemption, and no error is seen.",
     cause="Blocks enter the prefix index when they are planned. A victim that was planned in this "
     "very step is withdrawn: nothing of its chunk is computed, and the index keeps the blocks.",
-    mend="Not mended at the newest release asked. The review of the pull request shows why taking "
-    "them out at the next schedule comes too late with two plans in flight.",
+    mend="Not at the newest release asked. 43569 takes them out when the victim is freed, and its "
+    "review asks when a plan counts as computed with two of them in flight.",
     bad=SHOWN_AT, good=None, also=(57580,), show=_hazard, workload=hazard.WITH_A_THIRD,
 )  # fmt: skip
 
@@ -610,11 +723,42 @@ FLIPPED = Exhibit(
 )  # fmt: skip
 
 
+def _stale_drafts(core: RealCore) -> Shown:
+    scheduler = core.make_scheduler({**_CONFIG, "num_blocks": 3, "enable_prefix_caching": False})
+    for name in "ab":
+        scheduler.add_request(core.make_request(_add(name, [1, 2, 3, 4]), 4, 2))
+    plan = scheduler.schedule()
+    scheduler.update_from_output(plan, core.runner_output(plan, {"a": 7, "b": 7}))
+    victim = scheduler.requests["b"]
+    victim.spec_token_ids = [8]
+    scheduler.schedule()
+    kept = list(victim.spec_token_ids)
+    lines = (
+        "a and b fill the pool; b has a draft, [8], for its next step",
+        f"a needs a block: b is {victim.status.name.lower()}, and its drafts are {kept}",
+    )
+    return Shown(bool(kept), lines)
+
+
+STALE = Exhibit(
+    30916,
+    title="a preempted request comes back with the drafts of another time",
+    invariant="time",
+    report="With drafts and structured output the engine dies when a bitmask is filled: the "
+    "grammar refuses a token that it was never shown.",
+    cause="Drafts belong to the token that was sampled before them. A preemption keeps them, and "
+    "after the resumption they are planned behind another token.",
+    mend="A preemption clears them.",
+    bad="0.13.0", good="0.14.0", also=(31876, 31955), show=_stale_drafts,
+)  # fmt: skip
+
+
 EXHIBITS: dict[int, Exhibit] = {
     exhibit.number: exhibit
     for exhibit in (
         STARVED, LOST_STEP, TOO_LONG, KEPT_ALIVE, ALONE, STORM, HAZARD, DROPPED, CARRIED, SPIRAL,
         UNKNOWN, BOTH, SESSION, COUNTED, FLIPPED, LOADED, INSIDE, WHOLE, SPINS, DOUBT,
+        STRANDED, LEAKED, CASCADE, STALE,
     )
 }  # fmt: skip
 """By number."""

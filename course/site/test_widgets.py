@@ -24,6 +24,7 @@ from course.site.widgets import (
     kv_calculator,
     layer_blocks,
     picture_budget,
+    release_bisect,
     roofline,
     sampling_knobs,
     shard_matrix,
@@ -469,3 +470,18 @@ def test_prompts_cross_one_after_the_other_and_are_gone_on_with_when_they_have(l
 def test_one_gpu_for_all_has_the_longer_gap_and_two_apart_the_longer_first_token():
     both, apart = two_pools.film(2048, 60, two_pools.TOGETHER), two_pools.film(2048, 60, "200")
     assert both["gap"] > 7 * apart["gap"] and both["ttft"] < apart["ttft"]
+
+
+def test_asking_every_release_gives_the_stretch_and_asking_none_the_known_one():
+    assert release_bisect.known({}, 5, 2) == {
+        "first": 2, "last": 2, "below": -1, "above": 5, "done": False
+    }  # fmt: skip
+    gone = {0: True, 1: False, 3: True, 4: False}
+    assert release_bisect.known(gone, 5, 2) == {
+        "first": 2, "last": 3, "below": 1, "above": 4, "done": True
+    }  # fmt: skip
+    for bug in release_bisect.document()["bugs"]:
+        said = [verdict for _, verdict in bug["verdicts"]]
+        bad = [version for version, _ in bug["verdicts"]].index(bug["known"])
+        found = release_bisect.known(dict(enumerate(said)), len(said), bad)
+        assert found["done"] and all(said[found["first"] : found["last"] + 1])

@@ -22,10 +22,19 @@ ROOTS = ("vllm", "tests", "csrc", "docs", "benchmarks", "examples", "cmake", "do
 AMBIGUOUS = ("tests", "docs", "benchmarks", "examples", "tools")
 """Those of them this repository might have too: what lies here is not a citation."""
 
+PROJECT = (".buildkite", ".github")
+"""Folders with the project's own rules; this repository's own are hidden from pages as well."""
+
+PROJECT_FILES = ("AGENTS.md", "RELEASE.md", ".pre-commit-config.yaml")
+"""Files in the root of the pinned tree that no page of ours could mean."""
+
 _SPAN = re.compile(r"(?<!`)`(?!`)([^`\n]+)`(?!`)")
 _LINES = r"(?P<first>\d+)(?:-(?P<last>\d+))?"
+_PROJECT = "|".join(
+    [rf"(?:{'|'.join(map(re.escape, PROJECT))})/[\w./-]*\w", *map(re.escape, PROJECT_FILES)]
+)
 _CITED = re.compile(
-    rf"^(?P<path>(?:{'|'.join(ROOTS)})/[\w./-]*\.\w+):(?P<lines>{_LINES})$", re.ASCII
+    rf"^(?P<path>(?:{'|'.join(ROOTS)})/[\w./-]*\.\w+|{_PROJECT}):(?P<lines>{_LINES})$", re.ASCII
 )
 _LOOKS_CITED = re.compile(rf"^(?:{'|'.join(ROOTS)})/[\w./-]*\.\w+\s*[:#@]", re.ASCII)
 _BARE_PATH = re.compile(r"^(?:vllm|csrc)/[\w./-]*\w\.\w+$", re.ASCII)

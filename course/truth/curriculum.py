@@ -41,9 +41,6 @@ OPENINGS = {
     17: "An engine asks one object what depends on the hardware, and others build on it from "
     "outside. At the end you can say which platform a machine resolves to, put one in from a "
     "package of your own, and find what a new release changes under an override before it does.",
-    19: "An engine is true to one release, and releases go on. At the end you can find what a "
-    "later release decides another way, mend one rule after the other until the recordings agree "
-    "again, and say what a comparison does not cover.",
 }
 """What the landing page of a phase promises where it has no guide whose opening says so."""
 

@@ -189,6 +189,16 @@ def test_an_untrue_citation_is_refused_with_the_reason(tmp_path, tree, page, tex
     assert found and complaint in found[0]
 
 
+def test_the_projects_own_rules_are_cited_as_its_code_is(tmp_path, tree, page):
+    (tree / "AGENTS.md").write_text("# Rules\n\nno busywork\n", encoding="utf-8")
+    (tree / ".github").mkdir()
+    (tree / ".github" / "CODEOWNERS").write_text("/vllm/v1/core @a\n", encoding="utf-8")
+    good = "`AGENTS.md:3` `busywork` and `.github/CODEOWNERS:1` `/vllm/v1/core`\n"
+    assert not findings(tmp_path, tree, page(good))
+    (wrong,) = findings(tmp_path, tree, page("`AGENTS.md:1` `busywork`\n"))
+    assert "does not stand there; it stands on line 3" in wrong
+
+
 def test_a_name_two_classes_define_must_say_which(tmp_path, tree, page):
     module = tree / "vllm" / "two.py"
     module.write_text("class A:\n    def f(self): ...\nclass B:\n    def f(self): ...\n")

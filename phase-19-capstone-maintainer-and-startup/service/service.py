@@ -1,0 +1,321 @@
+"""A small service from one file: servers, a gateway before them, alarms that look for progress.
+
+    python phase-19-capstone-maintainer-and-startup/service/service.py [service.yaml]
+
+Promises: everything listens on the loopback address and on a free port, and ends with the service.
+A server is up when its `/health` answers, and alive when tokens come while it has work: the second
+is what the gateway routes by (upstream reports of the first without the second: 53130, 39734).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from labkit.yaml_files import read_yaml
+from mini_vllm.kv_transfer.router import POLICIES, Router
+
+HERE = Path(__file__).resolve().parent
+HOST = "127.0.0.1"
+PATIENCE = 60
+"""Seconds after which a connection to a server counts as broken."""
+KEYS = {"servers": int, "model": str, "flags": dict, "policy": str, "most_in_flight": int,
+        "looks": int, "interval": int}  # fmt: skip
+COUNTED = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+"""Of a server: what must rise while it has work."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The service of a file.
+
+    Raises:
+        ValueError: a key is missing, unknown or of another kind; it is named.
+    """
+    found = read_yaml(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or set(found) != set(KEYS):
+        raise ValueError(f"{path}: need the keys {', '.join(KEYS)}")
+    for key, kind in KEYS.items():
+        if type(found[key]) is not kind or (kind is int and found[key] < 1):
+            raise ValueError(f"{path}: {key}={found[key]!r}: need {kind.__name__}, 1 or more")
+    if found["policy"] not in POLICIES:
+        raise ValueError(f"{path}: policy={found['policy']!r}: need one of {', '.join(POLICIES)}")
+    return found
+
+
+@dataclass(slots=True)
+class Server:
+    """One `mini-vllm serve`, and what was seen of it."""
+
+    name: str
+    command: list[str]
+    process: subprocess.Popen[str] | None = None
+    port: int = 0
+    in_flight: int = 0
+    tokens: float = -1.0
+    """Its counters at the last look; -1: not looked at since it was started."""
+    idle_looks: int = 0
+    """Looks in a row at which it had work, as at the one before, and no token had come."""
+    up: bool = False
+    stalled: bool = False
+
+    def start(self) -> None:
+        """Begin, and wait until it listens. Raises RuntimeError where it ends instead."""
+        self.process = subprocess.Popen(
+            self.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if found := re.search(r":(\d+)/v1", line):
+                self.port = int(found[1])
+                break
+        else:
+            raise RuntimeError(f"server {self.name} ended with {self.process.wait()}")
+        while self.get("/health") is None:  # its address is said before it answers
+            if self.process.poll() is not None:
+                raise RuntimeError(f"server {self.name} ended with {self.process.returncode}")
+        self.in_flight, self.tokens, self.idle_looks = 0, -1.0, 0
+        self.up, self.stalled = True, False
+
+    def stop(self) -> None:
+        """End it, at once: its requests are broken off."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def get(self, path: str) -> str | None:
+        """The text of a page, None where it does not answer with 200."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            return text if answer.status == 200 else None
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+
+def counted(text: str) -> float:
+    """The sum of `COUNTED` in a page of metrics."""
+    names = "|".join(map(re.escape, COUNTED))
+    return sum(float(v) for v in re.findall(rf"^(?:{names}){{[^}}]*}} (\S+)$", text, re.MULTILINE))
+
+
+@dataclass
+class Service:
+    """The servers, the gateway's counts, and the alarms of the last look."""
+
+    config: Mapping[str, Any]
+    servers: list[Server] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        flags = [text for key, value in self.config["flags"].items() for text in
+                 (f"--{key}", str(value))]  # fmt: skip
+        command = [sys.executable, "-m", "mini_vllm.entrypoints.cli", "serve",
+                   self.config["model"], "--port", "0", *flags]  # fmt: skip
+        for number in range(self.config["servers"]):
+            self.servers.append(Server(chr(ord("a") + number), command))
+        self.router = Router(len(self.servers), 16, self.config["policy"])
+        self.ids = (f"gateway-{number}" for number in itertools.count())
+        self.registry = CollectorRegistry()
+
+        def gauge(name: str, what: str) -> Gauge:
+            return Gauge(f"gateway_{name}", what, ["server"], registry=self.registry)
+
+        self.gauges = {
+            "up": gauge("up", "1 if the server's /health answers"),
+            "alive": gauge("alive", "1 if tokens come while the server has work"),
+            "in_flight": gauge("in_flight", "Requests that the server has from the gateway"),
+        }
+        self.requests = Counter(
+            "gateway_requests", "Requests by server and outcome", ["server", "outcome"],
+            registry=self.registry,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ which server
+
+    def take(self, body: bytes) -> tuple[Server, str] | None:
+        """A server that is up and alive, by the policy; None: there is none, or too much is asked.
+
+        Bytes stand for tokens: the router compares prompts of one front end with each other.
+        """
+        with self.lock:
+            if sum(s.in_flight for s in self.servers) >= self.config["most_in_flight"]:
+                return None
+            sound = [i for i, s in enumerate(self.servers) if s.up and not s.stalled]
+            if not sound:
+                return None
+            request_id, prompt = next(self.ids), list(body) or [0]
+            chosen = self.router.choose(prompt).engine
+            if chosen not in sound:
+                chosen = min(sound, key=lambda i: self.servers[i].in_flight)
+            else:
+                self.router.send(request_id, prompt)
+            self.servers[chosen].in_flight += 1
+            return self.servers[chosen], request_id
+
+    def give_back(self, server: Server, request_id: str, outcome: str) -> None:
+        """A request has ended, one way or another."""
+        with self.lock:
+            self.router.finished(request_id)
+            server.in_flight = max(0, server.in_flight - 1)
+        self.requests.labels(server.name, outcome).inc()
+
+    # ------------------------------------------------------------------ looking
+
+    def look(self) -> list[str]:
+        """Ask every server once; the alarms, sorted: "a down", "b stalled"."""
+        alarms = []
+        for server in self.servers:
+            page = server.get("/metrics") if server.get("/health") is not None else None
+            server.up = page is not None
+            if page is None:
+                server.tokens, server.idle_looks, server.stalled = -1.0, 0, False
+                alarms.append(f"{server.name} down")
+                continue
+            now = counted(page)
+            if server.in_flight and now == server.tokens:
+                server.idle_looks += 1
+            else:
+                server.idle_looks, server.stalled = 0, False
+            server.tokens = now if server.in_flight else -1.0
+            if server.idle_looks >= self.config["looks"]:
+                server.stalled = True
+                alarms.append(f"{server.name} stalled")
+        return sorted(alarms)
+
+    def metrics(self) -> bytes:
+        """The gateway's own metrics, as Prometheus reads them."""
+        for server in self.servers:
+            for name, value in (
+                ("up", server.up), ("alive", server.up and not server.stalled),
+                ("in_flight", server.in_flight),
+            ):  # fmt: skip
+                self.gauges[name].labels(server.name).set(value)
+        return generate_latest(self.registry)
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """POST goes to a server; /metrics, /alive and /health are the gateway's own."""
+
+    service: Service
+    protocol_version = "HTTP/1.0"  # an answer ends where the connection does
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: what is counted is in the metrics."""
+
+    def say(self, status: int, body: bytes, kind: str = "text/plain") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        service = self.service
+        if self.path == "/metrics":
+            self.say(200, service.metrics())
+        elif self.path == "/alive":
+            bad = [s.name for s in service.servers if not s.up or s.stalled]
+            self.say(503 if bad else 200, json.dumps({"not alive": bad}).encode())
+        elif self.path == "/health":
+            self.say(200, b"")
+        else:
+            self.say(404, b"need /metrics, /alive, /health, or POST to /v1/...")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        taken = self.service.take(body)
+        if taken is None:
+            self.service.requests.labels("none", "refused").inc()
+            self.say(429, b'{"error": "no server is free, up and alive"}', "application/json")
+            return
+        outcome = "broken"
+        try:
+            outcome = self._pass_on(taken[0], body)
+        finally:
+            self.service.give_back(*taken, outcome)
+
+    def _pass_on(self, server: Server, body: bytes) -> str:
+        """One request through a server; how it ended."""
+        connection = http.client.HTTPConnection(HOST, server.port, timeout=PATIENCE)
+        begun = False
+        try:
+            kind = {"Content-Type": self.headers.get("Content-Type", "application/json")}
+            connection.request("POST", self.path, body, kind)
+            answer = connection.getresponse()
+            begun = True
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.getheader("Content-Type", ""))
+            self.end_headers()
+            while piece := answer.read1(65536):
+                try:
+                    self.wfile.write(piece)
+                except OSError:
+                    return "left"  # the connection to the server closes, and it aborts
+            return "done" if answer.status == 200 else "refused"
+        except (OSError, http.client.HTTPException):
+            if not begun:
+                with contextlib.suppress(OSError):
+                    self.say(502, b'{"error": "the server broke off"}', "application/json")
+            return "broken"
+        finally:
+            connection.close()
+
+
+@contextlib.contextmanager
+def running(config: Mapping[str, Any]) -> Iterator[tuple[Service, int]]:
+    """The service, and the gateway's port; everything has ended afterwards."""
+    service = Service(config)
+    handler = type("Handler", (Gateway,), {"service": service})
+    gateway = ThreadingHTTPServer((HOST, 0), handler)
+    gateway.daemon_threads = True
+    thread = threading.Thread(target=gateway.serve_forever, daemon=True)
+    try:
+        for server in service.servers:
+            server.start()
+        thread.start()
+        yield service, gateway.server_address[1]
+    finally:
+        for server in service.servers:
+            server.stop()
+        if thread.is_alive():
+            gateway.shutdown()
+        gateway.server_close()
+
+
+def main() -> int:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "service.yaml"
+    try:
+        config = read(path)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    with running(config) as (service, port):
+        names = ", ".join(f"{s.name} at {s.port}" for s in service.servers)
+        print(f"gateway at http://{HOST}:{port}/v1, servers {names}; Ctrl-C ends it", flush=True)
+        waiting = threading.Event()
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                for alarm in service.look():
+                    print(alarm, flush=True)
+                waiting.wait(config["interval"])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
