@@ -23,6 +23,7 @@ from conformance.features.sampling import texts as sampling_texts
 from conformance.features.spec_decode import texts as real_spec
 from conformance.features.structured_output import texts as structured_texts
 from labkit import environment, processes
+from labkit.mine import PassedCourse
 from mini_vllm import LLM, SamplingParams
 
 pytestmark = pytest.mark.engine
@@ -100,6 +101,36 @@ def mini_texts() -> dict[str, list[int]]:
 
 def test_it_is_what_another_build_recorded(recorded):
     assert recorded["recording"] == load(KEPT / "arrivals-float32.jsonl.gz")["recording"]
+
+
+# ------------------------------------------------------------------ a learner's scheduler in it
+
+
+def test_it_serves_128_prompts_by_the_scheduler_of_lab_03_01(run):
+    """Texts and every step as with vLLM's own scheduler, which left the recording."""
+    (lab,) = ROOT.glob("phase-03-*/labs/lab-01-*/solution.py")
+    said = run("conformance.own_scheduler", "arrivals", f"scheduler={lab}:Scheduler")
+    heard = processes.Ran((), 0, said).needed()
+    kept = load(KEPT / "arrivals-float32.jsonl.gz")["recording"]
+    assert len(heard["outputs"]) == 128
+    assert heard["outputs"] == kept["outputs"]
+    observed = heard["steps"][0].keys()
+    assert len(heard["steps"]) == len(kept["steps"]) == heard["calls"]["scheduler.schedule"]
+    for number, (step, theirs) in enumerate(zip(heard["steps"], kept["steps"], strict=True)):
+        assert step == {name: theirs[name] for name in observed}, f"step {number}"
+        orders = [list(each["num_scheduled_tokens"]) for each in (step, theirs)]
+        assert orders[0] == orders[1], f"step {number}"
+
+
+def test_course_run_mine_real_says_what_it_called(found, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_ENGINE", str(environment.folder(ROOT)))
+    course = PassedCourse(tmp_path, ["02-01", "02-05", "03-01", "09-01"], monkeypatch, capsys)
+    plain, real = course.run("The KV cache is"), course.run("The KV cache is", "--mine", "--real")
+    assert plain.splitlines()[0] in real.splitlines()
+    assert "yours, from lab 03-01: add_request 1, schedule 12, update_from_output 12" in real
+    assert "kv_cache_manager   yours, from lab 02-05: " in real
+    assert "block_pool         yours, from lab 02-01: " in real
+    assert "sampler            yours, not called: the real engine has its own" in real
 
 
 # ------------------------------------------------------------------ the public interface

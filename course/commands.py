@@ -237,6 +237,7 @@ def solution(
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="the text to continue")] = None,
     mine: Annotated[bool, typer.Option("--mine", help="with your own parts in the engine")] = False,
+    real: Annotated[bool, typer.Option("--real", help="--mine, in the real engine")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="behind OpenAI's API instead")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of --serve; 0: a free one")] = 8000,
     max_tokens: MaxTokens = 64,
@@ -256,10 +257,24 @@ def generate(
     if serve:
         if regex is not None or adapter is not None:
             raise CourseError("run --serve: --regex and --adapter belong to each client's request")
+        if real:
+            raise CourseError("run --serve: --real continues one prompt")
         learner.serve(terminal.make_console(), opened, mine, model, port)
         return
     if prompt is None:
         raise CourseError("run: need a prompt, or --serve")
+    if real:
+        if not mine:
+            raise CourseError("run --real: goes with --mine; it puts your scheduler there")
+        others = {
+            "--drafts": bool(drafts), "--regex": regex is not None,
+            "--adapter": adapter is not None, "--temperature": temperature != 0,
+            f"--model {model}": model != "byte-llama",
+        }  # fmt: skip
+        if asked := [name for name, is_asked in others.items() if is_asked]:
+            raise CourseError(f"run --real: {', '.join(asked)}: not served there")
+        learner.generate_real(terminal.make_console(), opened, prompt, max_tokens)
+        return
     learner.generate(
         terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, model, drafts,
         regex, adapter,

@@ -498,3 +498,18 @@ def test_outside_the_repository_it_still_starts_as_a_module(tmp_path):
         env={"PYTHONPATH": str(REPOSITORY), "PATH": ""},
     )  # fmt: skip
     assert ran.returncode == 0 and "selfcheck" in ran.stdout
+
+
+def test_run_real_refuses_by_name_what_was_not_compared_and_says_how_to_get_the_engine(
+    course, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("COURSE_ENGINE", str(tmp_path / "nowhere"))
+    for options, word in (
+        ((), "--mine"), (("--mine", "--drafts", "2"), "--drafts"),
+        (("--mine", "--regex", "a+"), "--regex"), (("--mine", "--adapter", "shout"), "--adapter"),
+        (("--mine", "--temperature", "1"), "--temperature"),
+        (("--mine", "--model", "byte-moe"), "--model byte-moe"),
+        (("--mine",), "course engine install"),
+    ):  # fmt: skip
+        ran = course("run", "--real", *options, "hi")
+        assert ran.code == 2 and ran.err.startswith("run --real: ") and word in ran.err

@@ -340,6 +340,7 @@ OPTIONS: dict[str, Answer] = {
     "cache.enable_mamba_shared_prefix_checkpoint": Answer(False, "no such layers"),
     "model.is_encoder_decoder": Answer(False, _TEXT),
     "model.enable_return_routed_experts": Answer(False, _OFF),
+    "parallel.tensor_parallel_size": Answer(1, _ONE),
     "parallel.pipeline_parallel_size": Answer(1, _ONE),
     "parallel.data_parallel_index": Answer(0, _ONE),
     "parallel.data_parallel_rank": Answer(0, _ONE),

@@ -384,6 +384,24 @@ def generate(
     terminal.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")
 
 
+def generate_real(
+    console: Console,
+    opened: Callable[[], tuple[Path, list[Lab], Progress]],
+    prompt: str,
+    max_tokens: int,
+) -> None:
+    """Continue `prompt` by the real engine, with the learner's passing parts as its scheduler.
+
+    Raises:
+        CourseError: the engine does not answer, or a part of theirs fails.
+    """
+    from course.learning import real
+
+    root, labs, progress = opened()
+    _, owners = own_parts(console, root, labs, progress)
+    real.generate(console, root, owners, prompt, max_tokens)
+
+
 def _has_experts(engine: Any) -> bool:
     return getattr(getattr(engine.runner.model, "config", None), "moe", None) is not None
 
