@@ -1,0 +1,112 @@
+"""Lab 17-02: what a platform overrides, how large its cache is, and what its log must say.
+
+Three predictions about a build that you have not started, each from its source or its arithmetic,
+then a log of a real start to hold them against.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# --- what a class overrides -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of a platform's class, against the interface; every list in the order of its source."""
+
+    overridden: list[str] = field(default_factory=list)
+    """Methods and properties that the interface has too."""
+    new: list[str] = field(default_factory=list)
+    """Those that it has not."""
+    attributes: list[str] = field(default_factory=list)
+    """Class attributes, annotated or not, that the class itself sets."""
+    unimplemented: list[str] = field(default_factory=list)
+    """Methods of the interface that raise NotImplementedError there and are not overridden; in the
+    order of the interface."""
+
+
+def overrides(interface: str, platform: str, base: str, name: str) -> Report:
+    """Compare two classes by their source text alone.
+
+    Args:
+        interface: the source of the module that defines class `base`.
+        platform: the source of the module that defines class `name`, a direct subclass.
+
+    A property counts as a method. Functions inside of a method are not methods. A method is
+    unimplemented if a statement of its own body, not of a nested function, raises
+    NotImplementedError, called or not, and nothing else is returned before it: the `raise` stands
+    directly in the body.
+
+    Raises:
+        ValueError: a source has no class of that name.
+    """
+    raise NotImplementedError
+
+
+# --- how large the cache is -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A KV cache of one full-attention group."""
+
+    bytes_per_token: int
+    num_blocks: int
+    num_tokens: int
+    concurrency: float
+    """Requests of the longest length that fit at once, as the log rounds it."""
+
+
+def kv_plan(
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype_bytes: int,
+    kv_bytes: int,
+    max_model_len: int,
+    block_size: int = 128,
+) -> Plan:
+    """What a budget of memory holds.
+
+    Each token leaves K and V in every layer. Memory is cut into whole blocks, per layer. The
+    concurrency is blocks over the blocks of one longest request, to two decimals.
+
+    Example: 24 layers, 2 KV heads of 64, 2 bytes, 4 GiB, 1,024 tokens: 12,288 bytes per token,
+    2,730 blocks, 349,440 tokens, 341.25 requests.
+
+    Raises:
+        ValueError: a size below 1, or a budget that holds no block.
+    """
+    raise NotImplementedError
+
+
+def decode_ceiling(params: int, dtype_bytes: float, bandwidth: float) -> float:
+    """Most tokens per second that one sequence can get: every weight is read once per token.
+
+    Args:
+        params: weights that a token reads.
+        bandwidth: bytes per second.
+
+    Example: 494,032,768 weights of 2 bytes at 50e9 bytes per second: 50.6.
+    """
+    raise NotImplementedError
+
+
+# --- what the log says ----------------------------------------------------------------------------
+
+
+def read_log(text: str) -> dict[str, Any]:
+    """What a start of the CPU build says about itself.
+
+    Lines may stand anywhere, with anything around them; a name whose line is missing is missing.
+
+    Returns:
+        "platform": str, of "Automatically detected platform NAME."; "kv_gib": float, the first
+        number in "(A/B) GiB for KV cache on node"; "num_tokens": int of "KV cache size: N tokens",
+        with its commas; "concurrency": float of "Maximum concurrency for N tokens per request: Cx";
+        "max_model_len": that N; "announced_async": bool, whether the log says that asynchronous
+        scheduling is enabled; "layout": str of "Using LAYOUT KV cache layout".
+    """
+    raise NotImplementedError
