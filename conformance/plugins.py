@@ -188,7 +188,8 @@ def booked(seed: int, steps: int = 30) -> list[dict[str, Any]]:
     from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
     from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-    rng, meant, found = random.Random(seed), {}, []
+    rng, found = random.Random(seed), []
+    meant: dict[int, int] = {}
     live: list[int] = []
     for _ in range(steps):
         removed = [row for row in list(live) if rng.random() < 0.2]
@@ -196,9 +197,9 @@ def booked(seed: int, steps: int = 30) -> list[dict[str, Any]]:
         free = [row for row in range(8) if row not in live]
         added = []
         for row in free[: rng.choice((0, 0, 1, 2))]:
-            wants = (
-                {"without": rng.randrange(256)} if rng.random() < 0.5 else rng.choice((None, {}))
-            )
+            others: tuple[dict[str, int] | None, ...] = (None, {})
+            asks = rng.random() < 0.5
+            wants = {"without": rng.randrange(256)} if asks else rng.choice(others)
             added.append([row, wants])
             live.append(row)
         taken = {row for row, _ in added}  # the engine never names a row in both

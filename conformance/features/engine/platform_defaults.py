@@ -30,7 +30,8 @@ PLATFORMS = {
     "cuda": "vllm.platforms.cuda.NonNvmlCudaPlatform",
 }
 """The class of each, as the pin names it."""
-GPU = {"name": "NVIDIA H100 80GB HBM3", "capability": [9, 0], "memory": 80 << 30}
+CAPABILITY = (9, 0)
+GPU = {"name": "NVIDIA H100 80GB HBM3", "capability": [*CAPABILITY], "memory": 80 << 30}
 FLAGS: dict[str, dict[str, Any]] = {
     "none": {},
     "--block-size 16": {"block_size": 16},
@@ -56,7 +57,7 @@ def put_in_place(name: str) -> None:
         from vllm.platforms.interface import DeviceCapability
 
         for method, answer in (
-            ("get_device_capability", DeviceCapability(*GPU["capability"])),
+            ("get_device_capability", DeviceCapability(*CAPABILITY)),
             ("get_device_name", GPU["name"]),
             ("get_device_total_memory", GPU["memory"]),
             ("device_count", 1),
