@@ -16,6 +16,7 @@ from course.site.widgets import (
     backend_choice,
     graph_tape,
     padding_ladder,
+    platform_defaults,
     scheduler_desk,
     smooth_alpha,
     softmax_keys,
@@ -159,6 +160,21 @@ def test_a_pick_names_who_is_taken_now_and_who_was_before(widget):
     assert "it was TRITON_MLA" in told.inner_text()
     reasons = host.locator('[data-backend="FLASH_ATTN_MLA"]').inner_text()
     assert "kv_cache_dtype not supported" in reasons
+
+
+# ------------------------------------------------------------------ the platform
+
+
+def test_a_platforms_settings_are_the_recorded_ones_and_what_moves_is_named(widget):
+    host = widget("platform-defaults")
+    assert set(host.locator("mark").all_inner_texts()) == set()
+    host.locator('[data-input="platform"]').select_option("cuda")
+    before, now = (platform_defaults.row(p, "vllm serve", "none") for p in ("cpu", "cuda"))
+    moved = [name for name in now if now[name] != before[name]]
+    assert (host.locator("[data-moved]").get_attribute("data-moved") or "") == " ".join(moved)
+    for name, value in now.items():
+        shows = host.locator(f'[data-setting="{name}"] span').inner_text()
+        assert shows == platform_defaults.shown(value)
 
 
 # ------------------------------------------------------------------ the scheduler's timeline

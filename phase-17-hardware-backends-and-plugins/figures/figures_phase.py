@@ -1,7 +1,8 @@
 """The figures of phase 17; `course figures 17` draws them.
 
-`rows` and `load` are of a run of the real engine with lab 17-03's plugins, as those plugins noted
-it; `orders` is what vLLM IR chose; `funnel` counts the pinned source.
+`defaults` is what the pinned platforms made of a configuration. `rows` and `load` are of a run of
+the real engine with lab 17-03's plugins, as those plugins noted it; `orders` is what vLLM IR chose;
+`funnel` counts the pinned source.
 """
 
 from __future__ import annotations
@@ -140,4 +141,36 @@ def funnel() -> str:
     return svg.render()
 
 
-FIGURES = {"rows.svg": rows, "load.svg": load, "orders.svg": orders, "funnel.svg": funnel}
+def defaults() -> str:
+    """What each platform makes of `vllm serve` without a flag; what moves stands out."""
+    path = LABS / "lab-02-read-the-cpu-build" / "recordings" / "defaults.json"
+    found = {
+        row["platform"]: row
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+        if (row["use"], row["flag"]) == ("vllm serve", "none")
+    }
+    names = [name for name in found["cpu"] if name not in ("platform", "use", "flag")]
+    words = {
+        platform: {n: ", ".join(v) if isinstance(v := row[n], list) else str(v) for n in names}
+        for platform, row in found.items()
+    }
+    svg = Svg(
+        620, 44 + 24 * len(names), "vllm serve without a flag, on two of the pin's platforms",
+        "; ".join(f"{n}: CPU {words['cpu'][n]}, CUDA {words['cuda'][n]}" for n in names),
+    )  # fmt: skip
+    for x, text in ((210.0, "CPU"), (400.0, "CUDA, told of an H100")):
+        svg.text(x, 22, text, size=12)
+    for place, name in enumerate(names):
+        y = 32.0 + 24 * place
+        svg.text(200, y + 15, name, anchor="end", css="ink mono", size=11)
+        for x, platform in ((206.0, "cpu"), (396.0, "cuda")):
+            if words["cpu"][name] != words["cuda"][name]:
+                svg.rect(x, y, 184, 20, fill=ORANGE, opacity=0.25, radius=3)
+            svg.text(x + 6, y + 15, words[platform][name], css="ink mono", size=11)
+    return svg.render()
+
+
+FIGURES = {
+    "defaults.svg": defaults, "rows.svg": rows, "load.svg": load, "orders.svg": orders,
+    "funnel.svg": funnel,
+}  # fmt: skip
