@@ -2,11 +2,13 @@
 
     course engine run -m conformance.own_scheduler arrivals [PART=FILE.py:NAME ...]
     course engine run -m conformance.own_scheduler say PROMPT MAX_TOKENS [PART=FILE.py:NAME ...]
+    course engine run -m conformance.own_scheduler serve
 
 `arrivals` serves the 128 prompts of `real_engine.workload` and prints every step in the form of the
 recording that vLLM's own scheduler left of them. `say` continues one prompt. Both print how often
-each public method of a part was called. The adapter is `MiniScheduler` of
-`mini_vllm/entrypoints/vllm_scheduler.py`.
+each public method of a part was called. `serve` has `vllm serve` plan by the mini scheduler: two
+streams, a request that is refused, one that is given up, and the server's counters. The adapter is
+`MiniScheduler` of `mini_vllm/entrypoints/vllm_scheduler.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import json
 import os
 import sys
+import time
 import traceback
 import types
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance import real_engine
+from conformance import real_engine, serve_stream
 from labkit import processes
 from labkit.modules import load_module
 from mini_vllm import EngineParts
@@ -43,7 +49,12 @@ def main(arguments: Sequence[str]) -> int:
     files = {argument.partition("=")[2].rpartition(":")[0] for argument in given}
     try:
         parts = dict(load(argument, calls) for argument in given)
-        found = arrivals(parts) if what == "arrivals" else say(parts, rest[0], int(rest[1]))
+        if what == "serve":
+            found = served()
+        elif what == "arrivals":
+            found = arrivals(parts)
+        else:
+            found = say(parts, rest[0], int(rest[1]))
     except Exception as error:
         if (failed := own_failure(error, files)) is None:
             raise
@@ -115,6 +126,70 @@ def say(parts: dict[str, Any], prompt: str, max_tokens: int) -> dict[str, Any]:
     params = vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens)
     (output,) = llm.generate([prompt], params, use_tqdm=False)
     return {"text": output.outputs[0].text, "vllm": vllm.__version__}
+
+
+def served() -> dict[str, Any]:
+    """What clients of a server hear whose engine core plans by the mini scheduler."""
+    port = serve_stream.free_port()
+    url = f"http://127.0.0.1:{port}"
+    os.environ.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # the engine core in a process of its own
+    server = serve_stream.serve(
+        port, "--scheduler-cls", "mini_vllm.entrypoints.vllm_scheduler.MiniScheduler"
+    )
+    try:
+        serve_stream.wait_for(server, url)
+        before = serve_stream.counters(url)
+        answers = {prompt: serve_stream.stream(url, prompt) for prompt in serve_stream.PROMPTS}
+        spent = {n: v - before[n] for n, v in serve_stream.counters(url).items()}
+        refused = _status(url, {"structured_outputs": {"regex": "[a-z]+"}})
+        _give_up(url)
+        again = serve_stream.stream(url, serve_stream.PROMPTS[0])
+        aborted = _wait_for(url, 'finished_reason="abort"')
+        running = _wait_for(url, "vllm:num_requests_running{", 0.0)
+    finally:
+        serve_stream.end(server)
+    return {
+        "answers": answers, "counters": spent, "refused": refused, "again": again,
+        "aborted": aborted, "running": running,
+    }  # fmt: skip
+
+
+def _wait_for(url: str, name: str, value: float = 1.0, seconds: float = 60.0) -> float:
+    """A metric of the server, once it has a value, or what it is when the time is up."""
+    end = time.monotonic() + seconds
+    while True:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        named = [line for line in lines if name in line and line[0] != "#"]
+        (line,) = [line for line in named if "_created" not in line]
+        found = float(line.rsplit(" ", 1)[1])
+        if found == value or time.monotonic() > end:
+            return found
+        time.sleep(0.2)
+
+
+def _status(url: str, more: dict[str, Any]) -> int:
+    """The HTTP status of a completion with something more asked for."""
+    body = {"model": serve_stream.NAME, "prompt": "a", "max_tokens": 4, **more}
+    post = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(post, timeout=120) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def _give_up(url: str) -> None:
+    """Begin a long stream and leave after its first piece."""
+    body = {"model": serve_stream.NAME, "prompt": "The", "max_tokens": 200, "ignore_eos": True,
+            "stream": True}  # fmt: skip
+    post = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(post, timeout=120) as answer:
+        next(serve_stream.events(answer))
 
 
 def arrivals(parts: dict[str, Any]) -> dict[str, Any]:

@@ -36,12 +36,12 @@ START_UP = 300.0
 """Seconds the server may take to start."""
 
 
-def serve(port: int) -> subprocess.Popen[bytes]:
-    """Start the server; what it says goes where this program's output goes."""
+def serve(port: int, *more: str) -> subprocess.Popen[bytes]:
+    """Start the server, with `more` flags; what it says goes where this program's output goes."""
     flags = f"--host 127.0.0.1 --port {port} --max-model-len 256 --enforce-eager --dtype float32"
     flags += f" --gpu-memory-utilization 0.1 --served-model-name {NAME} --no-use-tqdm-on-load"
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL)]
-    return subprocess.Popen([*command, *flags.split()])
+    return subprocess.Popen([*command, *flags.split(), *more])
 
 
 def free_port() -> int:

@@ -122,6 +122,20 @@ def test_it_serves_128_prompts_by_the_scheduler_of_lab_03_01(run):
         assert orders[0] == orders[1], f"step {number}"
 
 
+def test_a_server_whose_core_plans_by_it_streams_refuses_and_goes_on(run):
+    said = run("conformance.own_scheduler", "serve")
+    heard = processes.Ran((), 0, said).needed()
+    params = SamplingParams(max_tokens=serve_stream.MAX_TOKENS, ignore_eos=True)
+    for prompt in serve_stream.PROMPTS:
+        (mini,) = LLM(dtype="float64").generate([prompt], params)
+        assert "".join(heard["answers"][prompt]["pieces"]) == mini.outputs[0].text
+    assert heard["counters"]["vllm:generation_tokens_total"] == 2 * serve_stream.MAX_TOKENS
+    assert heard["refused"] == 500, "answered with an error, by name in the log"
+    assert "not served: structured_outputs" in said
+    assert heard["again"]["pieces"], "the server goes on after a refusal and a client that left"
+    assert (heard["aborted"], heard["running"]) == (1.0, 0.0), "of the stream that was given up"
+
+
 def test_course_run_mine_real_says_what_it_called(found, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COURSE_ENGINE", str(environment.folder(ROOT)))
     course = PassedCourse(tmp_path, ["02-01", "02-05", "03-01", "09-01"], monkeypatch, capsys)
