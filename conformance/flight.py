@@ -11,6 +11,7 @@ who ended and why. Tokens are not in the file: hashes of blocks are, and stand f
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from conformance import recording, releases
+from conformance.features.hybrid.replaying import kv_specs_of
 from conformance.replay import MakeRequest, mini_request, mini_scheduler
+from mini_vllm.kv.coordinator import HybridKVCacheManager
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.observe.flight import Flight, FlightError, Line, hashes_of, pairs
 from mini_vllm.releases import parts_of
@@ -77,16 +80,25 @@ def hashed_as_told(
     return Told
 
 
-def config_of(head: Mapping[str, Any]) -> dict[str, Any]:
+KINDS = {"FullAttentionSpec": "full", "SlidingWindowSpec": "sliding_window"}
+"""Kinds of cache groups that are replayed, in the words of `conformance.recording`. States are not:
+the file does not hold their mode."""
+
+
+def config_of(head: Mapping[str, Any], takes_groups: bool = False) -> dict[str, Any]:
     """The configuration of a recording, with the keys of `conformance.recording`.
+
+    Args:
+        takes_groups: whether several groups, and windows, are taken.
 
     Raises:
         NotReplayable: the engine used what the mini engine does not decide.
     """
     groups = head["groups"]
-    if [group["kind"] for group in groups] != ["FullAttentionSpec"]:
-        kinds = ", ".join(group["kind"] for group in groups)
-        raise NotReplayable(f"groups of {kinds}: need one of full attention")
+    kinds = [group["kind"] for group in groups]
+    if kinds != ["FullAttentionSpec"] and not (takes_groups and set(kinds) <= set(KINDS)):
+        need = f"groups of {' and '.join(KINDS)}" if takes_groups else "one of full attention"
+        raise NotReplayable(f"groups of {', '.join(kinds)}: need {need}")
     for name in ("connector", "encoder"):
         if name in head:
             raise NotReplayable(f"{name}={head[name]}: need an engine without one")
@@ -97,6 +109,11 @@ def config_of(head: Mapping[str, Any]) -> dict[str, Any]:
         "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
         "enable_prefix_caching", "max_model_len", "policy",
     )}  # fmt: skip
+    if kinds != ["FullAttentionSpec"]:
+        for name in ("speculative", "max_loras"):
+            if name in head:
+                raise NotReplayable(f"{name} with several groups: not proved")
+        config["kv_groups"] = [{**group, "kind": KINDS[group["kind"]]} for group in groups]
     config["long_prefill_token_threshold"] = knobs.get("long_prefill_token_threshold", 0)
     config["enable_chunked_prefill"] = knobs.get("enable_chunked_prefill", True)
     if head["scheduler"] == ASYNC:
@@ -113,7 +130,8 @@ def config_of(head: Mapping[str, Any]) -> dict[str, Any]:
 class Pilot:
     """The mini scheduler on the way through one recording."""
 
-    def __init__(self, head: Mapping[str, Any]) -> None:
+    def __init__(self, head: Mapping[str, Any], takes_groups: bool = False) -> None:
+        """Args: head is the recording's first line; takes_groups as `config_of`."""
         self.hashes: dict[str, list[int]] = {}
         version = str(head["vllm"]).split("+")[0]
         self.is_pin = version == recording.UPSTREAM["version"]
@@ -121,11 +139,19 @@ class Pilot:
             if name in head and not self.is_pin:
                 raise NotReplayable(f"vLLM {version} with {name}: only plain requests are proved")
         build, self.make_request, manager = _parts(version)
-        config = {**config_of(head), "grammars": True}
-        told = hashed_as_told(manager, self.hashes)
+        config = {**config_of(head, takes_groups), "grammars": True}
+        self.num_groups = len(config.get("kv_groups", ()))
+        """0 where there is one of full attention: tables are then one list of ids."""
+        if self.num_groups:
+            if not self.is_pin:
+                raise NotReplayable(f"vLLM {version} with several groups: the pin's are proved")
+            manager = HybridKVCacheManager
+        told: Callable[..., KVCacheManager] = hashed_as_told(manager, self.hashes)
+        if self.num_groups:
+            told = functools.partial(told, kv_specs=kv_specs_of(config))
         self.scheduler: Scheduler = build(config, kv_cache_manager=told)
         self.requests: dict[int, Request] = {}
-        self.tables: dict[int, list[int]] = {}
+        self.tables: dict[int, list[Any]] = {}
         self.started: set[str] = set()
         self.plans: dict[int, Any] = {}
         self.queues: dict[str, list[int]] = {
@@ -180,7 +206,8 @@ class Pilot:
             self.tables.pop(number, None)
         fresh = {number for name in ("new", "resumed") for number, _ in pairs(line.get(name, ()))}
         for number, ids in pairs(line.get("blocks", ())):
-            self.tables[number] = ids if number in fresh else self.tables.get(number, []) + ids
+            before = [] if number in fresh else self.tables.get(number, [])
+            self.tables[number] = self._joined(before, ids)
         for name in self.queues:
             self.queues[name] = line.get(name, self.queues[name])
         planned = self.plan = pairs(line["plan"]) if "plan" in line else self.plan
@@ -195,8 +222,7 @@ class Pilot:
             ("new", line.get("new", []), _cached(new, plan)),
             ("resumed", sorted(pairs(line.get("resumed", []))),
              sorted(pairs(_cached(resumed, plan)))),
-            ("blocks", {n: self.tables.get(n, []) for n, _ in planned},
-             {n: list(self.scheduler.kv.get_block_ids(str(n))) for n, _ in planned}),
+            ("blocks", *self._tables([n for n, _ in planned])),
             ("spec", line.get("spec", []),
              [x for r, ids in plan.spec_token_ids.items() if ids for x in (int(r), len(ids))]),
             ("free", line["free"], self.scheduler.kv.block_pool.get_num_free_blocks()),
@@ -205,6 +231,33 @@ class Pilot:
             ("skipped", self.queues["skipped"], _queue(self.scheduler.skipped)),
         ):  # fmt: skip
             self._compare(name, expected, got)
+
+    def _joined(self, before: list[Any], ids: list[Any]) -> list[Any]:
+        """A table with more blocks behind it; of several groups, each with its own."""
+        if self.num_groups < 2:
+            return before + ids
+        return [a + b for a, b in zip(before or [[]] * self.num_groups, ids, strict=True)]
+
+    def _tables(self, numbers: Sequence[int]) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Recorded and own tables of these requests. A window's blocks behind it are 0 in both: the
+        file has them as they were taken, and `free` says that they were given back."""
+        recorded, own = {}, {}
+        kv = self.scheduler.kv
+        for n in numbers:
+            own[n] = [
+                list(kv.get_block_ids(str(n), group)) for group in range(max(1, self.num_groups))
+            ]
+            tables = self.tables.get(n, [])
+            tables = tables if self.num_groups > 1 and tables else [tables] * len(own[n])
+            recorded[n] = [
+                [theirs if ours or not self.num_groups else 0
+                 for theirs, ours in zip(table, mine, strict=True)]
+                if len(table) == len(mine) else table
+                for table, mine in zip(tables, own[n], strict=True)
+            ]  # fmt: skip
+        if self.num_groups < 2:
+            return {n: t[0] for n, t in recorded.items()}, {n: t[0] for n, t in own.items()}
+        return recorded, own
 
     def _out(self, line: Line) -> None:
         plan = self.plans.pop(line["out"], None)
@@ -255,7 +308,7 @@ def replay(path: Path | str) -> Replayed:
         NotReplayable: the engine used what the mini engine does not decide.
     """
     flight = Flight(path)
-    pilot = Pilot(flight.head)
+    pilot = Pilot(flight.head, takes_groups=True)
     for line in flight:
         pilot.take(line)
         if pilot.result.difference is not None:

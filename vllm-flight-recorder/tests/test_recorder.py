@@ -18,7 +18,7 @@ import pytest
 
 from conformance import flight as reader
 from conformance import real_core, why, workloads
-from conformance.recorders import combined
+from conformance.recorders import combined, hybrid
 from conformance.recorders import run as walk
 from mini_vllm.observe.flight import Flight, FlightError
 
@@ -100,6 +100,48 @@ def test_what_a_scheduler_decided_is_decided_again(record, kind):
         check(result)
         steps += result.num_steps
     assert steps > 30, "hardly a step was compared"
+
+
+def test_groups_with_windows_are_decided_again(record):
+    steps = 0
+    for seed in range(8):
+        folder = record(hybrid.generate(seed), name=f"groups-{seed}")
+        result = reader.replay(folder)
+        check(result)
+        steps += result.num_steps
+    assert steps > 100, "hardly a step was compared"
+
+
+def test_a_window_that_is_another_one_is_seen(record):
+    """The blocks behind a window are freed by its length; the file does not list them."""
+    seen = 0
+    for seed in range(8):
+        folder = record(hybrid.generate(seed), name=f"other-{seed}")
+        (path,) = folder.iterdir()
+        first, _, rest = path.read_bytes().partition(b"\n")
+        head = json.loads(first)
+        for group in head["groups"]:
+            if "sliding_window" in group:
+                group["sliding_window"] += group["block_size"]
+        path.write_bytes(json.dumps(head).encode() + b"\n" + rest)
+        seen += reader.replay(folder).difference is not None
+    assert seen >= 2, "no recording shows which window the engine had"
+
+
+@pytest.mark.slow
+def test_a_hundred_runs_with_groups_are_read_back(record):
+    kinds = set()
+    for seed in range(1000, 1100):
+        folder = record(hybrid.generate(seed), name=f"{seed}")
+        check(reader.replay(folder))
+        kinds.add(tuple(group["kind"] for group in Flight(folder).head["groups"]))
+    assert len(kinds) == 4, f"orders of groups: {kinds}"
+
+
+def test_groups_of_states_are_refused_by_name(record):
+    folder = record(hybrid.generate_states(0), name="states")
+    with pytest.raises(reader.NotReplayable, match="MambaSpec"):
+        reader.replay(folder)
 
 
 @pytest.mark.slow
