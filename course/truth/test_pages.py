@@ -77,8 +77,11 @@ def test_an_endless_block_ends_at_the_time_limit(page):
     path = page(
         "```python\nx = 1\n```\n\n```python\nwhile True:\n    __import__('time').sleep(0.1)\n```\n"
     )
-    (finding,) = ran(path, time_limit=1.5)
-    assert finding[0] == 5 and "did not finish: out of time after 1.5 s" in finding[1]
+    for limit in (1.5, 6, 24, 96):  # on a busy machine Python may take the first to start
+        (finding,) = ran(path, time_limit=limit)
+        if finding[0] == 5:
+            break
+    assert finding[0] == 5 and f"did not finish: out of time after {limit:g} s" in finding[1]
 
 
 def test_blocks_run_from_the_root_and_may_define_dataclasses(page):
