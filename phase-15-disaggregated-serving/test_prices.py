@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from course.site.widgets import two_pools
+from labkit.modules import load_module
 from mini_vllm.simulate.cost import StepWork, fit
 
 LAB = Path(__file__).parents[1] / "phase-18-performance-engineering/labs/lab-04-fit-and-predict"
@@ -46,3 +48,18 @@ def test_they_predict_the_prefill_that_was_held_out_within_three_percent():
     work = StepWork()
     work.add(2048, 0)
     assert two_pools.COST.seconds(work) == pytest.approx(seconds, rel=0.03)
+
+
+def test_the_processors_prices_in_the_guide_are_those_of_six_measured_servers():
+    folder = Path(__file__).parents[1] / "phase-18-performance-engineering" / "experiments"
+    held_out = load_module(folder / "held_out.py")
+    found = held_out.fitted(held_out.load(folder / "measured")).terms
+    page = (Path(__file__).parent / "00-guide.md").read_text(encoding="utf-8")
+    said = {
+        "step": (1e-3, 1),
+        "tokens": (1e-6, 0),
+        "requests": (1e-6, 0),
+        "prefill_pairs": (1e-6, 2),
+    }
+    for name, (unit, digits) in said.items():
+        assert f'"{name}": {found[name] / unit:.{digits}f}e{round(math.log10(unit))}' in page
