@@ -111,6 +111,12 @@ class EngineSetup:
         """Import a room and have it opened with its own arguments; it has not joined yet."""
         room = ROOMS[name]
         given = {n: self.arguments[n] for n in room.arguments if n in self.arguments}
+        if self.parts.origin and name not in self.parts.rooms:
+            wish = ", ".join(given or room.sampling_params) or room.needs
+            raise ValueError(
+                f"{self.parts.origin} with {wish}: need a release whose decisions were compared "
+                f"with it, such as the pin's"
+            )
         module = import_module(f"mini_vllm.{name}.{room.module}")
         feature: Feature | None = module.open_room(given, self)
         return feature

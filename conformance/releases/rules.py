@@ -1,6 +1,7 @@
 """The rules that are new since the pin, each alone, and which of them a release decides by.
 
 Numbers are those of SINCE_THE_PIN.md. Rule 5 is not among them: no workload sets `min_tokens`.
+Rule 6 is about drafts: plain workloads do not show it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.parts import EngineParts
 from mini_vllm.releases import v0_27_1, v0_33_0
+from mini_vllm.releases.lookahead import LookaheadAtAdmission
 from mini_vllm.scheduler import Scheduler
 
 POOLS: dict[str, type[BlockPool]] = {
@@ -21,9 +23,10 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
     "2": v0_33_0.LoneRequestUncapped,
     "3": v0_33_0.ScanGoesOn,
     "4": v0_33_0.ResumedAreNew,
+    "6": LookaheadAtAdmission,
 }
 
-SETS: tuple[tuple[str, ...], ...] = (
+_PLAIN: tuple[tuple[str, ...], ...] = (
     (),
     ("1 with caching",),
     ("1",),
@@ -31,6 +34,7 @@ SETS: tuple[tuple[str, ...], ...] = (
     ("1", "2", "3"),
     ("1", "2", "3", "4"),
 )
+SETS = tuple(rules for plain in _PLAIN for rules in (plain, (*plain, "6")))
 """What is tried on a release nobody has seen, the fewest rules first."""
 
 DECIDED_BY: dict[str, tuple[str, ...]] = {

@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 
 from conformance import hazard, parts, recording, releases, shadow
+from conformance.decisions import FAMILIES
 from conformance.real_core import core_of, why_not
+from conformance.recorders import combined
 from conformance.releases import __main__ as counts
 from conformance.releases import record, rules, survey
 from conformance.replay import first_difference, replay, replay_files
@@ -15,10 +17,14 @@ from mini_vllm import LLM, SamplingParams
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.parts import EngineParts
 from mini_vllm.releases import PARTS, parts_of, v0_27_1, v0_33_0
+from mini_vllm.releases.loads import LoadsReserve
+from mini_vllm.releases.lookahead import LookaheadAtAdmission
 from mini_vllm.request import Request, RequestStatus
 from mini_vllm.scheduler import Scheduler
+from mini_vllm.structured_output import StructuredOutputsParams
 
 EVERY = list(releases.RELEASES)
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 2}
 
 
 @pytest.mark.slow
@@ -74,7 +80,9 @@ def test_the_rules_of_a_kept_release_are_its_parts(version):
     with_rules, own = rules.parts_with(rules.DECIDED_BY[version]), parts_of(version)
     assert with_rules.block_pool is own.block_pool
     new = set(with_rules.scheduler.__mro__[1:-1]) - set(Scheduler.__mro__)
-    assert new == set(own.scheduler.__mro__[1:-1]) - set(Scheduler.__mro__) - {own.scheduler}
+    beyond = {LoadsReserve, LookaheadAtAdmission}  # of loads and of drafts: plain ones have neither
+    mine = set(own.scheduler.__mro__[1:-1]) - set(Scheduler.__mro__) - {own.scheduler}
+    assert new == mine - beyond
 
 
 @pytest.mark.parametrize(
@@ -93,6 +101,41 @@ def test_a_release_is_explained_kind_by_kind():
     plain = next(line for line in text if line.startswith("plain"))
     assert plain.split()[1:] == ["30", "26", "0", "0", "1,", "2"]
     assert any(line.startswith("drafts: no set of rules is enough") for line in text)
+
+
+@pytest.mark.parametrize("family", ["drafts", "asynchronous drafts"])
+def test_drafts_are_decided_as_by_0_23_0_with_its_rule_and_not_without(family):
+    if problem := why_not("0.23.0"):
+        pytest.skip(problem)
+    core, features = core_of("0.23.0"), FAMILIES[family]
+    entries = [combined.run(combined.generate(seed, features), core) for seed in range(24)]
+    for made, differ in ((parts_of("0.23.0"), 0), (rules.parts_with(()), 7)):
+        found = [replay(e, *releases.builders(made))[1] for e in entries]
+        assert sum(each is not None for each in found) >= differ
+        assert differ or found == [None] * len(entries)
+
+
+REFUSED = {
+    "0.23.0": ({"tensor_parallel_size": 2},),
+    "0.27.1": ({"speculative_config": NGRAM}, {"tensor_parallel_size": 2}),
+    "0.33.0": ({"speculative_config": NGRAM}, {"enable_lora": True}),
+}
+
+
+@pytest.mark.parametrize("version", REFUSED)
+def test_a_feature_that_was_not_compared_with_a_release_is_refused_by_name(version):
+    for asked in REFUSED[version]:
+        (name,) = asked
+        with pytest.raises(ValueError, match=f"release='{version}' with {name}: need a release"):
+            LLM("toy", release=version, **asked)
+
+
+def test_a_grammar_beside_0_33_0_is_refused_at_the_request():
+    llm = LLM("toy", release="0.33.0")
+    params = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(regex="a+"))
+    with pytest.raises(ValueError, match=r"release='0\.33\.0' with structured_outputs: need"):
+        llm.generate(["a"], params)
+    assert llm.generate(["a"], SamplingParams(max_tokens=2))[0].outputs[0].token_ids
 
 
 @pytest.mark.parametrize("version", EVERY)
@@ -284,5 +327,5 @@ def test_an_unknown_release_is_refused_by_name():
 
 
 def test_a_release_that_ranks_cannot_serve_is_named_as_it_was_asked_for():
-    with pytest.raises(ValueError, match=r"release='0\.33\.0': need the standard scheduler"):
+    with pytest.raises(ValueError, match=r"release='0\.33\.0' with pipeline_parallel_size: need"):
         LLM(release="0.33.0", pipeline_parallel_size=2)

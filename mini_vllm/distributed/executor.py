@@ -189,8 +189,7 @@ def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool |
                 "other batches"
             )
         if parts.scheduler is not standard.scheduler:
-            named = parts.origin or "parts.scheduler"
-            raise ValueError(f"{named}: need the standard scheduler with {ours}")
+            raise ValueError(f"parts.scheduler: need the standard scheduler with {ours}")
     if pool is not None:
         if not isinstance(pool, RankPool):
             raise ValueError(f"rank_pool={pool!r}: need a RankPool")

@@ -271,9 +271,6 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> KVTransfer:
         value = setup.arguments.get(name)
         if value and (value is True or value != 1):  # True equals 1, and 1 is one rank
             raise ValueError(f"{name}={value!r}: need none with kv_transfer_config")
-    if setup.parts.origin and "kv_transfer" not in setup.parts.rooms:
-        need = "0.22.1 with kv_transfer_config, whose decisions were compared"
-        raise ValueError(f"{setup.parts.origin}: need {need}")
     loaded = setup.load()
     if not isinstance(loaded.model, Transformer) or loaded.kv_cache_manager is not None:
         raise ValueError(

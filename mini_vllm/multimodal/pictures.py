@@ -149,9 +149,6 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Pictures:
     for name in NOT_COMPARED:
         if setup.arguments.get(name):
             raise ValueError(f"{name}={setup.arguments[name]!r}: need a model without pictures")
-    if setup.parts.origin and "multimodal" not in setup.parts.rooms:
-        need = "0.22.1 or 0.27.1 with a model that sees"
-        raise ValueError(f"{setup.parts.origin}: need {need}, whose decisions were compared")
     assert isinstance(loaded.model, Transformer)
     check_block_keys(setup.parts.kv_cache_manager, setup.parts.block_pool)
     folder = resolve(setup.model)  # type: ignore[arg-type]

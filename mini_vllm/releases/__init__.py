@@ -7,20 +7,35 @@ with the workloads that show it, is proved in `conformance/releases/`.
 
 from __future__ import annotations
 
+from mini_vllm.features import ROOMS
 from mini_vllm.parts import EngineParts
 from mini_vllm.releases import v0_27_1, v0_33_0
 from mini_vllm.releases.loads import AsyncLoadsReserve, LoadsReserve
+from mini_vllm.releases.lookahead import LookaheadAtAdmission
 
 PIN = "0.22.1"
+
+
+class Scheduler0230(LookaheadAtAdmission, LoadsReserve):
+    """`Scheduler` with the rules of 0.23.0."""
+
+
+class AsyncScheduler0230(LookaheadAtAdmission, AsyncLoadsReserve):
+    """`AsyncScheduler` with the rules of 0.23.0."""
+
+
 PARTS = {
-    PIN: EngineParts(rooms={"multimodal": {}, "kv_transfer": {}}),
-    "0.23.0": EngineParts(  # decides as the pin does where nothing is loaded
-        scheduler=LoadsReserve, async_scheduler=AsyncLoadsReserve, rooms={"kv_transfer": {}}
+    PIN: EngineParts(rooms={room: {} for room in ROOMS}),
+    "0.23.0": EngineParts(  # decides as the pin does where nothing is loaded and nobody drafts
+        scheduler=Scheduler0230,
+        async_scheduler=AsyncScheduler0230,
+        rooms={"kv_transfer": {}, "spec_decode": {}, "lora": {}, "structured_output": {}},
     ),
     "0.27.1": v0_27_1.PARTS,
     "0.33.0": v0_33_0.PARTS,
 }
-"""Release -> parts, oldest first."""
+"""Release -> parts, oldest first. `rooms` has those whose decisions were compared with the release;
+another one is refused with it."""
 
 
 def parts_of(release: str) -> EngineParts:

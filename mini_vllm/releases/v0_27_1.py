@@ -48,5 +48,9 @@ class UnhashedFirst(BlockPool):
 
 
 PARTS = EngineParts(
-    block_pool=UnhashedFirst, rooms={"multimodal": {"encoder_cache_manager": ReferencesNoted}}
-)
+    block_pool=UnhashedFirst,
+    rooms={
+        "multimodal": {"encoder_cache_manager": ReferencesNoted}, "lora": {},
+        "structured_output": {},
+    },
+)  # fmt: skip
