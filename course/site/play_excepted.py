@@ -6,6 +6,8 @@ PROCESS = "starts another process, which a page cannot: run this lab on your mac
 
 SOCKET = "listens on a socket, which a page cannot: run this lab on your machine too"
 
+PAGES = "reads every phase's questions, which no page holds: run this lab on your machine too"
+
 TESTS: dict[str, dict[str, str]] = {
     "05-04": {"test_run_on_a_pretended_engine": PROCESS},
     "06-02": {
@@ -14,6 +16,7 @@ TESTS: dict[str, dict[str, str]] = {
     },
     "07-02": {"test_the_run_script_predicts_without_a_gpu": PROCESS},
     "10-02": {"test_two_processes_and_one_result": PROCESS},
+    "19-06": {"test_the_bank_is_the_courses": PAGES},
     "15-02": {
         "test_run_predicts_without_a_gpu": PROCESS,
         "test_two_servers_on_loopback": SOCKET,

@@ -102,11 +102,13 @@ def test_compare_says_what_changed(lab):
     same(lab.compare(old, new), {"memory": (1, 3), "scale-out": (3, 0)}, f"{old}, then {new}:")
 
 
-def test_session_counts(lab):
+def test_session_counts(lab, record_property):
     """Eight, five with a follow-up each, one, two, four; nothing twice."""
     loop = drawn(lab, 0)
     counts = [len(part) for part in (loop.rapid, loop.systems, loop.symptoms, loop.breadth)]
     same(counts, [8, 5, 2, 4], "rapid fire, systems, symptoms, breadth:")
+    followed = sum(bool(then) for *_, then in loop.systems)
+    record_property("measured.per_loop", counts[0] + counts[1] + followed + counts[3])
     by_phase = sorted(phase for phase, _ in loop.rapid)
     same(by_phase, [0, 0, 1, 1, 2, 2, 3, 3], "phases of the rapid fire, sorted:")
     same(sorted(phase for phase, *_ in loop.systems), [4, 5, 6, 7, 8], "phases of systems:")
@@ -149,7 +151,7 @@ def test_too_few_questions_is_loud(lab):
             )
 
 
-def test_the_bank_is_the_courses(lab, record_property):
+def test_the_bank_is_the_courses(lab):
     """Only questions; a heading of another kind is none."""
     came = lab.load_bank(ROOT)
     same([phase for phase in range(15) if phase not in came], [], "phases 0 to 14 without any:")
@@ -158,7 +160,6 @@ def test_the_bank_is_the_courses(lab, record_property):
     )
     wrong = [text for found in came.values() for text in found if text.startswith(("Rapid", "Q"))]
     same(wrong, [], "texts that begin with Rapid or a number:")
-    record_property("measured.per_loop", 8 + 2 * 5 + 4)
 
 
 def test_every_row_of_the_map_is_covered(lab):
