@@ -264,7 +264,9 @@ def test_a_part_that_is_no_recording_of_the_pin_is_refused(
         parts.load("check_stop", tmp_path)
 
 
-ELSEWHERE = ("attention_selector", "cudagraph_modes", "moe", "quantization_layouts", "sampler")
+ELSEWHERE = (
+    "attention_selector", "cudagraph_modes", "moe", "nixl_pair", "quantization_layouts", "sampler",
+)  # fmt: skip
 """Recorded again by the tests named for them."""
 
 
