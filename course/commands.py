@@ -209,6 +209,36 @@ def hunt(
 
 
 @app.command()
+def challenge(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="default: list all")] = None,
+    check: Annotated[bool, typer.Option("--check", help="score your answer")] = False,
+    note: Annotated[str, typer.Option(help="with --check: the idea of this try")] = "",
+    seed: Annotated[str, typer.Option(help="with --check: draw these fresh workloads again")] = "",
+    share: Annotated[Path | None, typer.Option(help="write your best try to a file")] = None,
+    verify: Annotated[Path | None, typer.Option(help="score a shared file again")] = None,
+) -> None:
+    """Beat a number: problems of the engine with a score that is counted, not clocked."""
+    from course.challenges import ledger, shown
+
+    console = terminal.make_console()
+    if verify is not None:
+        raise typer.Exit(0 if shown.verify(console, verify) else 1)
+    if name is None:
+        if check or share is not None:
+            raise CourseError("Name a challenge: course challenge queue --check")
+        shown.listing(console, course_root())
+        return
+    chosen = shown.pick(name)
+    if check:
+        raise typer.Exit(0 if shown.check(console, course_root(), chosen, note, seed) else 1)
+    if share is not None:
+        found = ledger.share(course_root(), chosen, share)
+        terminal.say(console, f"{share}: {found.score:,} {chosen.meter.UNIT}")
+        return
+    shown.contract(console, course_root(), chosen)
+
+
+@app.command()
 def reset(
     lab: LabName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,

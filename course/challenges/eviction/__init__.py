@@ -1,0 +1,1 @@
+"""The challenge of this name."""

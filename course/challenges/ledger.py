@@ -1,0 +1,135 @@
+"""One's tries at a challenge, kept in `.course/challenges/NAME`.
+
+Promises: no try is lost: its text lies beside its numbers; an unreadable ledger is moved aside; the
+answer one works on is written once and never replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from course.challenges.judge import Challenge, Verdict
+from course.files import locked, write_atomically
+from course.learning.labs import CourseError
+from course.learning.progress import FOLDER
+
+KEPT, REJECTED = "kept", "rejected"
+
+
+@dataclass(slots=True)
+class Try:
+    """One scored answer."""
+
+    when: str
+    digest: str
+    """Of its text, which is `tries/DIGEST.py`."""
+    score: int
+    fresh: int
+    seed: str
+    """Of the fresh workloads."""
+    marks: list[str] = field(default_factory=list)
+    outcome: str = REJECTED
+    """KEPT if it beat every try before it."""
+    why: str = ""
+    """Why it scored nothing; "" otherwise."""
+    note: str = ""
+
+
+def folder_of(root: Path, challenge: Challenge) -> Path:
+    """Where a challenge's answer and tries lie."""
+    return root / FOLDER / "challenges" / challenge.name
+
+
+def answer_of(root: Path, challenge: Challenge) -> Path:
+    """The answer one works on; the starter is copied where there is none."""
+    path = folder_of(root, challenge) / "answer.py"
+    if not path.exists():
+        write_atomically(path, challenge.starter.read_bytes())
+    return path
+
+
+def read(root: Path, challenge: Challenge) -> list[Try]:
+    """The tries so far, oldest first.
+
+    Raises:
+        CourseError: the ledger cannot be read; it has been moved aside.
+    """
+    path = folder_of(root, challenge) / "tries.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        tries = [Try(**each) for each in data["tries"]]
+        if not all(type(t.score) is int and type(t.marks) is list for t in tries):
+            raise TypeError("a score that is not a whole number, or marks that are not a list")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        aside = path.with_suffix(f".unreadable-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+        path.replace(aside)
+        raise CourseError(
+            f"{path.name} of {challenge.name} could not be read ({error}); it was moved to "
+            f"{aside.name}. A new one begins with the next try."
+        ) from None
+    return tries
+
+
+def best(challenge: Challenge, tries: list[Try]) -> Try | None:
+    """The best try that scored; of equals the first."""
+    found: Try | None = None
+    for each in tries:
+        if not each.why and (found is None or challenge.better(each.score, found.score)):
+            found = each
+    return found
+
+
+def marks(tries: list[Try]) -> list[str]:
+    """The marks of the try that reached most."""
+    return max((each.marks for each in tries), key=len, default=[])
+
+
+def keep(root: Path, challenge: Challenge, text: bytes, verdict: Verdict, note: str) -> Try:
+    """Write a try down, with its text."""
+    folder = folder_of(root, challenge)
+    digest = hashlib.sha256(text).hexdigest()[:12]
+    with locked(folder / "lock"):
+        tries = read(root, challenge)
+        before = best(challenge, tries)
+        beats = before is None or challenge.better(verdict.score, before.score)
+        made = Try(
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+            digest=digest,
+            score=verdict.score,
+            fresh=verdict.fresh,
+            seed=verdict.seed,
+            marks=verdict.marks,
+            outcome=KEPT if beats and not verdict.why else REJECTED,
+            why=verdict.why,
+            note=note,
+        )
+        write_atomically(folder / "tries" / f"{digest}.py", text)
+        every = [asdict(each) for each in (*tries, made)]
+        data = {"version": 1, "challenge": challenge.name, "tries": every}
+        write_atomically(folder / "tries.json", json.dumps(data, indent=1) + "\n")
+    return made
+
+
+def share(root: Path, challenge: Challenge, out: Path) -> Try:
+    """Write the best try with its text to a file that somebody else can check.
+
+    Raises:
+        CourseError: no try has scored, or the file is there.
+    """
+    found = best(challenge, read(root, challenge))
+    if found is None:
+        raise CourseError(
+            f"No try at {challenge.name} has scored yet: course challenge {challenge.name} --check"
+        )
+    if out.exists():
+        raise CourseError(f"{out} is there already: name a file that is not")
+    text = (folder_of(root, challenge) / "tries" / f"{found.digest}.py").read_text("utf-8")
+    data = {"version": 1, "challenge": challenge.name, **asdict(found), "answer": text}
+    write_atomically(out, json.dumps(data, indent=1) + "\n")
+    return found
