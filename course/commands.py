@@ -87,11 +87,17 @@ def _choose(root: Path, labs: list[Lab], progress: Progress, name: str | None) -
 
 
 @app.callback(invoke_without_command=True)
-def dashboard(context: typer.Context) -> None:
+def dashboard(
+    context: typer.Context,
+    spine: Annotated[bool, typer.Option("--spine", help="only the short way through")] = False,
+) -> None:
     """Where you are: progress per phase, the time left, the next lab."""
     if context.invoked_subcommand is None:
         root, labs, progress = opened()
-        show.dashboard(terminal.make_console(), root, labs, progress)
+        tell = show.spine if spine else show.dashboard
+        tell(terminal.make_console(), root, labs, progress)
+    elif spine:
+        raise CourseError("--spine goes with no command: course --spine")
 
 
 @app.command()

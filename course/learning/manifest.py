@@ -4,6 +4,7 @@ Promises: a manifest that loads has only known keys of the right types; every pr
 reported at once, each with the file and the key. Its keys:
 
     id, title, tag, minutes     "02-01", words, one of TAGS, an estimate
+    kind                        what the learner mostly does, one of KINDS
     yours                       functions and methods of solution.py that the learner writes, and
                                 classes whose methods the learner chooses
     hidden                      what else of solution.py the starter does not show
@@ -35,7 +36,23 @@ from labkit.yaml_files import read_yaml
 
 TAGS = ("CPU-OK", "GPU-OPT", "GPU-REQ")
 DEVICES = ("gpu", "cpu")
-REQUIRED = {"id": str, "title": str, "tag": str, "minutes": int, "yours": list, "hints": dict}
+KINDS = {
+    "build": "write a part of an engine",
+    "mend": "repair what is given and decides wrongly",
+    "find": "say from what is given what went wrong, and where",
+    "measure": "predict counts or times, then count or time them",
+    "read": "take what the real engine says, or its source, apart",
+    "design": "choose a rule where several would do",
+}
+REQUIRED = {
+    "id": str,
+    "title": str,
+    "tag": str,
+    "kind": str,
+    "minutes": int,
+    "yours": list,
+    "hints": dict,
+}
 OPTIONAL = {
     "hidden": list,
     "part": str,
@@ -89,6 +106,8 @@ class Manifest:
     id: str
     title: str
     tag: str
+    kind: str
+    """What the learner mostly does, a key of KINDS."""
     minutes: int
     yours: tuple[str, ...]
     """What of solution.py the learner writes; see `starters.py`."""
@@ -124,6 +143,7 @@ def load(path: Path) -> Manifest:
         id=data["id"],
         title=data["title"],
         tag=data["tag"],
+        kind=data["kind"],
         minutes=data["minutes"],
         yours=tuple(data["yours"]),
         hidden=tuple(data.get("hidden", ())),
@@ -164,6 +184,8 @@ def _problems(data: Any, path: Path) -> Any:
             yield f"{key} must be {kind.__name__}, not {data[key]!r}"
     if isinstance(data.get("tag"), str) and data["tag"] not in TAGS:
         yield f"tag {data['tag']!r} must be one of {', '.join(TAGS)}"
+    if isinstance(data.get("kind"), str) and data["kind"] not in KINDS:
+        yield f"kind {data['kind']!r} must be one of {', '.join(KINDS)}"
     if isinstance(data.get("minutes"), int) and data["minutes"] < 1:
         yield f"minutes {data['minutes']} must be 1 or more"
     if isinstance(data.get("id"), str):

@@ -17,9 +17,10 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from course.learning import hunts, mine
+from course.learning import hunts, mine, spines
 from course.learning.grading import Report, TestResult
 from course.learning.labs import Lab, phase_title
+from course.learning.manifest import KINDS
 from course.learning.predictions import Answer
 from course.learning.progress import CHANGED, PASSED, STARTED, Progress
 from course.terminal import hours, printable, raw, relative, say
@@ -81,10 +82,29 @@ def dashboard(console: Console, root: Path, labs: list[Lab], progress: Progress)
     introduce(console, root, following)
 
 
+def spine(console: Console, root: Path, labs: list[Lab], progress: Progress) -> None:
+    """The short way: its labs, which are passed, what is left, the next thing to do."""
+    chosen = spines.of(labs)
+    states = {lab.id: progress.state(lab) for lab in chosen}
+    for lab in chosen:
+        told = f"  {lab.id} {lab.manifest.title} ({lab.manifest.kind}), "
+        told += "passed" if states[lab.id] == PASSED else hours(lab.manifest.minutes)
+        say(console, told, "green" if states[lab.id] == PASSED else "")
+    left = sum(lab.manifest.minutes for lab in chosen if states[lab.id] != PASSED)
+    console.print()
+    following = next((lab for lab in chosen if states[lab.id] != PASSED), None)
+    if following is None:
+        say(console, "The spine is passed. All else: course", "green")
+        return
+    say(console, f"{hours(left)} of labs left on the spine. Next:", "bold")
+    introduce(console, root, following)
+
+
 def introduce(console: Console, root: Path, lab: Lab) -> None:
     """Where a lab's text and file are, and how to have it graded."""
     tag = "" if lab.manifest.tag == "CPU-OK" else f" [{lab.manifest.tag}]"
     say(console, f"  {lab.id} {lab.manifest.title}{tag}, about {hours(lab.manifest.minutes)}")
+    say(console, f"    {lab.manifest.kind:<7} {KINDS[lab.manifest.kind]}")
     say(console, f"    read    {relative(lab.folder / 'README.md', root)}")
     say(console, f"    edit    {relative(lab.starter, root)}")
     say(console, f"    grade   course check {lab.id}    (or on every save: course watch)")

@@ -13,6 +13,7 @@ SOUND = """
 id: "02-01"
 title: A title
 tag: CPU-OK
+kind: build
 minutes: 5
 yours: [free, BlockPool.touch]
 hints:
@@ -65,6 +66,8 @@ def test_hints_for_a_field_are_those_of_the_field_that_failed(tmp_path, failure,
         (SOUND + "run_on: [tpu]\n", "run_on ['tpu'] must be a list of gpu and cpu"),
         (SOUND + "run_on: cpu\n", "run_on must be list, not 'cpu'"),
         (SOUND.replace("CPU-OK", "CPU"), "tag 'CPU' must be one of CPU-OK, GPU-OPT, GPU-REQ"),
+        (SOUND.replace("kind: build\n", ""), "missing key 'kind'"),
+        (SOUND.replace("build", "play"), "kind 'play' must be one of build, mend, find, measure,"),
         (SOUND.replace("02-01", "02-02"), "the folder, which says '02-01'"),
         (SOUND.replace('["one", "two"]', "one"), "hints.test_a must be a list"),
         (SOUND.replace('"two"', "{field: x}"), "mappings of field and text"),

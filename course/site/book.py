@@ -39,6 +39,7 @@ FRONT = (
     "UPSTREAM_PIN",
     "SINCE_THE_PIN",
     "PLAYGROUND",
+    "SPINE",
     "CHALLENGES",
     "GLOSSARY",
     "CAREER",

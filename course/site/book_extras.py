@@ -131,6 +131,7 @@ def _facts(page: Path) -> str:
     if (page.parent / "lab.yaml").is_file():
         lab = manifest.load(page.parent / "lab.yaml")
         facts += [f"about {lab.minutes} min to do", f"<code>course check {lab.id}</code>"]
+        facts.insert(1, f"{lab.kind}: {html.escape(manifest.KINDS[lab.kind])}")
         if (page.parent / "run.py").is_file():
             facts.append(f"with a GPU: <code>course gpu run {lab.id}</code>")
     return f'<p class="page-facts">{" · ".join(facts)}</p>\n'

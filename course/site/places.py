@@ -179,7 +179,7 @@ def _lab_step(phase: Path, lab: Lab) -> str:
     link = (
         f'<a href="{_href(phase, lab.folder / "README.md")}">{lab.id} {html.escape(told.title)}</a>'
     )
-    return f"<li>{link} <small>{told.minutes} min, {told.tag}</small></li>\n"
+    return f"<li>{link} <small>{told.minutes} min, {told.kind}, {told.tag}</small></li>\n"
 
 
 def _checked(count: int) -> str:

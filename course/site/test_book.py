@@ -143,7 +143,7 @@ def test_what_the_tests_pin_is_marked_with_the_lab_it_waits_for(root):
 def test_a_lab_shows_its_command(root):
     lab = root / PHASE / "labs" / "lab-01-count"
     (lab / "lab.yaml").write_text(
-        'id: "00-01"\ntitle: Count\ntag: CPU-OK\nminutes: 30\nyours: [a]\nhints: {}\n',
+        'id: "00-01"\ntitle: Count\ntag: CPU-OK\nkind: build\nminutes: 30\nyours: [a]\nhints: {}\n',
         encoding="utf-8",
     )
     assert staged(root) == []

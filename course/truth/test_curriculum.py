@@ -18,7 +18,7 @@ def test_a_phase_is_linked_and_counted_once_its_guide_or_a_lab_exists(tmp_path):
     lab = phase / "labs" / "lab-01-a"
     lab.mkdir(parents=True)
     (lab / "lab.yaml").write_text(
-        'id: "02-01"\ntitle: A\ntag: GPU-OPT\nminutes: 5\nyours: [a]\nhints: {}\n',
+        'id: "02-01"\ntitle: A\ntag: GPU-OPT\nkind: build\nminutes: 5\nyours: [a]\nhints: {}\n',
         encoding="utf-8",
     )
     before, fold, planned = curriculum.table(tmp_path).partition("<details>")

@@ -22,7 +22,7 @@ def test_the_skeleton_passes_selfcheck_once_it_is_filled_in(course, little_cours
     assert sorted(path.name for path in lab.folder.iterdir()) == sorted(new_lab.WRITTEN)
     assert course("starters", "90-02").code == 0
     ran = course("selfcheck", "90-02")
-    assert ran.code == 1 and "lines still say FILL IN: lab.yaml:2, lab.yaml:10" in ran.out
+    assert ran.code == 1 and "lines still say FILL IN: lab.yaml:2, lab.yaml:11" in ran.out
     assert ran.out.count("\n      ") == 1, "it is the only thing to mend"
     (lab.folder / "README.md").unlink()
     fill_in(lab)
