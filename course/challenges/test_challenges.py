@@ -370,3 +370,18 @@ def test_an_unreadable_ledger_is_moved_aside_and_names_are_named(drafter):
     assert ledger.read(root, challenge) == [] and len(list(path.parent.glob("*.unreadable-*"))) == 1
     with pytest.raises(CourseError, match="The challenges are: queue, lookups"):
         shown.pick("speed")
+
+
+def test_the_command_lists_shows_and_refuses(course, little_course):
+    assert "vLLM's 37,030 comparisons" in course("challenge").out
+    said = course("challenge", "queue").out
+    assert "at most 46,287 comparisons" in said and ".course/challenges/queue/answer.py" in said
+    answer = little_course / ".course" / "challenges" / "queue" / "answer.py"
+    answer.write_text("# mine\n", encoding="utf-8")
+    course("challenge", "queue")
+    assert answer.read_text(encoding="utf-8") == "# mine\n", "a file of the learner's stays"
+    assert "no attribute 'Answer'" in course("challenge", "queue", "--check").out
+    assert "tried, no score yet" in course("challenge").out
+    assert "Name a challenge" in course("challenge", "--check").err
+    assert "The challenges are: queue" in course("challenge", "speed").err
+    assert "has scored yet" in course("challenge", "queue", "--share", "x.json").err
