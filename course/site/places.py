@@ -89,10 +89,10 @@ def _goal(number: int) -> str:
 
 
 def opening(phase: Path, number: int) -> str:
-    """The guide's first paragraph, said of the phase; else what the course's table holds for it."""
+    """The guide's first paragraph, said of the phase; "" where it has none."""
     guide = phase / GUIDE
     if not guide.is_file():
-        return curriculum.OPENINGS.get(number, "")
+        return ""
     blocks = re.split(r"\n{2,}", guide.read_text(encoding="utf-8").strip())
     words = next((block for block in blocks if not block.startswith(("#", "<", "!", "```"))), "")
     return re.sub(r"\b([Tt])his page\b", r"\1his phase", words)

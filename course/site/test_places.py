@@ -12,7 +12,6 @@ import pytest
 from course.conftest import REPOSITORY
 from course.learning.labs import find_labs
 from course.site import addresses, answers, book, book_extras, places
-from course.truth import curriculum
 
 PHASES = sorted(path.parent.parent for path in REPOSITORY.glob("phase-*/labs/README.md"))
 
@@ -107,8 +106,3 @@ def test_the_home_page_leads_to_the_landing_pages():
     table = home.partition("<!-- curriculum -->")[2].partition("<!-- /curriculum -->")[0]
     assert table.count("/README.md)") == len(PHASES) and "00-guide.md" not in table
     assert "(phase-00-foundations/00-guide.md)" in home, "other links stay"
-
-
-def test_a_phase_without_a_guide_has_its_promise_in_the_table_of_the_course():
-    without = [p for p in PHASES if not (p / places.GUIDE).is_file()]
-    assert {int(phase.name[6:8]) for phase in without} == set(curriculum.OPENINGS)

@@ -37,12 +37,6 @@ PHASES = (
     ("Capstone", "a contribution, or a service"),
 )
 FLAGSHIPS = {2, 3}
-OPENINGS = {
-    17: "An engine asks one object what depends on the hardware, and others build on it from "
-    "outside. At the end you can say which platform a machine resolves to, put one in from a "
-    "package of your own, and find what a new release changes under an override before it does.",
-}
-"""What the landing page of a phase promises where it has no guide whose opening says so."""
 
 
 def table(root: Path = ROOT) -> str:
