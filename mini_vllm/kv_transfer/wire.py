@@ -45,6 +45,12 @@ class Kind(IntEnum):
     """There are no such K and V here, and why."""
     DONE = 6
     """They are not needed any more: free them."""
+    HAS = 7
+    """Are the rows of a picture there? READ then asks for them (`mini_vllm/ec_transfer/`)."""
+    HELD = 8
+    """They are."""
+    ROWS = 9
+    """The rows of one picture."""
 
 
 class WireError(ConnectionError):
