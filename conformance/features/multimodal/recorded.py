@@ -15,6 +15,12 @@ PARTS: dict[str, Part] = {
     "encoder_async": workloads(
         "multimodal", "encoder_async", "record_async", "the same with `AsyncScheduler`"
     ),
+    "encoder_ec": workloads(
+        "multimodal",
+        "encoder_ec",
+        "record_ec",
+        "the same with the scheduler's half of the pin's `ECExampleConnector`, its files scripted",
+    ),
     "texts-pictures": run(
         "texts-pictures",
         "features.multimodal.texts:recorded",
