@@ -105,14 +105,15 @@ class Pictures(Feature):
     def after_schedule(self, plan: SchedulerOutput) -> None:
         """The plan carries whose encoder runs and what is dropped: a later one may be made before
         it is updated."""
-        meta = None
+        plan.features[self.name] = self.gate.planned()
         if self.ec_transfer is not None:
             meta = self.ec_transfer.scheduler_half.build_connector_meta(plan)
-        plan.features[self.name] = (*self.gate.planned(), meta)
+            plan.features["ec_transfer"] = meta
 
     def before_execute(self, plan: SchedulerOutput) -> Mapping[str, str]:
         """Run the plan's encoders and lay its rows ready."""
-        self.runner.execute(plan, *plan.features[self.name])
+        meta = plan.features.get("ec_transfer")
+        self.runner.execute(plan, *plan.features[self.name], meta)
         if self.ec_transfer is not None and not self.ec_transfer.worker_half.is_consumer:
             return {}  # what is not encoded here is nothing to it: its language model does not run
         found = self.runner.gather(plan)
