@@ -67,15 +67,17 @@ class Shelf:
     def __init__(self, fingerprint: EncoderFingerprint, most_bytes: float) -> None:
         self.fingerprint, self.most_bytes = fingerprint, most_bytes
         self._rows: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._num_bytes = 0
         self._lock = threading.Lock()
 
     def put(self, mm_hash: str, rows: np.ndarray) -> None:
         """Keep rows, and drop the oldest where they are too many."""
         with self._lock:
+            before = self._rows.pop(mm_hash, None)
+            self._num_bytes += rows.nbytes - (0 if before is None else before.nbytes)
             self._rows[mm_hash] = rows
-            self._rows.move_to_end(mm_hash)
-            while sum(each.nbytes for each in self._rows.values()) > self.most_bytes:
-                self._rows.popitem(last=False)
+            while self._num_bytes > self.most_bytes:
+                self._num_bytes -= self._rows.popitem(last=False)[1].nbytes
 
     def answer(self, message: Message) -> Iterator[Message]:
         """What a peer is answered. Raises WireError at what is not a question."""

@@ -129,7 +129,7 @@ def decode(header: bytes, payload: bytes) -> Message:
         (size,) = _LENGTH.unpack_from(payload)
         fields = json.loads(payload[4 : 4 + size])
         known = Kind(kind)
-    except (ValueError, struct.error) as error:
+    except (ValueError, RecursionError, struct.error) as error:
         raise WireError(f"a message that says nothing: {error}") from error
     if not isinstance(fields, dict):
         raise WireError(f"a message of {type(fields).__name__}: need an object")
