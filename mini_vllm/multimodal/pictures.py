@@ -112,8 +112,8 @@ class Pictures(Feature):
 
     def before_execute(self, plan: SchedulerOutput) -> Mapping[str, str]:
         """Run the plan's encoders and lay its rows ready."""
-        meta = plan.features.get("ec_transfer")
-        self.runner.execute(plan, *plan.features[self.name], meta)
+        inputs, freed = plan.features[self.name]
+        self.runner.execute(plan, inputs, freed, plan.features.get("ec_transfer"))
         if self.ec_transfer is not None and not self.ec_transfer.worker_half.is_consumer:
             return {}  # what is not encoded here is nothing to it: its language model does not run
         found = self.runner.gather(plan)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,7 @@ PROMPTS = [
 ]
 
 
-def config(role, connector="ECSocketConnector", **more):
+def config(role: str, connector: str = "ECSocketConnector", **more: Any) -> dict[str, Any]:
     extra = {name: more.pop(name) for name in list(more) if not name.startswith("ec_")}
     return {
         "ec_connector": connector, "ec_role": role, **more, "ec_connector_extra_config": extra,
@@ -27,22 +30,22 @@ def config(role, connector="ECSocketConnector", **more):
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llava(tmp_path_factory.mktemp("encoding") / "model")
 
 
 @pytest.fixture(scope="session")
-def alone(folder):
+def alone(folder: Path) -> list[list[int]]:
     """The tokens of one engine, float64: rows that travel must change none of them."""
     return answers(LLMEngine(folder, dtype="float64"))
 
 
 @pytest.fixture
-def engine(folder):
+def engine(folder: Path) -> Iterator[Callable[..., LLMEngine]]:
     """What makes engines, and closes them: not a thread is left."""
-    before, opened = set(threading.enumerate()), []
+    before, opened = set(threading.enumerate()), list[LLMEngine]()
 
-    def make(ec_transfer_config, **knobs):
+    def make(ec_transfer_config: Any, **knobs: Any) -> LLMEngine:
         opened.append(
             LLMEngine(folder, dtype="float64", ec_transfer_config=ec_transfer_config, **knobs)
         )
@@ -56,9 +59,11 @@ def engine(folder):
         assert not thread.is_alive(), thread.name
 
 
-def answers(of, prompts=PROMPTS, params=PARAMS):
+def answers(
+    of: LLMEngine, prompts: Sequence[Any] = PROMPTS, params: SamplingParams = PARAMS
+) -> list[list[int]]:
     return [list(o.outputs[0].token_ids) for o in of.generate(prompts, params)]
 
 
-def room_of(of):
+def room_of(of: LLMEngine) -> Any:
     return of.feature("multimodal")
