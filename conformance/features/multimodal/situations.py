@@ -225,7 +225,7 @@ def _takes_rows(item: Item, start: int, end: int) -> bool:
 
 def _waits_for_budget(step: _Step) -> bool:
     """A chunk ends before a picture whose rows are outside and for which the cache has room."""
-    return any(
+    return not step.config["disable_chunked_mm_input"] and any(
         step.is_outside(item["hash"]) and step.now["encoder_free"][1] >= _size(item)
         for _, item in step.cut()
     )
