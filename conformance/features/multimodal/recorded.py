@@ -27,4 +27,10 @@ PARTS: dict[str, Part] = {
         "greedy answers about drawn pictures, chunks of 96 tokens",
         "`texts multimodal`",
     ),
+    "texts-ec-connector": run(
+        "texts-ec-connector",
+        "features.multimodal.ec_texts:recorded",
+        "the same questions, where vLLM decodes what our tower encoded",
+        "`features.multimodal.ec_texts`",
+    ),
 }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conformance import replay
-from conformance.features.multimodal import recorder
+from conformance.features.multimodal import ec_texts, recorder, texts
 from conformance.features.multimodal.test_multimodal import add, present, workload_of
 from conformance.real_core import core_of
 from conformance.recorders import combined
@@ -204,3 +204,21 @@ def test_the_class_without_torch_is_the_installed_class():
         "vllm/distributed/ec_transfer/ec_connector/example_connector.py"
     )
     assert text == inspect.getsource(sys.modules[real.__module__])
+
+
+# ------------------------------------------------------------------ texts
+
+
+def test_the_real_decoder_loads_every_picture_that_ours_encoded_and_says_the_same():
+    found = ec_texts.kept()
+    assert found["mark"] == texts.mark_of(texts.questions())
+    assert found["consumer"]["outputs"] == texts.kept()["outputs"]
+    assert len({name for name, _ in found["consumer"]["loads"]}) == found["pictures"]
+
+
+@pytest.mark.slow
+def test_the_real_decoder_answers_about_the_picture_whose_rows_it_was_given():
+    found = ec_texts.kept()["consumer"]["swapped"]
+    assert found == ec_texts.of_the_other_picture()
+    own = [texts.kept()["outputs"][i] for i, _ in ec_texts.swapped()]
+    assert sum(a != b for a, b in zip(found, own, strict=True)) > len(found) // 2
