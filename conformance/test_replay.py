@@ -22,7 +22,7 @@ RECORDINGS = sorted(mutants.RECORDINGS.glob("*.jsonl.gz"))
 COUNTS = {
     "async": 1080, "spec": 1000, "async_spec": 600, "lora": 1000, "grammar": 1000, "pipeline": 896,
     "hybrid": 1000, "hybrid_spec": 300, "states": 400, "states_align": 300,
-    "encoder": 1000, "encoder_async": 400, "encoder_dense": 375,
+    "encoder": 1000, "encoder_async": 400, "encoder_dense": 375, "encoder_ec": 400,
     "connector": 700, "connector_failures": 300, "connector_async": 100, "kv_events": 148,
 }  # fmt: skip
 """Workloads per file of a feature; the profiles of the core hold 400 each."""
@@ -127,6 +127,7 @@ CONNECTED = {
     "finished_recving": "connector", "finished_sending": "connector",
     "invalid_block_ids": "connector_failures", "kv_events": "kv_events",
     "offload_jobs": "installed/offloading", "completed_jobs": "installed/offloading",
+    "ec_loads": "encoder_ec",
 }  # fmt: skip
 """Fields of connectors, and a file that has them."""
 

@@ -64,7 +64,7 @@ ROOMS = {
         "pictures",
         (
             "limit_mm_per_prompt", "disable_chunked_mm_input", "max_num_encoder_input_tokens",
-            "encoder_cache_size",
+            "encoder_cache_size", "ec_transfer_config",
         ),
         options=("multi_modal_data",), parts=("encoder_cache_manager", "encoder_gate"),
         needs="a model that sees, such as byte-sees",

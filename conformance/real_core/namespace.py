@@ -45,8 +45,14 @@ class Namespace:
     """The modules of one release."""
 
     def __init__(
-        self, archive: Archive, version: str, answers: Mapping[str, Mapping[str, Any]]
+        self,
+        archive: Archive,
+        version: str,
+        answers: Mapping[str, Mapping[str, Any]],
+        real: Sequence[str] = REAL,
     ) -> None:
+        """`real` are the modules that come from the archive."""
+        self.real = tuple(real)
         self.archive, self.version, self.answers = archive, version, answers
         self.modules: dict[str, types.ModuleType] = {}
         self._loading = 0
@@ -119,7 +125,7 @@ class Namespace:
         return self.modules[name]
 
     def _is_real(self, name: str) -> bool:
-        inside = any(name == real or name.startswith(real + ".") for real in REAL)
+        inside = any(name == real or name.startswith(real + ".") for real in self.real)
         return inside and self._source(name) is not None
 
     def _source(self, name: str) -> tuple[str, str, bool] | None:

@@ -37,6 +37,8 @@ def record(kept: recording.Recording, real: Real | None = None) -> recording.Rec
         return next(grammar.record([seed], real))
     if "encoder_cache_size" in config:
         recorded = pictures.record_async if is_async else pictures.record
+        if "ec_has" in config:
+            recorded = pictures.record_ec
         if seed in pictures.DENSE_SEEDS:
             recorded = pictures.record_dense
         return next(recorded([seed], real))

@@ -19,6 +19,7 @@ from typing import Any
 
 from conformance import recording, workloads
 from conformance.real_core import LoadError, StubError
+from conformance.recorders.ec_connector import scripted
 from conformance.recorders.source import Real, installed
 from conformance.recorders.stand_ins import Connector, Masks, Scripted
 
@@ -119,6 +120,9 @@ class Run:
             self.connector.fails.block_size = self.config["block_size"]
             policy = self.config.get("kv_load_failure_policy")
             self.scheduler.recompute_kv_load_failures = policy != "fail"
+        self.ec_connector: Any = None
+        if "ec_has" in self.config:
+            self.ec_connector = self.scheduler.ec_connector = scripted(self.config, real)
         self.pending: dict[str, tuple[int, Future[Scripted], Scripted]] = {}
         self.live: dict[str, Any] = {}
         self.num_sampled: dict[str, int] = dict.fromkeys(self.script, 0)
@@ -150,6 +154,8 @@ class Run:
         ) and (most is None or len(self.steps) < most):
             if self.connector:
                 self.connector.now = len(self.steps)
+            if self.ec_connector:
+                self.ec_connector.now = len(self.steps)
             reasons = self._apply()
             held = {r: list(q.spec_token_ids) for r, q in self.live.items() if q.spec_token_ids}
             plan = self._ask(self.scheduler.schedule)
@@ -249,6 +255,9 @@ class Run:
             step["encoder_inputs"] = {request_id: list(which) for request_id, which in inputs}
             step["freed_encoder_hashes"] = list(plan.free_encoder_mm_hashes)
             step["encoder_free"] = [cache.num_free_slots, cache.num_freeable_slots]
+        if self.ec_connector:
+            loads = plan.ec_connector_metadata.mm_datas
+            step["ec_loads"] = [[load.mm_hash, load.num_token] for load in loads]
         if self.k:
             drafts = plan.scheduled_spec_decode_tokens
             if not self.is_async:

@@ -11,7 +11,7 @@ Mirrors `tests/v1/kv_connector/nixl_integration/toy_proxy_server.py:219` `_handl
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -44,6 +44,17 @@ def serve(connection: Connection, model: Any, knobs: Mapping[str, Any]) -> None:
     engine = LLMEngine(model, **knobs)
     room = engine.feature("kv_transfer")
     connection.send(None)
+    answer_all(engine, connection, room.take_kv_transfer_params)
+
+
+def answer_all(
+    engine: LLMEngine, connection: Connection,
+    params_of: Callable[[str], dict[str, Any] | None] = lambda request_id: None,
+) -> None:  # fmt: skip
+    """Serve an engine until the other end is closed, then close it.
+
+    `params_of` gives the `kv_transfer_params` of a request that ended.
+    """
     try:
         while True:
             while not engine.has_unfinished_requests() or connection.poll():
@@ -52,7 +63,7 @@ def serve(connection: Connection, model: Any, knobs: Mapping[str, Any]) -> None:
                 except EOFError:
                     return
             for request in engine.step():
-                params = room.take_kv_transfer_params(request.request_id)
+                params = params_of(request.request_id)
                 reason = str(request.finish_reason)
                 connection.send(
                     Answer(
@@ -82,17 +93,20 @@ def _take(
 class EngineProcess:
     """One engine in a process of its own."""
 
-    def __init__(self, model: Any, knobs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Any, knobs: Mapping[str, Any], target: Callable[..., None] = serve
+    ) -> None:
         """Start it, and wait until it listens. Raises EngineLostError if it does not."""
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, model, knobs), daemon=True)
+        self.process = context.Process(target=target, args=(theirs, model, knobs), daemon=True)
         self.process.start()
         theirs.close()
         if not self.connection.poll(START_TIMEOUT_S):
             self.close()
             raise EngineLostError(f"no engine after {START_TIMEOUT_S:g} s")
-        self.receive()
+        self.said: Any = self.receive()
+        """What the process says of itself when it is ready."""
 
     def submit(
         self, request_id: str, prompt: Any, params: SamplingParams,

@@ -13,12 +13,12 @@ import queue
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
-from mini_vllm.kv_transfer.transfers import Load, Outbox
+from mini_vllm.kv_transfer.transfers import Load
 from mini_vllm.kv_transfer.wire import (
     HEADER_BYTES,
     EndedEarlyError,
@@ -74,10 +74,23 @@ class Stream:
         return b"".join(parts)
 
 
+class Answers(Protocol):
+    """What a listener answers from: an `Outbox`, or another kind of shelf."""
+
+    @property
+    def fingerprint(self) -> Any:
+        """Its `check` refuses peers, its `as_dict` is said to them."""
+        ...
+
+    def answer(self, message: Message) -> Iterator[Message]:
+        """What a peer is answered. Raises WireError at what is not a question."""
+        ...
+
+
 class SocketTransport:
     """A listener for those who read here, and connections to those we read from."""
 
-    def __init__(self, outbox: Outbox, extra: Mapping[str, Any]) -> None:
+    def __init__(self, outbox: Answers, extra: Mapping[str, Any]) -> None:
         """Listen.
 
         Args:

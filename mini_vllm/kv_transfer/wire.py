@@ -45,6 +45,12 @@ class Kind(IntEnum):
     """There are no such K and V here, and why."""
     DONE = 6
     """They are not needed any more: free them."""
+    HAS = 7
+    """Are the rows of a picture there? READ then asks for them (`mini_vllm/ec_transfer/`)."""
+    HELD = 8
+    """They are."""
+    ROWS = 9
+    """The rows of one picture."""
 
 
 class WireError(ConnectionError):
@@ -123,7 +129,7 @@ def decode(header: bytes, payload: bytes) -> Message:
         (size,) = _LENGTH.unpack_from(payload)
         fields = json.loads(payload[4 : 4 + size])
         known = Kind(kind)
-    except (ValueError, struct.error) as error:
+    except (ValueError, RecursionError, struct.error) as error:
         raise WireError(f"a message that says nothing: {error}") from error
     if not isinstance(fields, dict):
         raise WireError(f"a message of {type(fields).__name__}: need an object")

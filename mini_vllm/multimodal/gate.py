@@ -7,13 +7,16 @@ Decides as `vllm/v1/core/sched/scheduler.py:1096` `Scheduler._try_schedule_encod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from mini_vllm.multimodal.encoder_cache_manager import EncoderCacheManager
 from mini_vllm.multimodal.inputs import mm_features
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from mini_vllm.ec_transfer.base import ECConnectorBase
 
 
 class ScheduledInputs(NamedTuple):
@@ -24,6 +27,8 @@ class ScheduledInputs(NamedTuple):
     encoder_compute_budget: int
     duplicate_encoder_inputs: list[int]
     """Further places of the pictures to encode, where nothing is done at the pin."""
+    external_load_encoder_input: Sequence[int] = ()
+    """Pictures whose rows come from outside: room is taken for them, and no budget."""
 
 
 class EncoderGate(Gate):
@@ -47,6 +52,8 @@ class EncoderGate(Gate):
         self.max_num_encoder_input_tokens = encoder_compute_budget
         self.disable_chunked_mm_input = disable_chunked_mm_input
         self.cache = encoder_cache_manager(encoder_cache_size)
+        self.ec_connector: ECConnectorBase | None = None
+        """Who is asked for rows before an encoder is planned."""
         self.scheduled_encoder_inputs: dict[str, list[int]] = {}
         """Of the step that is being planned: by request the pictures whose encoder runs."""
         self.free_encoder_mm_hashes: list[str] = []
@@ -77,16 +84,19 @@ class EncoderGate(Gate):
             self.cache.free(request)
 
     def scheduled(self, request: Request, num_new: int, plan: SchedulerOutput) -> None:
-        """Its encoder runs in this step."""
+        """Its encoder runs in this step, or its rows are loaded."""
         granted = self._granted.pop(request.request_id, None)
-        if granted is not None and granted.encoder_inputs:
+        if granted and (granted.encoder_inputs or granted.external_load_encoder_input):
             self._allocate(request, granted)
 
     def _allocate(self, request: Request, granted: ScheduledInputs) -> None:
         """Take room in the cache and in the budget, and enter the plan."""
-        for input_id in granted.encoder_inputs:
+        for input_id in (*granted.encoder_inputs, *granted.external_load_encoder_input):
             self.cache.allocate(request, input_id)
-        self.scheduled_encoder_inputs[request.request_id] = granted.encoder_inputs
+            if self.ec_connector is not None:
+                self.ec_connector.update_state_after_alloc(request, input_id)
+        if granted.encoder_inputs:
+            self.scheduled_encoder_inputs[request.request_id] = granted.encoder_inputs
         self._budget = granted.encoder_compute_budget
 
     def leaves(self, request: Request) -> bool:
@@ -156,6 +166,7 @@ class EncoderGate(Gate):
         """Which pictures the tokens `num_computed_tokens` on need, and how many tokens remain."""
         budget, num_embeds_to_schedule = self._budget, 0
         inputs, duplicates, hashes = list[int](), list[int](), set[str]()
+        external = list[int]()
         for input_id, feature in enumerate(mm_features(request)):
             position, mm_hash = feature.mm_position, feature.identifier
             end = num_computed_tokens + num_new_tokens
@@ -181,7 +192,10 @@ class EncoderGate(Gate):
                 continue  # the chunk covers only tokens of it that take no embedding
             num_embeds = position.get_num_embeds()
             num_embeds_to_schedule += num_embeds
-            budget -= num_embeds
             hashes.add(mm_hash)
+            if self.ec_connector is not None and self.ec_connector.has_cache_item(mm_hash):
+                external.append(input_id)
+                continue
+            budget -= num_embeds
             inputs.append(input_id)
-        return ScheduledInputs(inputs, num_new_tokens, budget, duplicates)
+        return ScheduledInputs(inputs, num_new_tokens, budget, duplicates, external)

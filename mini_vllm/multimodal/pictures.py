@@ -37,6 +37,7 @@ from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 
 if TYPE_CHECKING:
+    from mini_vllm.ec_transfer.base import ECTransfer
     from mini_vllm.features import EngineSetup
     from mini_vllm.scheduler import Scheduler
 
@@ -61,6 +62,15 @@ class Pictures(Feature):
         self.config = encoder.config
         self.gate: EncoderGate = gate
         self.runner = EncoderRunner(encoder)
+        self.ec_transfer: ECTransfer | None = None
+        """Both halves of what carries rows between processes; None: every picture is encoded here.
+        """
+
+    def connect(self, ec_transfer: ECTransfer) -> None:
+        """Rows may come from another process from now on, or go to one."""
+        self.ec_transfer = ec_transfer
+        self.gate.ec_connector = ec_transfer.scheduler_half
+        self.runner.ec_connector = ec_transfer.worker_half
 
     # ------------------------------------------------------------------ at the door
 
@@ -96,10 +106,16 @@ class Pictures(Feature):
         """The plan carries whose encoder runs and what is dropped: a later one may be made before
         it is updated."""
         plan.features[self.name] = self.gate.planned()
+        if self.ec_transfer is not None:
+            meta = self.ec_transfer.scheduler_half.build_connector_meta(plan)
+            plan.features["ec_transfer"] = meta
 
     def before_execute(self, plan: SchedulerOutput) -> Mapping[str, str]:
         """Run the plan's encoders and lay its rows ready."""
-        self.runner.execute(plan, *plan.features[self.name])
+        inputs, freed = plan.features[self.name]
+        self.runner.execute(plan, inputs, freed, plan.features.get("ec_transfer"))
+        if self.ec_transfer is not None and not self.ec_transfer.worker_half.is_consumer:
+            return {}  # what is not encoded here is nothing to it: its language model does not run
         found = self.runner.gather(plan)
         self.model.is_multimodal = None if found is None else found[0]
         if found is not None:
@@ -120,19 +136,29 @@ class Pictures(Feature):
         """Nothing is cached, nothing referenced."""
         self.gate.restart()
         self.runner.restart()
+        if self.ec_transfer is not None:
+            self.ec_transfer.scheduler_half.reset()
+
+    def close(self) -> None:
+        """End threads and sockets, if there are any."""
+        if self.ec_transfer is not None:
+            self.ec_transfer.close()
 
     def stats(self) -> dict[str, int]:
-        """Runs of the encoder so far, rows free and freeable, and pictures cached."""
+        """Runs of the encoder so far, rows free and freeable, and pictures cached; with
+        `ec_transfer_config` the pictures loaded, saved and not loaded, too."""
         return {
             "encoder_runs": self.runner.encoder.num_runs,  # type: ignore[attr-defined]
             "num_free_slots": self.gate.cache.num_free_slots,
             "num_freeable_slots": self.gate.cache.num_freeable_slots,
             "cached": len(self.gate.cache.cached),
+            **({} if self.ec_transfer is None else self.ec_transfer.stats()),
         }
 
 
 def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Pictures:
-    """Pictures for a checkpoint in LLaVA layout; the arguments are those of `MultiModalConfig`.
+    """Pictures for a checkpoint in LLaVA layout; the arguments are those of `MultiModalConfig`, and
+    `ec_transfer_config`.
 
     Its parts: `encoder_cache_manager(size)`, as `EncoderCacheManager`; `encoder_gate`, called as
     `EncoderGate`.
@@ -141,7 +167,9 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Pictures:
         ValueError: an argument out of range, a model that does not see, a part that knows no keys
             of blocks, or a feature that was not compared together with pictures.
     """
-    config = MultiModalConfig(**arguments)
+    ec_transfer_config = arguments.get("ec_transfer_config")
+    own = {name: arguments[name] for name in arguments if name != "ec_transfer_config"}
+    config = MultiModalConfig(**own)
     loaded = setup.load()
     if loaded.room != "multimodal":
         named = next(iter(arguments.items()), ("model", setup.model))
@@ -165,4 +193,10 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Pictures:
     setup.loaded = replace(loaded, model=model)
     processor = ImageProcessor(folder / "preprocessor_config.json", vision.image_size)
     gate = build(*budget, config.disable_chunked_mm_input, cache)
-    return Pictures(processor, encoder, model, gate, config.most_images)
+    pictures = Pictures(processor, encoder, model, gate, config.most_images)
+    if ec_transfer_config is not None:
+        from mini_vllm.ec_transfer.transfer import open_connector
+
+        width = vision.text_hidden_size
+        pictures.connect(open_connector(ec_transfer_config, weights, width, setup))
+    return pictures

@@ -18,6 +18,12 @@ _EVICT = "self.freeable.popitem(last=False)"
 _RELEASE = "if features[input_id].mm_position.end <= request.num_computed_tokens:"
 _REFUSED = "        if mm_features(request):\n            self.cache.free(request)\n"
 _KEY = "(feature.identifier, feature.mm_position.offset - start)"
+_BASE = "ec_transfer.base"
+_BUDGET = "                request, input_id, budget, num_embeds_to_schedule\n"
+_LOADED = "                external.append(input_id)\n                continue\n"
+_ROOM = "(*granted.encoder_inputs, *granted.external_load_encoder_input)"
+_HAS = "if self.ec_connector is not None and self.ec_connector.has_cache_item(mm_hash):"
+_NOTED = "self._mm_datas_need_loads, {}"
 
 
 def _mutant(
@@ -208,6 +214,53 @@ MUTANTS = (
         "        for request in plan.scheduled_requests:\n            if not mm_features",
         "        for request in [*plan.scheduled_requests][:-1]:\n            if not mm_features",
         "an encoder runs", "encoder_async",
+    ),
+    _mutant(
+        _GATE, "asks no connector", _HAS, "if False:",
+        "rows are outside", "encoder_ec",
+    ),
+    _mutant(
+        _GATE, "needs no budget for a picture that is loaded", _BUDGET,
+        _BUDGET.replace(
+            "budget,",
+            "10**9 if self.ec_connector and self.ec_connector.has_cache_item(mm_hash) else budget,",
+        ),
+        "rows are outside", "encoder_ec",
+    ),
+    _mutant(
+        _GATE, "charges the encoder's budget for a picture that is loaded", _LOADED,
+        "                budget -= num_embeds\n" + _LOADED, "rows are outside", "encoder_ec",
+    ),
+    _mutant(
+        _GATE, "takes no room for a picture that is loaded", _ROOM, "granted.encoder_inputs",
+        "rows are outside", "encoder_ec",
+    ),
+    _mutant(
+        _GATE, "gives a picture that is loaded the room of those before it", _LOADED,
+        "                num_embeds_to_schedule -= num_embeds\n" + _LOADED, "rows are outside",
+        "encoder_ec",
+    ),
+    _mutant(
+        _GATE, "loads both places of a picture", _LOADED,
+        "                hashes.discard(mm_hash)\n" + _LOADED, "rows are outside", "encoder_ec",
+    ),
+    _mutant(
+        _GATE, "takes no room where a request has nothing to encode",
+        "        if granted and (granted.encoder_inputs or granted.external_load_encoder_input):\n",
+        "        if granted and granted.encoder_inputs:\n", "rows are outside", "encoder_ec",
+    ),
+    _mutant(
+        _BASE, "loads again what an earlier step loaded", _NOTED,
+        "self._mm_datas_need_loads, self._mm_datas_need_loads", "rows are outside", "encoder_ec",
+    ),
+    _mutant(
+        _BASE, "loads in a producer", "if self.is_consumer and self.has_cache_item",
+        "if self.has_cache_item", "a producer leaves out what is outside", "encoder_ec",
+    ),
+    _mutant(
+        _BASE, "loads as many rows as a picture has tokens",
+        "size = feature.mm_position.get_num_embeds()", "size = feature.mm_position.length",
+        "rows are outside", "encoder_ec",
     ),
 )  # fmt: skip
 

@@ -15,10 +15,22 @@ PARTS: dict[str, Part] = {
     "encoder_async": workloads(
         "multimodal", "encoder_async", "record_async", "the same with `AsyncScheduler`"
     ),
+    "encoder_ec": workloads(
+        "multimodal",
+        "encoder_ec",
+        "record_ec",
+        "the same with the scheduler's half of the pin's `ECExampleConnector`, its files scripted",
+    ),
     "texts-pictures": run(
         "texts-pictures",
         "features.multimodal.texts:recorded",
         "greedy answers about drawn pictures, chunks of 96 tokens",
         "`texts multimodal`",
+    ),
+    "texts-ec-connector": run(
+        "texts-ec-connector",
+        "features.multimodal.ec_texts:recorded",
+        "the same questions, where vLLM decodes what our tower encoded",
+        "`features.multimodal.ec_texts`",
     ),
 }

@@ -1,10 +1,14 @@
 """Recordings with pictures: what an encoder's budget and its cache let be scheduled.
 
-    python -m conformance.record encoder encoder_async --core
+    python -m conformance.record encoder encoder_async encoder_ec --core
 
 A recording's `config` has both sizes in embeddings, `add.mm` the pictures of a prompt. A step adds
 `encoder_inputs` (whose encoder runs), `freed_encoder_hashes` (what was evicted since the step
 before, in order) and `encoder_free` (free and freeable embeddings after scheduling).
+
+With an `ec_connector` the `config` has `ec_role` and `ec_has`: by hash the steps at which "are its
+rows outside?" changes its answer, the first being no. A step adds `ec_loads`: what the pin's own
+`ECExampleConnector` tells the worker to load, hash and rows, in order.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ WITHDRAWN = (134_492, 134_588, 135_299, 135_660, 135_833, 136_064, 136_547)
 RELEASED_TOGETHER = (134_398, 134_799, 135_103, 135_130, 135_167, 135_186, 135_390, 135_827)
 """Of the same those in which it matters who is released first in one update."""
 DENSE_SEEDS = (*range(134_000, 134_360), *WITHDRAWN, *RELEASED_TOGETHER)
+
+EC_SEEDS = range(140_000, 140_400)
 
 
 def generate(seed: int) -> dict[str, Any]:
@@ -141,6 +147,36 @@ def record_async(
         workload = generate(seed)
         workload["config"]["async_scheduling"] = True
         yield run(workload, real)
+
+
+def generate_ec(seed: int) -> dict[str, Any]:
+    """The workload of `generate` or `generate_dense`, with pictures whose rows are outside: some
+    always, some from a step on, some come and go."""
+    workload = generate_dense(seed) if seed % 2 else generate(seed)
+    rng = random.Random(seed * 43 + 11)
+    adds = [add for event in workload["events"] for add in event["add"]]
+    has: dict[str, list[int]] = {}
+    for mm_hash in sorted({item["hash"] for add in adds for item in add["mm"]}):
+        changes = rng.choice((0, 1, 1, 1, 2, 5))
+        steps = [rng.choice((0, 0, 1, 2, 4, 8, 16, 30)) for _ in range(changes)]
+        has[mm_hash] = sorted(set(steps))
+    roles = ("ec_consumer", "ec_consumer", "ec_consumer", "ec_both", "ec_producer")
+    workload["config"] |= {"ec_role": rng.choice(roles), "ec_has": has}
+    workload["config"]["async_scheduling"] = rng.random() < 0.25
+    return workload
+
+
+def record_ec(
+    seeds: Iterable[int] = EC_SEEDS, real: Real | None = None
+) -> Iterator[recording.Recording]:
+    """Each seed of `generate_ec` on the real scheduler, with the pin's example connector."""
+    for seed in seeds:
+        workload = generate_ec(seed)
+        if workload["config"]["async_scheduling"]:
+            yield run(workload, real)
+        else:
+            del workload["config"]["async_scheduling"]
+            yield _run(workload, real)
 
 
 def _run(workload: dict[str, Any], real: Real | None) -> recording.Recording:

@@ -14,7 +14,7 @@ class Pictures(Replayed):
     """A gate for the encoder; blocks that are kept apart by picture."""
 
     name = "multimodal"
-    fields = ("encoder_inputs", "freed_encoder_hashes", "encoder_free")
+    fields = ("encoder_inputs", "freed_encoder_hashes", "encoder_free", "ec_loads")
     gate = (MODULE, "EncoderGate")
     gate_takes = ("encoder_compute_budget", "encoder_cache_size", "disable_chunked_mm_input")
 
@@ -25,7 +25,10 @@ class Pictures(Replayed):
         """With the cache's counts of `find`, unless the gate is somebody else's."""
         cache = find("multimodal.encoder_cache_manager", "EncoderCacheManager")
         own = [cache] if make is find(MODULE, "EncoderGate") else []
-        return make(*(config[key] for key in self.gate_takes), *own)
+        gate = make(*(config[key] for key in self.gate_takes), *own)
+        if "ec_has" in config:
+            gate.ec_connector = ec_connector(config, find)
+        return gate
 
     def request(
         self, add: Mapping[str, Any], make: Callable[..., Any], find: Find
@@ -47,12 +50,38 @@ class Pictures(Replayed):
             return {}
         inputs, freed = gate.planned()
         free = [gate.cache.num_free_slots, gate.cache.num_freeable_slots]
-        return {"encoder_inputs": inputs, "freed_encoder_hashes": freed, "encoder_free": free}
+        seen = {"encoder_inputs": inputs, "freed_encoder_hashes": freed, "encoder_free": free}
+        if (connector := getattr(gate, "ec_connector", None)) is not None:
+            loads = connector.build_connector_meta(plan).mm_datas
+            seen["ec_loads"] = [[load.mm_hash, load.num_token] for load in loads]
+            connector.now += 1
+        return seen
 
     def updated(self, scheduler: Any, plan: Any) -> None:
         """Pictures behind the counters are released."""
         if (gate := gate_of(scheduler)) is not None:
             gate.computed(plan)
+
+
+def ec_connector(config: Mapping[str, Any], find: Find) -> Any:
+    """The scheduler's half of ours, whose rows are outside when `config["ec_has"]` says so."""
+    base, role = (find("ec_transfer.base", name) for name in ("ECConnectorBase", "ECConnectorRole"))
+
+    class Scripted(base):  # type: ignore[misc,valid-type]
+        now = 0
+        """The step that is being planned."""
+
+        def has_cache_item(self, identifier: str) -> bool:
+            return sum(step <= self.now for step in config["ec_has"][identifier]) % 2 == 1
+
+        def load(self, mm_data: Any) -> Any:
+            raise NotImplementedError("nothing is loaded here")
+
+        def save(self, mm_hash: str, rows: Any) -> None:
+            raise NotImplementedError("nothing is saved here")
+
+    made = find("ec_transfer.config", "ECTransferConfig")("Scripted", config["ec_role"])
+    return Scripted(made, role.SCHEDULER, None)
 
 
 def gate_of(scheduler: Any) -> Any:

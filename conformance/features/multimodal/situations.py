@@ -62,6 +62,17 @@ class _Step(Step):
             for r, which in step["encoder_inputs"].items() for i in which
         }  # fmt: skip
 
+    def is_outside(self, mm_hash: str, step: int | None = None) -> bool:
+        """Whether the rows of a picture are outside at this step, or at another."""
+        at = self.index if step is None else step
+        changes = self.config.get("ec_has", {}).get(mm_hash, ())
+        return sum(change <= at for change in changes) % 2 == 1
+
+    @property
+    def loaded(self) -> list[str]:
+        """Hashes of the pictures whose rows the worker is told to load."""
+        return [mm_hash for mm_hash, _ in self.now.get("ec_loads", ())]
+
     @property
     def left(self) -> int:
         """Tokens of the step's budget that nobody got."""
@@ -79,11 +90,13 @@ class _Step(Step):
                     yield request_id, item
 
     def found(self) -> Iterator[tuple[str, Item]]:
-        """Pictures a chunk enters whose encoder does not run: their rows are there."""
+        """Pictures a chunk enters whose encoder does not run, and nothing loads: their rows are
+        there."""
         for request_id, number, item, start, _ in self.covered():
             mine = self.encoded.get(request_id, [])
             same = any(self.items(request_id)[i]["hash"] == item["hash"] for i in mine)
-            if start <= item["offset"] and number not in mine and not same:
+            came = same or item["hash"] in self.loaded
+            if start <= item["offset"] and number not in mine and not came:
                 yield request_id, item
 
     def live(self) -> set[str]:
@@ -197,7 +210,8 @@ def _budget_used_up(step: _Step) -> bool:
 def _ghost(step: _Step) -> bool:
     """A chunk takes rows of a picture whose encoder has run neither now nor before."""
     computed = step.encoded_before() | set(step.hashes())
-    return any(
+    computed |= {h for s in step.entry["steps"][: step.index + 1] for h, _ in s.get("ec_loads", ())}
+    return step.config.get("ec_role") != "ec_producer" and any(
         item["hash"] not in computed and _takes_rows(item, start, end)
         for *_, item, start, end in step.covered()
     )
@@ -207,6 +221,29 @@ def _takes_rows(item: Item, start: int, end: int) -> bool:
     """Whether a chunk covers a token of a picture that takes a row."""
     low, high = max(0, start - item["offset"]), min(item["length"], end - item["offset"])
     return any(item.get("is_embed", [1] * item["length"])[low:high])
+
+
+def _waits_for_budget(step: _Step) -> bool:
+    """A chunk ends before a picture whose rows are outside and for which the cache has room."""
+    return not step.config["disable_chunked_mm_input"] and any(
+        step.is_outside(item["hash"]) and step.now["encoder_free"][1] >= _size(item)
+        for _, item in step.cut()
+    )
+
+
+def _victim_loaded(step: _Step) -> bool:
+    """What a preempted request alone would take is loaded all the same."""
+    victims = step.now["preempted"]
+    planned = {i["hash"] for r in step.now["num_scheduled_tokens"] for i in step.items(r)}
+    theirs = {item["hash"] for r in victims for item in step.items(r)}
+    return bool(theirs & set(step.loaded) - planned)
+
+
+def _skipped_by_producer(step: _Step) -> bool:
+    """An engine that does not consume enters a picture whose rows are outside: no encoder runs."""
+    return step.config.get("ec_role") == "ec_producer" and any(
+        step.is_outside(item["hash"]) for _, item in step.found()
+    )
 
 
 def _with_pictures(step: _Step, ids: Sequence[str]) -> list[str]:
@@ -285,6 +322,33 @@ _SITUATIONS: Situations[_Step] = {
     "an abort": ("of a request with pictures that runs",
         lambda s: set(_with_pictures(s, list(s.aborted))) & set(s.before.get("running", ())),
     ),
+    "rows are outside": (
+        "an `ec_connector` has those of a request that lives or waits",
+        lambda s: any(
+            s.is_outside(item["hash"])
+            for r in (*s.now["running"], *s.now["waiting"]) for item in s.items(r)
+        ),
+    ),
+    "rows are loaded": ("no encoder runs", lambda s: s.loaded),
+    "rows of several pictures are loaded": ("in one step", lambda s: len(s.loaded) > 1),
+    "loaded and encoded in one step": (
+        "of two pictures one is outside", lambda s: s.loaded and s.encoded,
+    ),
+    "loaded after it was encoded here": (
+        "its rows had been evicted, and are outside now",
+        lambda s: set(s.loaded) & s.encoded_before(),
+    ),
+    "encoded since its rows are gone outside": (
+        "they were there at an earlier step",
+        lambda s: any(s.is_outside(h, at) for h in s.hashes() for at in range(s.index)),
+    ),
+    "waits for the encoder's budget, though its rows are outside": (
+        "the connector is asked last", _waits_for_budget,
+    ),
+    "loaded for a victim": ("it was planned, and is withdrawn", _victim_loaded),
+    "a producer leaves out what is outside": (
+        "nothing is loaded there either", _skipped_by_producer,
+    ),
     "the next step is planned already": (
         "a picture is released by the update of an older plan",
         lambda s: s.is_async and s.encoded and s.before.get("num_scheduled_tokens"),
@@ -292,5 +356,8 @@ _SITUATIONS: Situations[_Step] = {
 }  # fmt: skip
 
 COUNTED = counted(
-    "multimodal-situations", ("encoder", "encoder_dense", "encoder_async"), _Step, _SITUATIONS
+    "multimodal-situations",
+    ("encoder", "encoder_dense", "encoder_async", "encoder_ec"),
+    _Step,
+    _SITUATIONS,
 )

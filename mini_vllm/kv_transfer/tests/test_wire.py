@@ -60,7 +60,9 @@ def test_what_is_not_ours_is_refused_by_name(at, what, error, said):
 
 
 def test_a_whole_message_that_says_nothing_is_refused():
-    for payload in (b"", b"\0\0\0\2[]", b"\0\0\0\3not"):
+    deep = b"[" * 60_000  # more than the interpreter nests
+    nested = struct.pack("!I", len(deep)) + deep
+    for payload in (b"", b"\0\0\0\2[]", b"\0\0\0\3not", nested):
         start = struct.pack("!4sHHI", wire.MAGIC, wire.VERSION, 1, len(payload))
         crc = wire.zlib.crc32(payload, wire.zlib.crc32(start))
         with pytest.raises(wire.WireError):
