@@ -53,12 +53,12 @@ CourseWidgets.mount("first-lab", (given) => {
     function verdict(made) {
         if (made.same) {
             const chunks = made.rows.C.filter(([, kind]) => kind === "prefill").map((cell) => cell[2]);
-            return [el("b", {}, "Whole. "), `${made.steps} steps, each planned as mini_vllm's own scheduler plans it: C's prompt of `
+            return [el("b", {}, "Whole. "), `${made.steps} steps, each planned as vLLM's own scheduler plans it: C's prompt of `
                 + `${given.requests.C.prompt} tokens came in chunks of ${chunks.join(", ")}, beside the decodes of A and B. `,
             el("a", { href: "PLAYGROUND.html" }, "vLLM's own scheduler, live"), "."];
         }
         if (made.trouble) return [el("b", {}, "Broken. "), `${made.trouble[0].toUpperCase()}${made.trouble.slice(1)}.`];
-        return [el("b", {}, "Not yet. "), `All finish, after ${made.steps} steps by other plans than mini_vllm's own scheduler `
+        return [el("b", {}, "Not yet. "), `All finish, after ${made.steps} steps by other plans than vLLM's own scheduler `
             + `makes; it needs ${given.needs}.`];
     }
 

@@ -3,8 +3,8 @@
 The reader's function plans each step of an engine of mini_vllm, which checks the plan and computes
 it. Promises: every answer that the page has ready is one that `run` gave when the site was built;
 `run` answers any other text in the page; a plan that no engine could compute is refused by what is
-wrong with it, and the run ends there. The rule that the right line restores is that of
-`vllm/v1/core/sched/scheduler.py:329` `Scheduler.schedule`.
+wrong with it, and the run ends there. The run of the right line is that of
+`vllm/v1/core/sched/scheduler.py:329` `Scheduler.schedule`: `conformance/test_live.py` asks it.
 """
 
 from __future__ import annotations
