@@ -89,6 +89,15 @@
     }
     document.querySelector(".sidebar a.active")?.scrollIntoView({ block: "nearest" });
 
+    // On a published site what was read stays readable offline; a site that is served on this machine keeps nothing.
+    const root = typeof path_to_root === "undefined" ? "" : path_to_root;
+    if (location.protocol === "https:" && "serviceWorker" in navigator && !document.querySelector('meta[name="course-token"]')) {
+        navigator.serviceWorker.register(`${root}offline.js`).then(() => navigator.serviceWorker.ready).then(({ active }) => {
+            const loaded = performance.getEntriesByType("resource").map((each) => each.name);
+            active.postMessage({ loaded: [location.href.split("#")[0], ...loaded] });
+        }).catch(() => {}); // the site works without
+    }
+
     // A printed page has no folds: open the answers for it, and close them again.
     const opened = [];
     window.addEventListener("beforeprint", () => {

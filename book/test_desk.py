@@ -567,6 +567,49 @@ def test_at_home_a_file_that_changed_meanwhile_is_said_and_both_are_offered(at_h
     assert lab.starter.read_text(encoding="utf-8").startswith("# of the page")
 
 
+def test_at_home_an_untouched_editor_follows_the_file_and_one_that_is_gone_empties_nothing(
+    at_home, checkout
+):
+    lab = find_labs(checkout)[0]
+    desk = enter(at_home)
+    shown = "(node) => node.value ?? node.innerText"
+    area = desk.locator(".cm-content, textarea").first
+    lab.starter.write_text("# saved elsewhere\n", encoding="utf-8")
+    run(at_home)  # no conflict: this text has nothing of its own
+    assert "saved elsewhere" in area.evaluate(shown)
+    assert "has changed; this is its text now" in desk.locator(".desk-notices").inner_text()
+    lab.starter.write_text("# and once more\n", encoding="utf-8")
+    at_home.evaluate("dispatchEvent(new Event('focus'))")
+    area.filter(has_text="once more").wait_for()
+    lab.starter.unlink()
+    at_home.get_by_role("button", name="Run the tests").click()
+    desk.get_by_role("button", name="Write this text there").click()
+    verdict(at_home)
+    assert lab.starter.read_text(encoding="utf-8") == "# and once more\n"
+
+
+def test_a_link_holds_a_text_and_offers_it_before_anything_runs(played):
+    page = played()
+    desk = enter(page)
+    area = desk.locator(".cm-content, textarea").first
+    area.fill("# a way, \u00e4 \u2248\n" * 40)
+    desk.get_by_text("Keep or move your work").click()
+    desk.get_by_role("button", name="Link to this text").click()
+    address = desk.get_by_role("textbox", name="Link to this text").input_value()
+    assert len(address.partition("#")[2]) < 100, "packed"
+    other = played()
+    other.goto(address)
+    shelf = enter(other)
+    assert "written by whoever made it" in shelf.locator(".desk-notices").inner_text()
+    text = "(node) => node.value ?? node.innerText"
+    assert "# a way" not in shelf.locator(".cm-content, textarea").first.evaluate(text)
+    shelf.get_by_role("button", name="Show it").click()
+    assert "# a way, \u00e4 \u2248" in shelf.locator(".cm-content, textarea").first.evaluate(text)
+    other.evaluate("location.hash = '#text=AAAA'")
+    shelf.get_by_text("The link's text cannot be read: it is cut off or was changed.").wait_for()
+    assert page.complaints == other.complaints == []
+
+
 def test_at_home_an_endless_loop_is_stopped(at_home, checkout):
     desk = enter(at_home)
     desk.locator(".cm-content, textarea").first.fill("while True:\n    pass\n")
@@ -574,4 +617,5 @@ def test_at_home_an_endless_loop_is_stopped(at_home, checkout):
     at_home.get_by_text("tests ran, now").wait_for()
     at_home.get_by_role("button", name="Stop").click()
     verdict(at_home)
-    assert "Stopped in test_" in desk.locator(".desk-first").inner_text()
+    said = desk.locator(".desk-first").inner_text()
+    assert "Stopped at import: the file itself was being read." in said

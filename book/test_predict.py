@@ -72,6 +72,11 @@ def told(page) -> list[str]:
     return page.locator(".desk-predicted p").all_inner_texts()
 
 
+def words_of(name: str, lab: str = "02-01") -> str:
+    """A question as the page shows it."""
+    return pick(find_labs(ROOT), lab).manifest.predictions[name].ask.replace("`", "")
+
+
 def kept(page, lab: str = "02-01") -> dict:
     return page.evaluate(f"Object.fromEntries(CourseStore.predictions('{lab}'))")
 
@@ -108,9 +113,9 @@ def test_after_a_run_each_stands_beside_what_was_measured_with_what_it_means(pla
     assert run(page).startswith("Passed")
     asked = lab.manifest.predictions
     assert told(page) == [
-        "survivors: you said 40, measured 11: high.",
+        f"{words_of('survivors')} You said 40, measured 11: high.",
         asked["survivors"].means["high"],
-        f"which: you said {BEGINNING}, measured {BEGINNING}: right.",
+        f"{words_of('which')} You said {BEGINNING}, measured {BEGINNING}: right.",
         asked["which"].means["right"],
     ]
     page.reload()
@@ -129,16 +134,17 @@ def test_without_a_prediction_nothing_measured_is_shown_and_the_lab_passes(playe
     measures(page, survivors=11, which=BEGINNING)
     assert run(page).startswith("Passed")
     last = told(page)[-1]
-    assert last.startswith("which: none committed, so the measured value is not shown.")
+    assert last.startswith("One question has no committed answer, so what was measured is not")
     assert BEGINNING not in "".join(told(page))
     assert "measured" not in kept(page).get("which", {})
     page.locator(".desk-predicted").get_by_role("button", name="Commit one").click()
     focused = page.evaluate("document.activeElement.value")
     assert focused == BEGINNING, "the first choice of the open question"
     say(page, "which", "neither")
-    assert told(page)[-1] == "which: you said neither; run the tests to compare."
+    assert told(page)[-1] == f"{words_of('which')} You said neither; run the tests to compare."
     run(page)
-    assert f"which: you said neither, measured {BEGINNING}: other." in told(page)
+    outcome = f"You said neither, measured {BEGINNING}: other."
+    assert f"{words_of('which')} {outcome}" in told(page)
 
 
 def test_what_a_failing_test_measured_is_not_compared(played):
@@ -147,7 +153,7 @@ def test_what_a_failing_test_measured_is_not_compared(played):
     say(page, "survivors", "40")
     measures(page, "failed", survivors=11)
     run(page)
-    assert told(page)[0] == "survivors: you said 40; its test has not passed yet."
+    assert told(page)[0] == f"{words_of('survivors')} You said 40; its test has not passed yet."
     assert "measured" not in kept(page)["survivors"]
 
 
@@ -168,7 +174,7 @@ def test_a_compared_answer_is_changed_only_knowingly_and_the_first_counts(played
     words = "You said 11. The first answer counts: you said 40, measured 11: high."
     assert words in box.inner_text()
     run(page)
-    assert told(page)[0] == "survivors: you said 11, measured 11: right."
+    assert told(page)[0] == f"{words_of('survivors')} You said 11, measured 11: right."
     page.reload()
     desk = enter(page)
     assert "0 of 1 right" in desk.locator(".desk-predict summary").inner_text()
@@ -260,7 +266,7 @@ def test_the_keyboard_is_enough(played):
     measures(page, survivors=12, which="neither")
     page.keyboard.press("Control+Enter")
     page.locator(".desk-verdict.desk-good").wait_for()
-    assert told(page)[0] == "survivors: you said 12, measured 12: right."
+    assert told(page)[0] == f"{words_of('survivors')} You said 12, measured 12: right."
 
 
 @pytest.mark.parametrize("path", [LAB, SMALL, MANY])
@@ -303,7 +309,11 @@ def test_the_solution_of_a_small_lab_measures_in_the_page_what_it_measures_here(
     for name, answer in answers.items():
         say(page, name, str(answer))
     assert run(page).startswith("Passed")
-    assert told(page) == [line.strip() for line in stream.getvalue().splitlines()[1:] if line]
+    said = [line.strip() for line in stream.getvalue().splitlines()[1:] if line]
+    for name in answers:  # the terminal names a question, the page repeats it
+        head = f"{name}: you"
+        said = [line.replace(head, f"{words_of(name, '02-03')} You") for line in said]
+    assert told(page) == said
     assert kept(page, "02-03")["ratio"]["measured"] == measured["ratio"]
 
 

@@ -25,7 +25,10 @@ from conformance.features.spec_decode import recorder as spec
 from conformance.features.structured_output import recorder as grammar
 from conformance.real_core import core_of, why_not
 from conformance.recorders import again, combined, connector, hybrid, source
+from course.site import gantt
+from course.site.widgets import first_lab
 from mini_vllm.config import SamplingParams
+from mini_vllm.engine import LLMEngine
 
 FIRST_SEED = int(os.environ.get("CONFORMANCE_SEED", random.randrange(10**6, 10**9)))
 TIMES = int(os.environ.get("CONFORMANCE_TIMES", "1"))
@@ -122,20 +125,17 @@ def test_kept_recordings_are_what_the_real_scheduler_still_says() -> None:
         assert again.record(kept) == kept, path.name
 
 
-def test_the_run_on_the_first_page_is_what_the_real_scheduler_decides(judge: Judge) -> None:
-    from course.site import gantt
-
-    timeline = gantt.engine_timeline()
-    config = {**timeline["config"], "enable_chunked_prefill": True, "max_model_len": 256}
-    arrivals = gantt.timeline_arrivals()
-    engine = gantt.timeline_engine()
+def decided(
+    arrivals: Iterable[gantt.Arrival], engine: LLMEngine, config: dict[str, object], judge: Judge
+) -> list[dict[str, object]]:
+    """The steps in which the real scheduler serves a run of the book, with the engine's outputs."""
     requests = {}
     events: dict[int, list[dict[str, object]]] = {}
     for arrival in sorted(arrivals, key=lambda arrival: arrival.step):
-        assert isinstance(arrival.prompt, str)
+        prompt = arrival.prompt
         add = {
             "request_id": arrival.name,
-            "prompt_token_ids": list(arrival.prompt.encode()),
+            "prompt_token_ids": list(prompt.encode() if isinstance(prompt, str) else prompt),
             "max_tokens": arrival.max_tokens,
             "priority": 0,
             "arrival_time": float(arrival.step),
@@ -154,13 +154,37 @@ def test_the_run_on_the_first_page_is_what_the_real_scheduler_decides(judge: Jud
     workload = {
         "seed": 0,
         "eos_token_id": 256,
-        "config": config,
+        "config": {**config, "enable_chunked_prefill": True, "max_model_len": 256},
         "events": [{"step": at, "add": adds, "abort": []} for at, adds in events.items()],
         "outputs": {name: list(request.output_token_ids) for name, request in requests.items()},
     }
-    real = scheduler.record(workload, judge.real)["steps"]
+    steps: list[dict[str, object]] = scheduler.record(workload, judge.real)["steps"]
+    return steps
+
+
+def test_the_mended_lab_on_the_first_page_is_what_the_real_scheduler_decides(judge: Judge) -> None:
+    text = first_lab.SHIPPED.replace(first_lab.NEVER, first_lab.MENDED)
+    made = first_lab.run(text)
+    assert made["same"]
+    config = gantt.config_of(first_lab.engine())
+    real = decided(first_lab.arrivals(), first_lab.engine(), config, judge)
+    assert len(real) == made["steps"]
+    for step, told in enumerate(real):
+        ours = {
+            name: tokens
+            for name, cells in made["rows"].items()
+            for at, _, tokens in cells
+            if at == step and tokens
+        }
+        assert told["num_scheduled_tokens"] == ours, step
+
+
+def test_the_run_on_the_first_page_is_what_the_real_scheduler_decides(judge: Judge) -> None:
+    timeline = gantt.engine_timeline()
+    arrivals, engine = gantt.timeline_arrivals(), gantt.timeline_engine()
+    real = decided(arrivals, engine, timeline["config"], judge)
     assert len(real) == timeline["steps"]
-    for decided, total in zip(real, timeline["totals"], strict=True):
+    for told, total in zip(real, timeline["totals"], strict=True):
         number = total["step"]
         cells = {
             request["id"]: cell
@@ -169,11 +193,11 @@ def test_the_run_on_the_first_page_is_what_the_real_scheduler_decides(judge: Jud
             if cell["step"] == number
         }
         tokens = {name: cell["tokens"] for name, cell in cells.items() if cell["tokens"]}
-        assert decided["num_scheduled_tokens"] == tokens, number
-        assert decided["preempted"] == total["preempted"], number
-        assert decided["free_blocks"] == total["free_blocks"], number
-        for name in decided["running"]:
-            assert decided["block_ids"][name] == cells[name]["blocks"], (number, name)
+        assert told["num_scheduled_tokens"] == tokens, number
+        assert told["preempted"] == total["preempted"], number
+        assert told["free_blocks"] == total["free_blocks"], number
+        for name in told["running"]:
+            assert told["block_ids"][name] == cells[name]["blocks"], (number, name)
 
 
 @pytest.mark.upstream

@@ -49,7 +49,11 @@
             });
             const readable = CourseQuiz.readable(question, given.get());
             const head = make("strong", { textContent: readable ? "Not this." : "That cannot be read." });
-            show("wrong", make("p", {}, head, ` ${wanted(question)} Try again, or `, reveal));
+            const read = CourseQuiz.readAs(question, given.get());
+            const was = read && read !== given.get().trim() ? ` It was read as ${read}.` : "";
+            const thought = CourseQuiz.misconception(question, given.get());
+            show("wrong", make("p", {}, head, `${was} ${wanted(question)} Try again, or `, reveal),
+                ...(thought ? [make("p", { className: "answer-thought" }, ...worded(thought))] : []));
         };
 
         form.addEventListener("submit", (event) => {

@@ -49,7 +49,34 @@ globalThis.CourseQuiz = (() => {
             return String((code - first) % 10);
         });
 
-    const value = (text) => Number(digits(text).replace(/[,_]/g, ""));
+    /** A number as it was typed: 1,500 is a thousand and a half, 7,5 is seven and a half. */
+    const value = (text) => {
+        const typed = digits(text);
+        const decimal = /^([-+]?\d*),(\d+)((?:e[-+]?\d+)?)$/i.exec(typed);
+        if (decimal && (decimal[2].length !== 3 || !/[1-9]/.test(decimal[1]))) {
+            return Number(`${decimal[1]}.${decimal[2]}${decimal[3]}`);
+        }
+        return Number(typed.replace(/[,_]/g, ""));
+    };
+
+    /** As Python's `.10g` writes it. */
+    const shown = (number) => {
+        if (number === 0) return "0";
+        const [digitsOf, power] = number.toExponential(9).split("e");
+        if (Number(power) < -4 || Number(power) >= 10) {
+            const sign = power[0];
+            return `${digitsOf.replace(/\.?0+$/, "")}e${sign}${power.slice(1).padStart(2, "0")}`;
+        }
+        return String(Number(number.toPrecision(10)));
+    };
+
+    /** How a number was read, in our own form; "" for other answers. */
+    const readAs = (question, given) => {
+        const match = NUMBER.exec(strip(given));
+        if (question.number === null || !match) return "";
+        const below = match[2] ? ` / ${match[2]}` : "";
+        return `${shown(value(match[1]))}${below} ${strip(match[3])}`.trimEnd();
+    };
 
     const isNumber = (question, given) => {
         const match = NUMBER.exec(strip(given));
@@ -83,9 +110,19 @@ globalThis.CourseQuiz = (() => {
         return question.accept.map(plain).includes(plain(given));
     };
 
+    /** What was thought by who answers `given`, as far as the question knows; else "". */
+    const misconception = (question, given) => {
+        for (const [answer, thought] of question.wrong) {
+            const as = question.number !== null ? { number: Number(answer) }
+                : question.choices.length ? { choice: answer } : { accept: [answer] };
+            if (check({ ...question, ...as }, given)) return thought;
+        }
+        return "";
+    };
+
     /** Whether `given` is an answer of the kind that is wanted, right or wrong. */
     const readable = (question, given) =>
         question.number === null ? strip(given) !== "" : NUMBER.test(strip(given));
 
-    return { check, digits, fold, plain, readable, strip };
+    return { check, digits, fold, misconception, plain, readable, readAs, strip };
 })();

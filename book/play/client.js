@@ -98,7 +98,7 @@
             const limit = call.payload?.timeLimit;
             if (limit) {
                 this.#timer = setTimeout(() => {
-                    const during = call.test ? ` in ${call.test}` : "";
+                    const during = call.reading ? " at import" : call.test ? ` in ${call.test}` : "";
                     this.stop(`out of time: no end after ${limit} s${during}`);
                 }, limit * 1000);
             }
@@ -119,6 +119,8 @@
                     this.#watch(call);
                 } else if (event.event === "start") {
                     call.test = event.test.split("::").pop();
+                } else if (event.event === "reading") {
+                    call.reading = event.on;
                 }
                 call.onEvent?.(event);
             } else {

@@ -66,22 +66,28 @@ CourseDesk.lab = (host) => {
         const from = CourseDesk.mark(data.starter);
         const notices = el("div", { class: "desk-notices", role: "status" });
         const place = el("div", { class: "desk-editor" });
+        const brought = file?.digest ? file.text : undefined; // no digest: there is no file
         let base = file?.digest;
+        let seen = brought; // the file's text that the editor was given, or that Run has saved
         let stop = null; // ends the run, while there is one
         let timer = 0;
         let editor = null;
+        let followed = null; // the notice that the file was followed
         let unkept = null; // the notice of what could not be kept
 
         const run = button("Run the tests", () => grade(), { class: "desk-run" });
         const end = button("Stop", () => stop?.(), { hidden: true });
         const reset = button("Reset", () => putBack());
         const chosen = el("input", { type: "file", accept: ".json,application/json", hidden: true, onchange: take });
+        const address = el("p", { class: "desk-link", role: "status" });
         const shelf = el("ul", { class: "desk-older" });
         const more = el("details", { class: "desk-more" }, el("summary", {}, "Keep or move your work"),
             el("p", {}, served ? "Run saves the file on your machine. " : "Your text is kept in this browser. ",
                 "An exported file holds everything you did in these pages; another browser takes it by Import, a "
                 + "checkout by ", el("code", {}, "course import FILE"), "."),
-            el("p", { class: "desk-bar" }, button("Export", give), button("Import", () => chosen.click()), chosen),
+            el("p", { class: "desk-bar" }, button("Export", give), button("Import", () => chosen.click()), chosen,
+                button("Link to this text", link)),
+            address,
             el("p", {}, "Earlier texts of this lab: "), shelf);
         more.addEventListener("toggle", () => more.open && listOlder());
         const session = CourseDesk.canRun() && !served ? CoursePlay.session() : null;
@@ -110,10 +116,15 @@ CourseDesk.lab = (host) => {
                 el("span", { class: "desk-keys" }, "Ctrl-Enter runs. Escape, then Tab, leaves the editor.")),
             loading?.box ?? "", results.box, vllm, more);
         editor = await CourseDesk.editor(place, {
-            doc: file?.text ?? edit?.text ?? data.starter, onChange: changed, label: `starter.py of lab ${lab}`,
+            doc: brought ?? edit?.text ?? data.starter, onChange: changed, label: `starter.py of lab ${lab}`,
         });
         CourseDesk.runsByKey(host, grade);
         greet();
+        if (served) {
+            const look = () => !document.hidden && !stop && follow().catch(() => {}); // Run says what is wrong
+            setInterval(look, 2000);
+            window.addEventListener("focus", look);
+        }
 
         // -------------------------------------------------------- what is said above the editor
 
@@ -132,12 +143,14 @@ CourseDesk.lab = (host) => {
 
         function greet() {
             if (CourseStore.notice()) notice(CourseStore.notice());
+            if (file && !file.digest) notice("There is no starter.py on your machine: Run writes this text there.");
+            linked();
             const day = edit ? new Date(edit.at).toLocaleString() : "";
             if (edit?.from && edit.from !== from) {
                 notice("The starter of this lab has changed since you began. Your text is as it was; Reset takes "
                     + "the new starter.", ["I know", () => save()]);
             }
-            if (file && edit && edit.text !== file.text && edit.text !== data.starter) {
+            if (brought !== undefined && edit && edit.text !== brought && edit.text !== data.starter) {
                 notice(`This browser holds another text of this lab, of ${day}.`, ["Show that one", () => show(edit.text)],
                     ["Forget it", () => CourseStore.dropEdit(lab)]);
             }
@@ -215,6 +228,38 @@ CourseDesk.lab = (host) => {
             el("a", { href: address, download: "course-progress.json" }).click();
             setTimeout(() => URL.revokeObjectURL(address), 60_000);
         }
+        /** An address that holds the text in its fragment, which a browser sends nowhere. */
+        async function link() {
+            const text = editor.get();
+            const field = el("input", { type: "text", readonly: true, "aria-label": "Link to this text" });
+            try {
+                field.value = `${location.href.split("#")[0]}#${CourseShare.NAME}=${await CourseShare.packed(text)}`;
+            } catch (error) {
+                return address.replaceChildren(`No link was made: ${error.message}.`);
+            }
+            let how = "Copy it from here. ";
+            try {
+                await navigator.clipboard.writeText(field.value);
+                how = "Copied. ";
+            } catch { /* the field has it */ }
+            address.replaceChildren(`${how}The address itself holds the text, ${field.value.length} characters; nothing is sent anywhere. `,
+                field);
+            field.select();
+        }
+        /** Offer the text that the page's address holds; nothing of it is taken, or run, before that is asked for. */
+        async function linked() {
+            const given = CourseShare.given(location.hash);
+            if (given === null) return;
+            try {
+                const text = await CourseShare.unpacked(given);
+                if (text === editor.get()) return;
+                notice(`The link holds a text of this lab, ${text.split("\n").length} lines, written by whoever made it. `
+                    + "Read it before you run it.", ["Show it", () => show(text)]);
+            } catch (error) {
+                notice(`The link's text cannot be read: ${error.message}.`);
+            }
+        }
+        window.addEventListener("hashchange", linked);
         async function take() {
             const mine = CourseStore.edit(lab)?.text;
             try {
@@ -252,7 +297,7 @@ CourseDesk.lab = (host) => {
                 if (served) words = await onDisk(report, hear);
                 else await inPage(report, hear);
             } catch (error) {
-                const during = report.running ? ` in ${CourseReport.nameOf(report.running)}` : "";
+                const during = report.reading ? " at import: the file itself was being read" : report.running ? ` in ${CourseReport.nameOf(report.running)}` : "";
                 report.trouble = ["stopped", "AbortError"].some((name) => [error.message, error.name].includes(name))
                     ? `Stopped${during}.` : late(error.message);
             }
@@ -292,6 +337,7 @@ CourseDesk.lab = (host) => {
         async function onDisk(report, hear) {
             const control = new AbortController();
             stop = () => control.abort();
+            await follow();
             const sent = editor.get();
             const body = { lab, files: { "starter.py": sent }, base };
             const answer = await CourseStore.local("grade", body, { signal: control.signal });
@@ -301,6 +347,7 @@ CourseDesk.lab = (host) => {
             for await (const event of lines(answer.body)) {
                 if (event.event === "saved") {
                     base = event.digest;
+                    seen = sent;
                     if (CourseStore.edit(lab)?.text === sent) CourseStore.dropEdit(lab);
                 } else if (event.event === "report") {
                     report.trouble = event.trouble;
@@ -311,12 +358,32 @@ CourseDesk.lab = (host) => {
             return words;
         }
 
+        /** Take over what another editor has saved, where this one has nothing of its own. */
+        async function follow() {
+            if (editor.get() !== seen) return;
+            const now = await json(await CourseStore.local(`lab?id=${lab}`));
+            if (!now.digest || now.digest === base || editor.get() !== seen) return; // a file that is gone empties nothing
+            base = now.digest;
+            seen = now.text;
+            editor.set(now.text);
+            clearTimeout(timer);
+            timer = 0;
+            followed?.remove();
+            followed = notice("The file on your machine has changed; this is its text now.");
+        }
+
         function conflict({ error, text, digest }) {
             if (text === undefined) throw new Error(error);
+            if (!digest) {
+                base = digest;
+                notice("starter.py is gone from your machine. Nothing was saved.", ["Write this text there", () => grade()])
+                    .scrollIntoView({ block: "nearest" });
+                return null;
+            }
             const mine = editor.get();
             const accept = () => void (base = digest);
             const line = notice("The file on your machine has changed since this page read it. Nothing was saved.",
-                ["Take the file's text", () => (accept(), show(text))],
+                ["Take the file's text", () => (accept(), (seen = text), show(text))],
                 ["Save mine over it", () => (accept(), keep(() => CourseStore.keepOlder(lab, text)), grade())]);
             line.append(CourseDiff.draw(text, mine, ["the file", "yours, here"]));
             line.scrollIntoView({ block: "nearest" });

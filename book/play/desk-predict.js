@@ -172,18 +172,20 @@ CourseDesk.predict = ({ data, file }) => {
     function tell() {
         const lines = cards.filter((each) => each.entry()).map(({ name, question, entry }) => {
             const { given } = entry();
-            const head = [el("code", {}, name), ": "];
-            if (ran.committed.get(name) !== given) return el("p", {}, head, `you said ${shown(given)}; run the tests to compare.`);
+            const capital = (words) => words[0].toUpperCase() + words.slice(1);
+            const head = [el("q", {}, CourseAsk.worded(question.ask)), " "];
+            if (ran.committed.get(name) !== given) return el("p", {}, head, `You said ${shown(given)}; run the tests to compare.`);
             const measured = ran.measured[name];
             const outcome = measured === undefined ? "" : judge(question, given, measured);
             const means = outcome && meaning(question, outcome);
-            return [el("p", { class: outcome === "right" ? "desk-good" : null }, head, wordsOf(question, given, measured)),
+            return [el("p", { class: outcome === "right" ? "desk-good" : null }, head, capital(wordsOf(question, given, measured))),
                 means ? el("p", { class: "desk-means" }, means) : null];
         });
         const missing = cards.filter((each) => !each.entry());
-        const names = missing.flatMap(({ name }, place) => [place ? ", " : "", el("code", {}, name)]);
+        const none = missing.length === 1 ? "One question has no committed answer"
+            : `${missing.length} questions have no committed answer`;
         told.replaceChildren(...[el("h3", {}, "Predictions"), lines, missing.length ? el("p", { class: "desk-bar" },
-            el("span", {}, names, ": none committed, so the measured value is not shown."),
+            el("span", {}, `${none}, so what was measured is not shown.`),
             button("Commit one", () => {
                 box.open = true;
                 missing[0].host.scrollIntoView({ block: "center" });

@@ -11,12 +11,13 @@ const CourseReport = (() => {
     const base = (file) => file.split(/[\\/]/).pop();
 
     /** A report of no run yet; `heard` fills it. */
-    const begun = () => ({ collected: [], results: [], running: "", trouble: "" });
+    const begun = () => ({ collected: [], results: [], running: "", reading: false, trouble: "" });
 
     /** Put one event of the runner into a report. */
     function heard(report, event) {
         if (event.event === "collected") report.collected = event.tests;
         else if (event.event === "start") report.running = event.test;
+        else if (event.event === "reading") report.reading = event.on;
         else if (event.event === "collect-error") report.trouble = `The test file could not be read:\n${event.message}`;
         else if (event.event === "result") {
             report.running = "";

@@ -63,6 +63,11 @@ const CourseWidgets = (() => {
             for (const host of document.querySelectorAll(`[data-widget="${name}"]`)) {
                 const data = host.querySelector('script[type="application/json"]');
                 const drawn = draw(JSON.parse(data.textContent));
+                // Each says first what it is: its own title, or else the name that a screen reader hears.
+                const named = drawn.getAttribute("aria-label");
+                if (named && !drawn.querySelector(".widget-title, .first-ask")) {
+                    drawn.prepend(el("p", { class: "widget-title", "aria-hidden": "true" }, named));
+                }
                 for (const child of host.children) child.hidden = true;
                 host.append(drawn);
                 for (const plot of drawn.querySelectorAll("svg[viewBox]")) {

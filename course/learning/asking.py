@@ -113,7 +113,7 @@ def run_quiz(console: Console, root: Path, phase: str | None, count: int, every:
             asked += 1
             correct = question.check(line)
             right += correct
-            _explain(console, question, correct)
+            _explain(console, question, line, correct)
             try:
                 boxes.put(question.id, correct)
             except OSError as error:
@@ -146,11 +146,15 @@ def _begun(root: Path) -> set[str]:
     return {lab.id[:2] for lab in find_labs(root) if progress.state(lab) != NEW}
 
 
-def _explain(console: Console, question: quiz.Question, correct: bool) -> None:
+def _explain(console: Console, question: quiz.Question, given: str, correct: bool) -> None:
     if correct:
         terminal.say(console, "  Right.", "green")
     else:
-        terminal.say(console, f"  No: {question.answer}.", "red")
+        read = question.read_as(given)
+        was = f" Yours was read as {read}." if read and read != given.strip() else ""
+        terminal.say(console, f"  No: {question.answer}.{was}", "red")
+        if thought := question.misconception(given):
+            terminal.say(console, f"  {thought}")
     terminal.say(console, f"  {question.explain}")
     terminal.say(console, f"  ({question.source})", "dim")
 

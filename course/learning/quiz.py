@@ -2,7 +2,9 @@
 
 A question has `id` ("03-ex-04"), `source` ("EXERCISES.md, 4"), `ask`, `explain`, and one of:
 `number` (with `unit`, and `tolerance`, relative, 0.01 unless given), `choices` with `choice`,
-`accept` (short answers). Promises: a file that loads has unique ids, sources that are on their
+`accept` (short answers). `wrong`, where there is one, maps a wrong answer to what was thought.
+A comma before exactly three digits groups thousands; any other single comma is a decimal one.
+Promises: a file that loads has unique ids, sources that are on their
 pages and no unknown key; an answer is checked by its meaning: letters or texts of choices, units
 of the same kind, neither case nor punctuation. The book and the command read the same `Question`.
 """
@@ -14,7 +16,7 @@ import math
 import re
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,8 @@ class Question:
     choices: tuple[str, ...] = ()
     choice: str = ""
     accept: tuple[str, ...] = ()
+    wrong: tuple[tuple[str, str], ...] = ()
+    """Wrong answers, each with the misconception that leads to it; the first that fits counts."""
 
     @property
     def answer(self) -> str:
@@ -82,6 +86,28 @@ class Question:
                 return f"{given.strip()!r} is none of the choices: a letter, {', '.join(letters)}."
         return ""
 
+    def misconception(self, given: str) -> str:
+        """What was thought by who answers `given`, as far as the question knows; else empty."""
+        for answer, thought in self.wrong:
+            one = replace(self, **self._with(answer))
+            if one.check(given):
+                return thought
+        return ""
+
+    def _with(self, answer: str) -> dict[str, Any]:
+        """The fields of the question that this would be the right answer to."""
+        if self.number is not None:
+            return {"number": float(answer)}
+        return {"choice": answer} if self.choices else {"accept": (answer,)}
+
+    def read_as(self, given: str) -> str:
+        """How a number was read, in our own form; empty for other answers."""
+        match = _NUMBER.fullmatch(given.strip())
+        if self.number is None or not match:
+            return ""
+        below = f" / {match[2]}" if match[2] else ""
+        return f"{_shown(_value(match[1]))}{below} {match[3].strip()}".rstrip()
+
     def _is_number(self, given: str) -> bool:
         match = _NUMBER.fullmatch(given.strip())
         if not match or self.number is None:
@@ -89,7 +115,7 @@ class Question:
         below = float(match[2] or 1)
         if below == 0:
             return False
-        value = float(re.sub("[,_]", "", match[1])) / below
+        value = _value(match[1]) / below
         own, theirs = self.unit.casefold().strip(), match[3].casefold().strip(" .")
         if theirs == "%" and own != "%":
             value /= 100
@@ -99,6 +125,19 @@ class Question:
             elif own and theirs in table and (len(theirs) > 1 or own in {*_SIZES, *_TIMES}):
                 return False  # a size where steps are asked for; "8 b" may still be eight blocks
         return abs(value - self.number) <= self.tolerance * abs(self.number)
+
+
+def _value(text: str) -> float:
+    """A number as it was typed: 1,500 is a thousand and a half, 7,5 is seven and a half."""
+    decimal = re.fullmatch(r"([-+]?\d*),(\d+)((?:e[-+]?\d+)?)", text, re.I)
+    if decimal and (len(decimal[2]) != 3 or not decimal[1].strip("+-").lstrip("0")):
+        return float(f"{decimal[1]}.{decimal[2]}{decimal[3]}")
+    return float(re.sub("[,_]", "", text))
+
+
+def _shown(value: float) -> str:
+    """A number in our own form, in which a script writes it too."""
+    return f"{value + 0.0:.10g}"  # never -0
 
 
 def _plain(text: str) -> str:
@@ -135,13 +174,20 @@ def load(path: Path) -> tuple[list[Question], list[Finding]]:
         line = lines[place] if len(lines) == len(data) else 1
         name = item.get("id", place + 1) if isinstance(item, dict) else place + 1
         findings += [Finding(path, line, f"question {name}: {problem}") for problem in problems]
-        if not problems:
-            questions.append(_question(item))
+        if problems:
+            continue
+        question = _question(item)
+        for given, _ in question.wrong:
+            if question.check(given):
+                findings.append(Finding(path, line, f"question {name}: wrong: {given!r} is right"))
+        questions.append(question)
     return questions, findings
 
 
 def _question(item: dict[str, Any]) -> Question:
     lists: dict[str, Any] = {key: tuple(item[key]) for key in ("choices", "accept") if key in item}
+    if "wrong" in item:
+        lists["wrong"] = tuple((str(given), thought) for given, thought in item["wrong"].items())
     return Question(**(item | lists))
 
 
@@ -168,6 +214,7 @@ def _problems(item: Any, path: Path, taken: set[str]) -> Iterator[str]:
         yield f"tolerance is {tolerance}: relative, from 0 to below 1"
     for key in ("choices", "accept"):
         yield from _list_problems(key, item.get(key, ["a", "b"]))
+    yield from _wrong_problems(item)
     belongs = {"number": ("tolerance", "unit"), "choices": ("choice",)}
     for kind, keys in belongs.items():
         for key in keys:
@@ -186,6 +233,25 @@ def _problems(item: Any, path: Path, taken: set[str]) -> Iterator[str]:
         for source in item["source"].split(";"):
             if problem := _source_problem(path.parent, source.strip()):
                 yield problem
+
+
+def _wrong_problems(item: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with `wrong`: each key is an answer that could be given, and is not right."""
+    wrong = item.get("wrong", {})
+    if not isinstance(wrong, dict) or not all(
+        isinstance(thought, str) and thought.strip() for thought in wrong.values()
+    ):
+        yield f"wrong must map answers to texts, not {wrong!r}"
+        return
+    for given in wrong:
+        if "number" in item and (isinstance(given, bool) or not isinstance(given, int | float)):
+            yield f"wrong: {given!r} is no number"
+        elif isinstance(item.get("choices"), list) and given not in item["choices"]:
+            yield f"wrong: {given!r} is none of its choices"
+        elif not isinstance(given, str | int | float):
+            yield f"wrong: {given!r} is no answer"
+        elif isinstance(item.get("accept"), list) and not isinstance(given, str):
+            yield f"wrong: {given!r} must be a text (in quotes)"
 
 
 def _list_problems(key: str, value: Any) -> Iterator[str]:

@@ -92,6 +92,19 @@ class Recorder:
         self.write(event="start", test=nodeid)
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any]
+    ) -> Generator[None, object, object]:
+        """Say when the graded file itself is read: a loop there is in no test."""
+        if fixturedef.argname != "lab":
+            return (yield)
+        self.write(event="reading", on=True)
+        try:
+            return (yield)
+        finally:
+            self.write(event="reading", on=False)
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:

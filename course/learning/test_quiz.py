@@ -53,7 +53,9 @@ def write(little_course):
         ("0.256", False),
         ("0.25 MiB", False),
         ("25 %", True),
-        ("0,25", False),
+        ("0,25", True),
+        ("0,250", True),
+        ("1,250", False),
         ("a quarter", False),
         ("", False),
         ("0.25 s", False),
@@ -288,3 +290,46 @@ def test_a_time_may_be_written_with_either_sign_for_micro(given):
 
 def test_a_fraction_of_nothing_is_no_answer():
     assert not Question("i", "s", "a", "e", number=0, tolerance=0).check("3/0")
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("7,5 slots", "7.5 slots"), ("1,500", "1500"), ("1,500,000", "1500000"), ("-0,5", "-0.5"),
+     ("1_000", "1000"), ("12,34e3", "12340"), ("1/4", "1 / 4"), ("many", "")],
+)  # fmt: skip
+def test_a_number_is_told_as_it_was_read(given, read):
+    assert Question("i", "s", "a", "e", number=7.5).read_as(given) == read
+
+
+def test_a_wrong_answer_is_named_by_what_was_thought():
+    number = Question("i", "s", "a", "e", number=8, unit="GiB", wrong=(("4", "K alone."),))
+    assert number.misconception("4,0 GiB") == "K alone." and not number.misconception("5")
+    chosen = Question(
+        "i", "s", "a", "e", choices=("Yes", "No"), choice="No", wrong=(("Yes", "Why."),)
+    )
+    assert chosen.misconception("a") == "Why." and not chosen.misconception("b")
+    named = Question("i", "s", "a", "e", accept=("memory",), wrong=(("slots", "At admission."),))
+    assert named.misconception("The Slots!") == "At admission."
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("{7.5: x}", "wrong: '7.5' is right"),
+        ("{eight: x}", "wrong: 'eight' is no number"),
+        ("{8: ''}", "wrong must map answers to texts"),
+        ("[8]", "wrong must map answers to texts"),
+    ],
+)
+def test_what_cannot_be_a_wrong_answer_is_refused(tmp_path, wrong, said):
+    phase = tmp_path / "phase-02-x"
+    phase.mkdir()
+    (phase / "P.md").write_text("# 1. One\n", encoding="utf-8")
+    path = phase / quiz.FILE
+    path.write_text(
+        f'- id: "02-ex-01"\n  source: "P.md, 1"\n  ask: a\n  number: 7.5\n  wrong: {wrong}\n'
+        "  explain: e\n",
+        encoding="utf-8",
+    )
+    _, findings = quiz.load(path)
+    assert len(findings) == 1 and said in findings[0].text

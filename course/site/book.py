@@ -47,6 +47,8 @@ FRONT = (
 BACK = ("ARCHITECTURE", "CONTRIBUTING", "PUBLISHING", "CHANGES")
 """For who keeps the course, not for who takes it: after the phases."""
 CHAPTERS = ("00-guide.md", "01-deep-dive.md", "02-mini-build.md")
+HOME = "Home"
+"""README in the list: its own title is the site's, and stands there already."""
 LABS = "labs/README.md"
 CLOSING = ("EXERCISES.md", "INTERVIEW.md", "CHEATSHEET.md")
 
@@ -91,6 +93,8 @@ def contents(root: Path) -> Contents:
     found = Contents()
     front = [root / f"{name}.md" for name in FRONT]
     found.parts.append(("", [_chapter(page) for page in front if page.is_file()]))
+    if found.parts[0][1] and found.parts[0][1][0].page == root / "README.md":
+        found.parts[0][1][0] = Chapter(root / "README.md", 0, HOME)
     if not (root / "README.md").is_file():
         found.findings.append(Finding(root / "README.md", 1, "the book needs this page"))
     for phase in sorted(root.glob("phase-[0-9][0-9]-*")):
@@ -314,6 +318,7 @@ def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
     search.write(new)
     desk.write(root, new, contents(root).listed())
     play_payload.install(root, new)
+    book_finish.last(root, new)
     findings = book_site.check(root, new)
     if not findings and not aside:
         book_site.publish(new, site_folder(root))

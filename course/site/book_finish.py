@@ -7,11 +7,13 @@ every figure leads to itself alone; what a shared link shows is the page's own t
 
 from __future__ import annotations
 
+import hashlib
 import html
 import os
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from course.site.colours import coloured
 
@@ -21,6 +23,7 @@ ADDRESS = "COURSE_SITE"
 """The environment variable with the address that the site will have: some readers of a shared link
 take a picture only from a full address."""
 DESCRIPTION_LIMIT = 200
+NOWHERE, OFFLINE = "404.html", "offline.js"
 TEXT = "text"
 """The name of a page's <main>."""
 PHONE = 36
@@ -58,6 +61,52 @@ def finish(root: Path, site: Path) -> None:
         if image.is_file() and path.name != "toc.html":
             made = shared(made, main[2], path.as_posix(), os.environ.get(ADDRESS, ""))
         file.write_text(made, encoding="utf-8")
+
+
+def last(root: Path, site: Path) -> None:
+    """What stands beside the pages: a page for addresses that lead nowhere, and what keeps the site
+    readable offline. Called when everything else is there: it names the build by its bytes."""
+    base = urlsplit(os.environ.get(ADDRESS, "")).path.rstrip("/") + "/"
+    (site / NOWHERE).write_text(nowhere(base), encoding="utf-8")
+    worker = root / "book" / OFFLINE
+    if not worker.is_file():
+        return
+    build = hashlib.sha256()
+    for path in sorted(path for path in site.rglob("*") if path.is_file() and path.name != OFFLINE):
+        build.update(path.relative_to(site).as_posix().encode())
+        build.update(hashlib.sha256(path.read_bytes()).digest())
+    text = worker.read_text(encoding="utf-8")
+    made = text.replace('const BUILD = "";', f'const BUILD = "{build.hexdigest()[:12]}";', 1)
+    (site / OFFLINE).write_text(made, encoding="utf-8")
+
+
+def nowhere(base: str) -> str:
+    """The page of a dead address; `base` is the path of the site, since it is shown at any depth.
+
+    It carries its own few rules: what its site's styles are called is another page's to know.
+    """
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="robots" content="noindex">
+<title>No page here</title>
+<base href="{html.escape(base)}">
+<style>
+:root {{ color-scheme: light dark; font: 1.1em/1.5 system-ui, sans-serif; }}
+main {{ max-width: 36em; margin: 15vh auto; padding: 0 1em; }}
+</style>
+</head>
+<body>
+<main>
+<h1>No page here</h1>
+<p>The address leads to no page of this site: it was mistyped, or the page has moved.</p>
+<p><a href="index.html">The first page</a> lists every phase; its search finds every section.</p>
+</main>
+</body>
+</html>
+"""
 
 
 def skippable(page: str) -> str:

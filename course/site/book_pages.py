@@ -77,7 +77,7 @@ def render(
     if met:
         since = "../" * (len(page.relative_to(root).parts) - 1) + "SINCE_THE_PIN.html"
         told = since if (root / "SINCE_THE_PIN.md").is_file() else ""
-        _insert_under_title(rows, hold(drift_line(release, met, told)))
+        rows += ["", hold(drift_line(release, met, told))]
     text = _hold_code("\n".join(rows), hold)
     depth = len(page.relative_to(root).parts) - 1
     text = book_extras.fold_until_passed(page, text)
@@ -112,14 +112,6 @@ def drift_line(release: str, met: Counter[str], told: str = "") -> str:
         f'<p class="drift-line">Cites vLLM 0.22.1 in {places} '
         f"{'place' if places == 1 else 'places'}. {later}: {counted}{marked}.</p>\n"
     )
-
-
-def _insert_under_title(rows: list[str], piece: str) -> None:
-    """Put a paragraph of its own below the first heading; the rows stay as many."""
-    for index, row in enumerate(rows):
-        if row.startswith("# "):
-            rows[index] = f"{row}\n\n{piece}"
-            return
 
 
 def include(tree: Path, citation: Citation) -> str:

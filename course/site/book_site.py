@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from course.learning import predictions
 from course.learning.labs import CourseError
+from course.site import book_finish
 from course.site.local import PREFIX, Local
 from course.truth import citations
 from course.truth.citations import Finding
@@ -78,6 +79,15 @@ def serving(
             self.send_header("X-Frame-Options", "DENY")
             self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
             super().end_headers()
+
+        def send_error(
+            self, code: int, message: str | None = None, explain: str | None = None
+        ) -> None:
+            page = site / book_finish.NOWHERE
+            if code == HTTPStatus.NOT_FOUND and page.is_file():
+                text = page.read_text(encoding="utf-8").replace("%", "%%")
+                self.error_message_format = text
+            super().send_error(code, message, explain)
 
         def do_GET(self) -> None:
             if local and self.path.startswith(PREFIX):

@@ -30,6 +30,7 @@ SCRIPTS = (
     "desk-report.js",
     "desk-diff.js",
     "desk-results.js",
+    "desk-share.js",
     "desk-lab.js",
     "desk-blocks.js",
 )

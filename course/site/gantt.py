@@ -136,18 +136,9 @@ def record(
                     most_computed[name] = max(most_computed[name], end)
             totals.append(totals_of(step, len(totals), engine))
             admit_arrivals()
-    cache, scheduler = engine.config.cache, engine.config.scheduler
     return {
         "title": title,
-        "config": {
-            "num_blocks": cache.num_blocks,
-            "block_size": cache.block_size,
-            "max_num_seqs": scheduler.max_num_seqs,
-            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-            "long_prefill_token_threshold": scheduler.long_prefill_token_threshold,
-            "enable_prefix_caching": cache.enable_prefix_caching,
-            "policy": scheduler.policy,
-        },
+        "config": config_of(engine),
         "steps": len(totals),
         "requests": [
             {
@@ -161,6 +152,20 @@ def record(
             for arrival in arrivals
         ],
         "totals": totals,
+    }
+
+
+def config_of(engine: LLMEngine) -> dict[str, Any]:
+    """What of an engine's configuration decides a run's schedule."""
+    cache, scheduler = engine.config.cache, engine.config.scheduler
+    return {
+        "num_blocks": cache.num_blocks,
+        "block_size": cache.block_size,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "long_prefill_token_threshold": scheduler.long_prefill_token_threshold,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "policy": scheduler.policy,
     }
 
 

@@ -68,6 +68,8 @@ def every_question() -> list[Question]:
 
 def attempts(question: Question, draw: random.Random) -> str:
     """An answer: of many kinds, many of them right or nearly so."""
+    if question.wrong and draw.random() < 0.3:
+        return draw.choice(question.wrong)[0]
     if question.number is not None:
         factor = draw.choice([1, 1, 1, -1, 1 + question.tolerance, 1.5, 1e3, 1e-3, 2**20])
         n = question.number * factor
@@ -155,6 +157,12 @@ def test_the_page_checks_thousands_of_answers_exactly_as_the_command_does():
     said = in_node("([question, given]) => CourseQuiz.check(question, given)", rows)
     wrong = [(q.id, given, t) for (q, given), t, s in zip(pairs, told, said, strict=True) if t != s]
     assert not wrong
+    said = in_node(
+        "([q, given]) => [CourseQuiz.readAs(q, given), CourseQuiz.misconception(q, given)]", rows
+    )
+    told_more = [[q.read_as(given), q.misconception(given)] for q, given in pairs]
+    assert said == told_more
+    assert sum(bool(thought) for _, thought in told_more) > 20, "too few misconceptions were met"
     assert min(sum(told), len(told) - sum(told)) > 1_500, "too few right ones, or wrong ones"
 
 

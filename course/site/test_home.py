@@ -10,6 +10,7 @@ import pytest
 
 from course.conftest import REPOSITORY
 from course.site import home, live
+from course.site.widgets import first_lab
 from course.truth.citations import Finding
 
 TIMELINE = f"{home.WIDGET}\n\n![A run](run.svg)\n"
@@ -55,3 +56,27 @@ def test_readme_has_one_start_and_three_proofs_behind_comments_that_github_hides
     page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"<!-- home: (\w+) -->\n(?:\[|- \*\*)", page) == ["start", "proofs"]
     assert "<div" not in page and "<script" not in page
+
+
+def test_the_lab_of_the_first_screen_stands_where_the_page_says_with_its_code_and_answers(dressed):
+    text, findings = dressed(f"# T\n\n{home.LAB}\nMore.\n")
+    assert not findings
+    data = json.loads(re.search(r'json">(.*?)</script>', text)[1])
+    assert data["text"] == first_lab.SHIPPED
+    assert "tokens = wanted if wanted &lt;= budget else 0" in text, "to be read without scripts"
+    assert text.count("widget.js") == text.count("first-lab.js") == 1
+
+
+def test_the_pages_shared_script_is_loaded_once(dressed):
+    text, _ = dressed(f"# T\n\n{home.LAB}\n{TIMELINE}")
+    assert "/widget.js" not in text, "the timeline brings it"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_the_page_can_do_is_said_before_the_terminal_where_python_runs(
+    dressed, monkeypatch, there
+):
+    monkeypatch.setattr(home.play, "problem", lambda root: "" if there else "it is not there")
+    text, _ = dressed(f"# T\n\n{home.HERE}## Start\n\nOn a terminal.\n")
+    heads = re.findall("^## (.+)$", text, re.MULTILINE)
+    assert heads == (["Start here", "On your machine"] if there else ["Start"])
