@@ -13,13 +13,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from conformance import flight, recording, replay
 from mini_vllm.observe.flight import Flight, FlightError, hashes_of
 from mini_vllm.observe.why import Log, Span, explain
+from mini_vllm.plan import SchedulerOutput
+from mini_vllm.scheduler import Scheduler
+
+Seen = Callable[[Scheduler, SchedulerOutput], None]
+"""Hears of each step once it is planned."""
 
 
 class WhyError(ValueError):
@@ -41,6 +47,8 @@ class Explained:
     block_size: int = 0
     ends: str = ""
     """Why the reasons end before the file does; empty if they do not."""
+    head: dict[str, Any] = field(default_factory=dict)
+    """Of a server's recording: its first line. Of another: its configuration."""
 
     def number_of(self, request: str) -> str:
         """The log's number for a request, by number or by the server's id.
@@ -58,36 +66,59 @@ class Explained:
         return found[0]
 
 
-def follow(path: Path, seed: int | None = None) -> Explained:
+def follow(path: Path, seed: int | None = None, seen: Seen | None = None) -> Explained:
     """Go through a file.
 
     Args:
         seed: which workload of a file with several; None: the only one.
+        seen: is called after each `schedule()`; what it raises ends the way.
 
     Raises:
         WhyError: it cannot be read or followed.
     """
     try:
-        if path.is_dir() or _is_flight(path):
-            return _follow_flight(path)
-        return _follow_recording(path, seed)
-    except (FlightError, flight.NotReplayable, recording.RecordingError) as error:
+        no_flight = "" if path.is_dir() else _no_flight(path)
+        if not no_flight:
+            return _follow_flight(path, seen)
+    except (FlightError, flight.NotReplayable) as error:
         raise WhyError(str(error)) from None
+    try:
+        return _follow_recording(path, seed, seen)
+    except recording.RecordingError as error:
+        raise WhyError(f"{no_flight}. Nor is it a recording of this project: {error}") from None
     except OSError as error:
         raise WhyError(f"{path}: {error.strerror or error}") from None
 
 
-def _is_flight(path: Path) -> bool:
+def _no_flight(path: Path) -> str:
+    """Why a file is not one of a flight recorder; empty if it is."""
     try:
-        return "flight" in Flight(path).head
-    except FlightError:
-        return False
+        Flight(path)
+    except FlightError as error:
+        return str(error)
+    return ""
 
 
-def _follow_flight(path: Path) -> Explained:
+def _show(scheduler: Scheduler, seen: Seen | None) -> None:
+    """Have a scheduler's steps seen, whoever calls it."""
+    if seen is None:
+        return
+    decide, hears = scheduler.schedule, seen
+
+    def schedule() -> SchedulerOutput:
+        plan = decide()
+        hears(scheduler, plan)
+        return plan
+
+    scheduler.schedule = schedule  # type: ignore[method-assign]
+
+
+def _follow_flight(path: Path, seen: Seen | None) -> Explained:
     server = Flight(path)
     pilot = flight.Pilot(server.head)
-    found = Explained(explain(pilot.scheduler), block_size=server.head["block_size"])
+    size = server.head["block_size"]
+    found = Explained(explain(pilot.scheduler), block_size=size, head=server.head)
+    _show(pilot.scheduler, seen)
     began: float | None = None
     for line in server:
         if "add" in line:
@@ -109,7 +140,7 @@ def _follow_flight(path: Path) -> Explained:
     return found
 
 
-def _follow_recording(path: Path, seed: int | None) -> Explained:
+def _follow_recording(path: Path, seed: int | None, seen: Seen | None) -> Explained:
     entries = [
         entry for entry in recording.read(path, recording.UPSTREAM)
         if seed is None or entry["seed"] == seed
@@ -119,7 +150,9 @@ def _follow_recording(path: Path, seed: int | None) -> Explained:
     [entry] = entries
     config = replay.config_of(entry)
     driven = replay.Driven(entry, replay.mini_scheduler(config), replay.mini_request)
-    found = Explained(explain(driven.scheduler), block_size=config["block_size"])
+    size = config["block_size"]
+    found = Explained(explain(driven.scheduler), block_size=size, head=dict(config))
+    _show(driven.scheduler, seen)
     events = replay.events_by_step(entry)
     for event in events.values():
         for add in event["add"]:

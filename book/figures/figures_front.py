@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from course.site import gantt
+from course.site import gantt, recordings
 from course.site.widgets.code_points import FORMATS, on_grid, round_to_points, rows
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg
 from mini_vllm.cudagraph.launches import LAYER, MODES, simulate
@@ -17,6 +17,32 @@ from mini_vllm.cudagraph.launches import LAYER, MODES, simulate
 def engine_timeline() -> str:
     """The run that the interactive timeline steps through, as one picture."""
     return gantt.draw(gantt.engine_timeline())
+
+
+def flight_sample(first: int = 24, steps: int = 36) -> str:
+    """Some steps of the shipped recording of a real server: who waits, and who is preempted."""
+    told = recordings.sample()
+    rows = []
+    for request in told["requests"][4:16]:
+        cells = [
+            {"step": step - first, "kind": kind, "tokens": tokens, "hit": hit, "finish": None}
+            for begin, end, kind, tokens, hit in request["cells"]
+            for step in range(max(begin, first), min(end, first + steps - 1) + 1)
+        ]
+        rows.append({
+            "id": request["id"], "cells": cells, "prompt_tokens": request["prompt"],
+            "output_tokens": request["max"],
+        })  # fmt: skip
+    data = {
+        "title": f"A real server, recorded: 12 of its requests in steps {first} to "
+        f"{first + steps - 1}",
+        "steps": steps, "requests": rows,
+        "totals": [
+            {"step": step, "free_blocks": told["totals"]["free"][first + step]}
+            for step in range(steps)
+        ],
+    }  # fmt: skip
+    return gantt.draw(data, first_step=first, totals=("free_blocks",))
 
 
 def cuda_graphs() -> str:
@@ -96,6 +122,7 @@ def code_points() -> str:
 
 FIGURES = {
     "engine-timeline.svg": engine_timeline,
+    "flight-sample.svg": flight_sample,
     "cuda-graphs.svg": cuda_graphs,
     "code-points.svg": code_points,
 }
