@@ -47,7 +47,7 @@ class Room:
 
 
 ROOMS = {
-    "models": Room("registry", parts=("experts",)),
+    "models": Room("registry", parts=("experts", "transformer")),
     "distributed": Room(
         "executor",
         (

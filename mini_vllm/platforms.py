@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from mini_vllm.attention import paged_attention, paged_attention_reference
 from mini_vllm.config import EngineConfig
-from mini_vllm.models.transformer import AttentionFn
+from mini_vllm.models.transformer import AttentionFn, Transformer
 from mini_vllm.parts import EngineParts
 
 __all__ = ["GROUP", "CpuPlatform", "Platform", "PlatformError", "check_memory", "fit", "resolve"]
@@ -65,6 +66,10 @@ class Platform:
         """The configuration as it can be served; what was asked for may be overruled."""
         return config
 
+    def transformer(self) -> type[Transformer] | None:
+        """What computes Llama-family models in the place of `Transformer`; None: that one."""
+        return None
+
 
 class CpuPlatform(Platform):
     """The machine's processors, with the defaults that upstream moves for them."""
@@ -91,7 +96,13 @@ def _cpu_plugin() -> str | None:
     return "mini_vllm.platforms.CpuPlatform"
 
 
-BUILT_IN: dict[str, Callable[[], str | None]] = {"cpu": _cpu_plugin}
+def _torch_plugin() -> str | None:
+    if find_spec("torch") is None:
+        raise PlatformError("platform 'torch': torch is not installed; the extra torch has it")
+    return "mini_vllm.models.torch_backend.TorchPlatform"
+
+
+BUILT_IN: dict[str, Callable[[], str | None]] = {"cpu": _cpu_plugin, "torch": _torch_plugin}
 
 
 def resolve(name: str = "auto") -> Platform:
@@ -170,6 +181,11 @@ def fit(
             f"platform {platform.name!r}: dtype={config.dtype!r}: it supports "
             f"{', '.join(platform.supported_dtypes)}"
         )
+    if (transformer := platform.transformer()) is not None:
+        if rooms := [name for name, value in others.items() if value]:
+            raise PlatformError(f"platform {platform.name!r} with {', '.join(rooms)}: not compared")
+        models = {**parts.rooms.get("models", {}), "transformer": transformer}
+        parts = replace(parts, rooms={**parts.rooms, "models": models})
     return parts, config, others
 
 
@@ -228,6 +244,8 @@ def _class_path(name: str, function: Callable[[], Any]) -> str | None:
     """The path of a platform's class, None where its hardware is not there."""
     try:
         path = function()
+    except PlatformError:
+        raise
     except Exception as error:
         raise PlatformError(f"platform {name!r}: its plugin failed: {error!r}") from error
     if path is not None and not (isinstance(path, str) and "." in path):

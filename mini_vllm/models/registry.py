@@ -75,28 +75,33 @@ def load_model(
     linear: LinearFactory,
     experts: ExpertsFn = moe_forward_grouped,
     engine: EngineConfig | None = None,
+    transformer: Callable[..., Transformer] = Transformer,
 ) -> LoadedModel:
     """Resolve `model`; objects and "toy" speak bytes unless a tokenizer is given.
 
+    `transformer` builds Llama-family models in the place of `Transformer`.
+
     Raises:
         ValueError: neither a name, nor a path, nor an object with `forward(batch)`; or a
-            checkpoint that cannot be loaded.
+            checkpoint that cannot be loaded, or that another `transformer` does not build.
     """
     if isinstance(model, str | Path) and str(model) != "toy":
         checkpoint = load_checkpoint(model)
         config = checkpoint.config
+        if transformer is not Transformer and (checkpoint.architecture or checkpoint.sees):
+            raise ValueError(f"{transformer.__name__} with model={model!r}: not compared")
         if checkpoint.architecture is not None:
             return _built(checkpoint, tokenizer, dtype, attention, linear, engine or EngineConfig())
-        transformer = Transformer(
+        made = transformer(
             config, checkpoint.weights, dtype, attention=attention, linear=linear, experts=experts
         )
         return LoadedModel(
-            transformer,
+            made,
             tokenizer or checkpoint.tokenizer,
             checkpoint.eos_token_ids or eos_of(checkpoint.tokenizer),
             config.vocab_size,
-            transformer.kv_specs,
-            transformer.dtype,
+            made.kv_specs,
+            made.dtype,
             config.max_position_embeddings,
             checkpoint.chat_template,
             num_prompt_ids=None
@@ -104,6 +109,8 @@ def load_model(
             else _num_prompt_ids(config.vocab_size, checkpoint.tokenizer),
             room="multimodal" if checkpoint.sees else None,
         )
+    if transformer is not Transformer:
+        raise ValueError(f"{transformer.__name__} with model={model!r}: need a checkpoint")
     tokens = tokenizer or ByteTokenizer()
     eos, vocab_size = eos_of(tokens), tokens.vocab_size
     if isinstance(model, str | Path):
