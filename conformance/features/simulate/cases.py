@@ -2,13 +2,14 @@
 
     python -m conformance.features.simulate.cases phase-18-.../recordings/cases.jsonl.gz
 
-Promises: every step is the pinned scheduler's, of its archive, without torch; the last kind has the
-steps of 0.33.0 beside them. A case holds no answer, only what is asked: a symptom, the request that
-has it, and a goal that can be counted.
+Promises: every step is the pinned scheduler's, of its archive, without torch; `upgrade` has the
+steps of 0.33.0 beside them, and `rate` the counters of 0.11.0. A case holds no answer, only what is
+asked: a symptom, the request that has it, and a goal that can be counted.
 """
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import random
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from conformance.real_core import core_of
-from conformance.recorders.run import run
+from conformance.recorders.run import Run, Stalled, run
 
 LATER = "0.33.0"
-KINDS = ("hits", "queue", "gaps", "twice", "adapters", "upgrade")
+COUNTS_ALL = "0.11.0"
+"""Its hit rate has the look-ups of preempted requests in it: upstream's 25780."""
+KINDS = ("hits", "queue", "gaps", "twice", "adapters", "upgrade", "alive", "rate")
 CONFIG: dict[str, Any] = {
     "num_blocks": 200, "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 256,
     "long_prefill_token_threshold": 0, "enable_prefix_caching": True,
@@ -62,12 +65,38 @@ class Workload:
             "seed": self.seed, "eos_token_id": 2, "config": self.config,
             "events": [self.events[step] for step in sorted(self.events)], "outputs": self.outputs,
         }  # fmt: skip
-        entry = run(asked, core_of(), grows=False)
+        entry = _recorded(asked)
         found = {**entry, "case": kind, "subject": subject, "goal": goal, **more}
         if kind == "upgrade":
             later = run(asked, core_of(LATER), grows=False)
             found["later"] = {"release": LATER, "steps": later["steps"]}
+        if kind == "rate":
+            found["dashboard"] = _hit_rate(asked, entry["steps"])
         return found
+
+
+def _recorded(asked: dict[str, Any]) -> Any:
+    """A workload's steps; where the scheduler stands still for ever, with the first that do."""
+    made = Run(copy.deepcopy(asked), core_of())
+    try:
+        return made.recorded()
+    except Stalled:
+        return Run(copy.deepcopy(asked), core_of()).recorded(most=len(made.steps) - 1)
+
+
+def _hit_rate(asked: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the counters of `COUNTS_ALL` say after the same requests."""
+    core = core_of(COUNTS_ALL)
+    made = Run(copy.deepcopy(asked), core)
+    manager = made.scheduler.kv_cache_manager
+    manager.log_stats = True
+    stats = core.namespace.load("vllm.v1.metrics.stats").PrefixCacheStats()
+    manager.prefix_cache_stats = stats
+    theirs = made.recorded()["steps"]
+    assert [step["num_scheduled_tokens"] for step in theirs] == [
+        step["num_scheduled_tokens"] for step in steps
+    ], "that release decides this workload otherwise"
+    return {"release": COUNTS_ALL, "queries": stats.queries, "hits": stats.hits}
 
 
 def hits(seed: int) -> Any:
@@ -128,9 +157,27 @@ def upgrade(seed: int) -> Any:
     return work.recorded("upgrade", "r3", {"hits": 60})
 
 
+def alive(seed: int) -> Any:
+    """A request that outgrows the pool: it preempts itself, and stands at the head for ever."""
+    work = Workload(seed, num_blocks=40)
+    work.add(0, work.draw.randint(100, 160), 12)
+    work.add(2, 600 + work.draw.randint(1, 20), 30 + work.draw.randint(0, 8))
+    for turn in range(4):
+        work.add(40 + turn, work.draw.randint(20, 40), 4)
+    return work.recorded("alive", "r3", {"worst_wait_of_subject": 4}, health=200)
+
+
+def rate(seed: int) -> Any:
+    """As `twice`, and with the prefix cache: a victim finds its own blocks again."""
+    work = Workload(seed, num_blocks=26)
+    for turn in range(6):
+        work.add(turn // 3, work.draw.randint(50, 62), work.draw.randint(28, 40))
+    return work.recorded("rate", "r0", {"preemptions": 0, "steps": 80})
+
+
 MAKE = {
     "hits": hits, "queue": queue, "gaps": gaps, "twice": twice, "adapters": adapters,
-    "upgrade": upgrade,
+    "upgrade": upgrade, "alive": alive, "rate": rate,
 }  # fmt: skip
 
 

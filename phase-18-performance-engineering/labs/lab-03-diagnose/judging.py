@@ -47,9 +47,20 @@ CAUSES = {
     },
 }
 CAUSES["adapters"] = CAUSES["queue"]
+CAUSES["alive"] = {
+    "never-fits": "the head of the queue needs more blocks than there are",
+    "head-needs-blocks": "the head of the queue waits for blocks that others hold",
+    "slow": "it moves, more slowly than clients wait",
+    "max-num-seqs": "as many requests run as may",
+}
+CAUSES["rate"] = {
+    "own-blocks": "a preempted request finds its own blocks again, and that is counted",
+    "prompts-alike": "prompts begin alike without anybody's knowledge",
+    "sent-twice": "a client sent a request again",
+}
 ALLOWED = (
     "block_size", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold",
-    "enable_prefix_caching", "policy", "max_loras", "release",
+    "enable_prefix_caching", "policy", "max_loras", "max_model_len", "release",
 )  # fmt: skip
 """Knobs that a fix may turn. The number of blocks is the memory, and stays."""
 
@@ -101,6 +112,7 @@ def contradiction(case: Case, cause: str) -> str:
         return _of_waiting(case, cause)
     return {
         "hits": _of_hits, "gaps": _of_gaps, "twice": _of_twice, "upgrade": _of_upgrade,
+        "alive": _of_alive, "rate": _of_rate,
     }[case["case"]](case, cause)  # fmt: skip
 
 
@@ -206,6 +218,38 @@ def _of_upgrade(case: Case, cause: str) -> str:
     return ""
 
 
+def _of_alive(case: Case, cause: str) -> str:
+    config, steps, asked = case["config"], case["steps"], adds(case)
+    plans = [step["num_scheduled_tokens"] for step in steps]
+    number, step, blocks = len(steps) - 1, steps[-1], config["num_blocks"] - 1
+    if cause == "slow":
+        first = next(k for k in range(len(plans)) if not any(plans[k:]))
+        return "" if first == number else f"from step {first} to {number} no token is computed"
+    if cause == "max-num-seqs":
+        return _of_step(case, cause, number)
+    if cause == "head-needs-blocks":
+        free = step["free_blocks"]
+        if step["running"]:
+            return ""
+        return f"step {number}: {free} of {blocks} blocks are free and none runs: no more will come"
+    head = step["waiting"][0]
+    known = sum(plan.get(head, 0) for plan in plans) + 1
+    known = max(known, len(asked[head]["prompt_token_ids"]))
+    need = -(-known // config["block_size"])
+    return "" if need > blocks else f"{head} has {known} tokens, {need} of {blocks} blocks"
+
+
+def _of_rate(case: Case, cause: str) -> str:
+    prompts = [tuple(add["prompt_token_ids"]) for add in adds(case).values()]
+    size = case["config"]["block_size"]
+    if cause == "sent-twice":
+        return "" if len(set(prompts)) < len(prompts) else "no two prompts are equal"
+    if cause == "prompts-alike":
+        first = {prompt[:size] for prompt in prompts}
+        return "" if len(first) < len(prompts) else f"no two prompts have the same first {size}"
+    return "" if any(step["resumed"] for step in case["steps"]) else "no request is resumed"
+
+
 # ------------------------------------------------------------------ what a knob does
 
 
@@ -226,11 +270,18 @@ class Counts:
     stuck: str = ""
 
 
-def trace_of(case: Case) -> list[TraceRequest]:
-    """The case's requests for the simulator: a prefix of each length has an id of its own."""
+def trace_of(case: Case, max_model_len: int) -> list[TraceRequest]:
+    """The case's requests for the simulator: a prefix of each length has an id of its own.
+
+    As at the server's door, an answer ends where `max_model_len` does, and a prompt as long as that
+    is refused.
+    """
     ids: dict[tuple[int, int], int] = {}
     found = []
     for add in adds(case).values():
+        outputs = min(add["max_tokens"], max_model_len - len(add["prompt_token_ids"]))
+        if outputs < 1:
+            continue
         chain = 0
         hashes = []
         for token in add["prompt_token_ids"]:
@@ -238,7 +289,7 @@ def trace_of(case: Case) -> list[TraceRequest]:
             hashes.append(chain)
         found.append(
             TraceRequest(
-                float(add["step"]), len(hashes), add["max_tokens"], tuple(hashes), 1,
+                float(add["step"]), len(hashes), outputs, tuple(hashes), 1,
                 add["priority"], add.get("lora", 0),
             )
         )  # fmt: skip
@@ -269,7 +320,7 @@ def measure(case: Case, **knobs: Any) -> Counts:
 
     simulator.observers.append(seen)
     try:
-        result = simulator.run(trace_of(case))
+        result = simulator.run(trace_of(case, config["max_model_len"]))
     except (RuntimeError, TraceError) as error:
         counts.stuck = str(error)
         return counts

@@ -1,4 +1,4 @@
-"""Lab 18-03: six questions of people who run vLLM, each with one right answer.
+"""Lab 18-03: eight questions of people who run vLLM, each with one right answer.
 
 A case is a recording of vLLM's own scheduler: what was asked, and each step that it decided. You
 write one function per kind. It gets a case and gives the diagnosis: the cause by name, the request
@@ -110,6 +110,34 @@ def upgrade(case: Mapping[str, Any]) -> Diagnosis:
                 fix = {"release": case["later"]["release"]}
                 return Diagnosis("cached-prefix", name, number, fix)
     raise ValueError("the two releases decide alike")
+
+
+def alive(case: Mapping[str, Any]) -> Diagnosis:
+    """*It hangs, and /health says 200.* The subject is short, and is never served.
+
+    request: the first in the queue at the end. number: the first step from which on no step
+    computes a token, which is what liveness is measured by.
+    """
+    plans = [step["num_scheduled_tokens"] for step in case["steps"]]
+    stands = next(number for number in range(len(plans)) if not any(plans[number:]))
+    head = case["steps"][-1]["waiting"][0]
+    holds = (case["config"]["num_blocks"] - 1) * case["config"]["block_size"]
+    return Diagnosis("never-fits", head, stands, {"max_model_len": holds})
+
+
+def rate(case: Mapping[str, Any]) -> Diagnosis:
+    """*A hit rate of a fifth on random prompts?* `case["dashboard"]` has what 0.11.0 counted.
+
+    request: the first that is computed again. number: the tokens that requests found in the cache
+    as they were resumed, of all together.
+    """
+    found = [
+        step["num_computed_tokens"][name] - step["num_scheduled_tokens"][name]
+        for step in case["steps"]
+        for name in step["resumed"]
+    ]
+    again = next(step["resumed"][0] for step in case["steps"] if step["resumed"])
+    return Diagnosis("own-blocks", again, sum(found), {"max_num_seqs": 4})
 
 
 def _asked(case: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Lab 18-03: six questions of people who run vLLM, each with one right answer.
+"""Lab 18-03: eight questions of people who run vLLM, each with one right answer.
 
 A case is a recording of vLLM's own scheduler: what was asked, and each step that it decided. You
 write one function per kind. It gets a case and gives the diagnosis: the cause by name, the request
@@ -72,5 +72,23 @@ def upgrade(case: Mapping[str, Any]) -> Diagnosis:
     """*The other release serves the same requests differently.* `case["later"]` has its steps.
 
     request: the first that gets another number of tokens. number: the step in which it does.
+    """
+    raise NotImplementedError
+
+
+def alive(case: Mapping[str, Any]) -> Diagnosis:
+    """*It hangs, and /health says 200.* The subject is short, and is never served.
+
+    request: the first in the queue at the end. number: the first step from which on no step
+    computes a token, which is what liveness is measured by.
+    """
+    raise NotImplementedError
+
+
+def rate(case: Mapping[str, Any]) -> Diagnosis:
+    """*A hit rate of a fifth on random prompts?* `case["dashboard"]` has what 0.11.0 counted.
+
+    request: the first that is computed again. number: the tokens that requests found in the cache
+    as they were resumed, of all together.
     """
     raise NotImplementedError

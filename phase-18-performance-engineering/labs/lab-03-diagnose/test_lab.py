@@ -15,7 +15,7 @@ FILE = Path(__file__).parent / "recordings" / "cases.jsonl.gz"
 
 @functools.cache
 def recorded():
-    """Three cases of each of six kinds."""
+    """Three cases of each of eight kinds."""
     return judging.load(FILE)
 
 
@@ -45,6 +45,12 @@ def decided(case):
     if kind == "adapters":
         waited = judging.waits(case, subject)
         return steps[waited[0]]["running"][0], len(waited)
+    if kind == "alive":
+        return steps[-1]["waiting"][0], next(k for k in range(len(plans)) if not any(plans[k:]))
+    if kind == "rate":
+        found = [s["num_computed_tokens"][name] - s["num_scheduled_tokens"][name]
+                 for s in steps for name in s["resumed"]]  # fmt: skip
+        return next(step["resumed"][0] for step in steps if step["resumed"]), sum(found)
     pairs = enumerate(zip(plans, (s["num_scheduled_tokens"] for s in case["later"]["steps"]),
                           strict=False))  # fmt: skip
     number, mine, theirs = next((k, a, b) for k, (a, b) in pairs if a != b)
@@ -112,7 +118,19 @@ def test_another_release(lab):
     graded(lab, "upgrade")
 
 
-@pytest.mark.parametrize("kind", ["hits", "queue", "gaps", "twice", "adapters", "upgrade"])
+def test_up_and_not_alive(lab):
+    """A server believed to be slow, or about to go on, since it answers /health."""
+    graded(lab, "alive")
+
+
+def test_a_hit_rate_of_random_prompts(lab):
+    """Prompts suspected of being alike, when victims find their own blocks."""
+    graded(lab, "rate")
+
+
+@pytest.mark.parametrize(
+    "kind", ["hits", "queue", "gaps", "twice", "adapters", "upgrade", "alive", "rate"]
+)
 def test_a_case_has_one_cause(lab, kind):
     """A case that two causes explain, and a simulator that decides otherwise than vLLM did."""
     for case in (each for each in recorded() if each["case"] == kind):
@@ -121,6 +139,12 @@ def test_a_case_has_one_cause(lab, kind):
         assert len(left) == 1, f"{where}: one cause must be left, came {left}"
         assert left[0] == getattr(lab, kind)(case).cause, f"{where}: the cause that is left"
         steps = [step["num_scheduled_tokens"] for step in case["steps"]]
-        as_vllm = judging.measure(case).plans == [plan for plan in steps if plan]
+        steps = [plan for plan in steps if plan]
+        # The simulator refuses what never fits at the door. With the fix it plans as vLLM did up to
+        # that request's last token, with which vLLM stood still.
+        fix = getattr(lab, kind)(case).fix if kind == "alive" else {}
+        plans = judging.measure(case, **fix).plans
+        end = len(steps) - 1 if fix else None
+        as_vllm = plans[:end] == steps[:-1] if fix else plans == steps
         assert as_vllm, f"{where}: with no knob turned the simulator plans as vLLM did"
         assert judging.missed(case, judging.measure(case)), f"{where}: the goal needs a fix"
