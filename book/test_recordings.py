@@ -27,16 +27,16 @@ def opened(open_page):
     return find
 
 
-def drop(page: Any, name: str, data: bytes) -> None:
-    """Let a file fall on the page, as a hand does."""
+def drop(page: Any, name: str, data: bytes | int) -> None:
+    """Let a file fall on the page, as a hand does; a number is that of its bytes."""
     page.evaluate(
-        """([name, bytes]) => {
+        """([name, data]) => {
             const carried = new DataTransfer();
-            carried.items.add(new File([new Uint8Array(bytes)], name));
+            carried.items.add(new File([new Uint8Array(data)], name));
             const options = { dataTransfer: carried, bubbles: true, cancelable: true };
             document.querySelector(".flight-drop").dispatchEvent(new DragEvent("drop", options));
         }""",
-        [name, list(data)],
+        [name, data if isinstance(data, int) else list(data)],
     )
 
 
@@ -82,7 +82,7 @@ def test_what_is_refused_is_said_and_leaves_what_was_there(opened):
     for name, data, why in (
         ("notes.txt", b"hello\n", "notes.txt, line 1: not JSON"),
         ("a.0002.jsonl", b"{}\n", "a: segments 0 to 1 were rotated away"),
-        ("big.jsonl", bytes(recordings.MOST_BYTES + 1), "a page opens at most 8 MiB"),
+        ("big.jsonl", recordings.MOST_BYTES + 1, "a page opens at most 8 MiB"),
     ):
         drop(page, name, data)
         said = page.locator(".flight [role=alert]")
@@ -100,7 +100,7 @@ def test_two_prompts_are_compared_as_the_command_compares_them(opened):
 @pytest.mark.slow
 @pytest.mark.skipif(bool(play.problem(recordings.ROOT)), reason="needs course book runtime")
 def test_a_file_is_read_by_the_pages_own_python_and_goes_nowhere(opened):
-    sent = []
+    sent: list[str] = []
 
     def listening(page: Any) -> None:
         page.on("request", lambda r: sent.append(r.url) if r.method != "GET" else None)

@@ -26,7 +26,7 @@ from conformance import serve_stream
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "sample.0000.jsonl.gz"
-"""Kept in `conformance/recordings/server`."""
+"""Kept in `conformance/flight_sample`."""
 SEED, CLIENTS, PROMPTS, GAP = 20260, 24, 24, 0.03
 """GAP: seconds between two arrivals."""
 FLAGS = (

@@ -23,7 +23,7 @@ from mini_vllm.request import Request
 from mini_vllm.scheduler import Scheduler
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = ROOT / "conformance" / "recordings" / "server" / "sample.0000.jsonl.gz"
+SAMPLE = ROOT / "conformance" / "flight_sample" / "sample.0000.jsonl.gz"
 """`python -m conformance.sample_server` recorded it."""
 MOST_BYTES = 8 << 20
 """Of all files together, as they are dropped."""
