@@ -5,7 +5,7 @@
 Promises: logits are those of `Transformer` up to the rounding of sums in another order, bounded by
 `mini_vllm/tests/rounding.py`; the KV cache stays the runner's and is written in place. What was not
 compared is refused by name: another architecture, a room, one's own attention or projections.
-Mirrors how `vllm/platforms/cpu.py:36` `CpuPlatform` and its attention run the same model elsewhere.
+Mirrors how `vllm/platforms/cpu.py:41` `CpuPlatform` and its attention run the same model elsewhere.
 """
 
 from __future__ import annotations
