@@ -68,7 +68,7 @@ def test_the_summary_has_front_matter_then_each_phase_in_reading_order(root):
     assert staged(root) == []
     assert page_of_book(root, "SUMMARY.md") == (
         "# Summary\n\n"
-        "- [The course](index.md)\n"
+        "- [Home](index.md)\n"
         "- [Glossary](GLOSSARY.md)\n\n"
         "# 00 First steps\n\n"
         f"- [00 Overview]({PHASE}/index.md)\n"

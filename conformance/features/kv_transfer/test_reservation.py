@@ -105,4 +105,5 @@ def test_an_engine_with_a_connector_takes_the_part_by_its_release():
     }  # fmt: skip
     for version, kind in (("0.22.1", Scheduler), (VERSION, LoadsReserve)):
         engine = LLMEngine(parts=parts_of(version), kv_transfer_config=config)
-        assert type(engine.scheduler) is kind
+        assert isinstance(engine.scheduler, kind)
+        assert isinstance(engine.scheduler, LoadsReserve) == (version == VERSION)
