@@ -20,7 +20,7 @@ CourseWidgets.mount("first-lab", (given) => {
             go();
         } });
     text.value = given.text;
-    const run = el("button", { type: "button", class: "home-run", onclick: () => go() }, "Run");
+    const run = el("button", { type: "button", class: "first-go", onclick: () => go() }, "Run");
     const hint = el("button", { type: "button", onclick: () => help() }, "Hint");
     const reset = el("button", { type: "button", onclick: () => {
         text.value = given.text;
