@@ -124,7 +124,8 @@ def test_the_picture_plays_once_by_itself_and_stops_when_it_is_touched(open_page
     page = open_page("index.html", motion=True)
     box = page.locator('[data-widget="engine-timeline"] section.widget-box')
     box.locator("button", has_text="Pause").wait_for()
-    page.wait_for_function("document.querySelector('.widget-box').dataset.place > 0")
+    seen = "[data-widget='engine-timeline'] .widget-box"
+    page.wait_for_function(f'document.querySelector("{seen}").dataset.place > 0')
     box.get_by_role("button", name="Next step").click()
     assert box.locator("button", has_text="Pause").count() == 0
 

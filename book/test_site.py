@@ -221,7 +221,7 @@ def test_without_javascript_a_widget_is_a_figure_with_a_text(site, url, open_pag
     page = open_page(javascript=False)
     for path, names in widgets_by_page(site).items():
         page.goto(url + path)
-        for name in names:
+        for name in set(names) - {"first-lab"}:  # an editor: without JavaScript it takes no room
             figure = page.locator(f'[data-widget="{name}"] img').first
             assert figure.is_visible(), name
             assert figure.get_attribute("alt"), name
