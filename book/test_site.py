@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -447,15 +448,20 @@ def test_a_question_about_knobs_sets_them_and_counts(widget):
     assert "Greedy" in host.inner_text()
 
 
-def test_slots_show_what_the_engine_did_and_questions_set_them(widget):
-    document = widgets.document("adapter-slots")
-    host = widget("adapter-slots")
+def answered_wrongly(host: Any, document: dict[str, Any], button: str) -> None:
+    """Each question of a widget, answered by one more than is right, and what is then said."""
     for question in document["questions"]:
         assert question["ask"] in host.inner_text()
         host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
-        host.get_by_role("button", name="Run it").click()
+        host.get_by_role("button", name=button).click()
         host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
         host.get_by_role("button", name="Next").click()
+
+
+def test_slots_show_what_the_engine_did_and_questions_set_them(widget):
+    document = widgets.document("adapter-slots")
+    host = widget("adapter-slots")
+    answered_wrongly(host, document, "Run it")
     for pattern, films in document["films"].items():
         host.locator('[data-input="pattern"]').select_option(pattern)
         for slots, film in films.items():
@@ -470,12 +476,7 @@ def test_slots_show_what_the_engine_did_and_questions_set_them(widget):
 def test_blocks_of_layers_are_the_managers_and_questions_set_them(widget):
     document = widgets.document("layer-blocks")
     host = widget("layer-blocks")
-    for question in document["questions"]:
-        assert question["ask"] in host.inner_text()
-        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
-        host.get_by_role("button", name="Run it").click()
-        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
-        host.get_by_role("button", name="Next").click()
+    answered_wrongly(host, document, "Run it")
     for layers, films in document["films"].items():
         host.locator('[data-input="layers"]').select_option(layers)
         for budget, film in films.items():
@@ -491,12 +492,7 @@ def test_blocks_of_layers_are_the_managers_and_questions_set_them(widget):
 def test_prompts_cross_as_the_document_says_and_questions_set_them(widget):
     document = widgets.document("two-pools")
     host = widget("two-pools")
-    for question in document["questions"]:
-        assert question["ask"] in host.inner_text()
-        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
-        host.get_by_role("button", name="Run it").click()
-        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
-        host.get_by_role("button", name="Next").click()
+    answered_wrongly(host, document, "Run it")
     for key in ("512|20|10", "8192|200|400", "2048|60|two replicas"):
         prompt, every, arm = key.split("|")
         host.locator('[data-input="prompt"]').select_option(prompt)
@@ -514,12 +510,7 @@ def test_prompts_cross_as_the_document_says_and_questions_set_them(widget):
 def test_pictures_are_planned_as_by_the_engine_and_questions_set_them(widget):
     document = widgets.document("picture-budget")
     host = widget("picture-budget")
-    for question in document["questions"]:
-        assert question["ask"] in host.inner_text()
-        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
-        host.get_by_role("button", name="Run it").click()
-        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
-        host.get_by_role("button", name="Next").click()
+    answered_wrongly(host, document, "Run it")
     for key in ("1280 x 960|1280 x 960|none|2048|0", "336 x 336|640 x 480|1280 x 960|512|1"):
         made = document["films"][key]
         *sizes, budget, same = key.split("|")
@@ -539,12 +530,7 @@ def test_pictures_are_planned_as_by_the_engine_and_questions_set_them(widget):
 def test_pieces_of_a_stream_are_what_the_parser_sent_and_questions_set_them(widget):
     document = widgets.document("stream-buffers")
     host = widget("stream-buffers")
-    for question in document["questions"]:
-        assert question["ask"] in host.inner_text()
-        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
-        host.get_by_role("button", name="Cut it").click()
-        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
-        host.get_by_role("button", name="Next").click()
+    answered_wrongly(host, document, "Cut it")
     for name, films in document["films"].items():
         host.locator('[data-input="text"]').select_option(name)
         for place, length in enumerate(document["lengths"]):
@@ -558,12 +544,7 @@ def test_pieces_of_a_stream_are_what_the_parser_sent_and_questions_set_them(widg
 def test_ranks_that_change_places_change_what_the_document_says(widget):
     document = widgets.document("shard-matrix")
     host = widget("shard-matrix")
-    for question in document["questions"]:
-        assert question["ask"] in host.inner_text()
-        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
-        host.get_by_role("button", name="Show it").click()
-        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
-        host.get_by_role("button", name="Next").click()
+    answered_wrongly(host, document, "Show it")
     for kind, words in document["kinds"].items():
         host.locator('[data-input="cut"]').select_option(words)
         host.locator('[data-input="ranks"]').select_option("4")
@@ -594,12 +575,7 @@ def test_a_rank_that_is_dragged_onto_another_changes_slices_with_it(widget):
 def test_bytes_light_up_as_the_engine_allowed_them_and_questions_go_there(widget):
     document = widgets.document("allowed-bytes")
     host = widget("allowed-bytes")
-    for question in document["questions"]:
-        assert question["ask"] in host.inner_text()
-        host.locator('[data-input="guess"]').fill(str(question["answer"] + 1))
-        host.get_by_role("button", name="Show it").click()
-        host.get_by_text(f"{question['answer']}; you said {question['answer'] + 1}.").wait_for()
-        host.get_by_role("button", name="Next").click()
+    answered_wrongly(host, document, "Show it")
     for name, film in document["films"].items():
         host.locator('[data-input="case"]').select_option(name)
         for place in (0, len(film["places"]) // 2, len(film["places"]) - 1):

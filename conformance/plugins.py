@@ -18,7 +18,6 @@ import json
 import os
 import sys
 import tempfile
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from typing import Any
 from conformance import recording, serve_stream
 from conformance.real_engine import MODEL, ROOT, provenance
 from labkit import processes
+from labkit.plugins import put_on_path
 
 LAB = ROOT / "phase-17-hardware-backends-and-plugins" / "labs" / "lab-03-ten-line-plugins"
 KEPT = LAB / "recordings" / "plugins.jsonl.gz"
@@ -42,24 +42,6 @@ FLAGS = (
     "--worker-extension-cls conformance.features.lora.worker.NoPinning "
     '--ir-op-priority {"rms_norm":["course"]}'
 )
-
-
-def install(into: Path) -> None:
-    """Put the package's metadata and its modules on the path of this process and its children."""
-    project = tomllib.loads((LAB / "plugin" / "pyproject.toml").read_text(encoding="utf-8"))
-    name, version = project["project"]["name"], project["project"]["version"]
-    folder = into / f"{name.replace('-', '_')}-{version}.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8"
-    )
-    lines = []
-    for group, points in project["project"]["entry-points"].items():
-        lines += [f"[{group}]", *(f"{point} = {target}" for point, target in points.items())]
-    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    paths = [str(into), str(LAB / "plugin"), str(ROOT)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
-    sys.path[:0] = paths
 
 
 # ---------------------------------------------------------------------- one server
@@ -236,7 +218,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) == 2:
         os.environ["COURSE_PLUGINS"] = str(Path(arguments[1]).resolve())
     with tempfile.TemporaryDirectory() as folder:
-        install(Path(folder) / "site")
+        put_on_path(LAB / "plugin", Path(folder) / "site", ROOT)
         (Path(folder) / "notes").mkdir()
         server = served(Path(folder) / "notes")
         os.environ["COURSE_NOTES"] = str(Path(folder) / "notes")

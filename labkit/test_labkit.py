@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 import yaml
 
 from labkit import environment, modules, processes, versions
+from labkit.plugins import put_on_path
 from labkit.yaml_files import read_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -195,3 +197,19 @@ def test_yaml_is_read_alike_by_both_parsers():
 def test_yaml_that_is_nested_too_deeply_is_refused_and_python_lives(text):
     with pytest.raises((RecursionError, yaml.YAMLError)):
         read_yaml(text)
+
+
+def test_a_plugin_package_is_found_by_its_entry_points(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "made_for_a_test.py").write_text("def name():\n    return 'found'\n")
+    (package / "pyproject.toml").write_text(
+        '[project]\nname = "made-for-a-test"\nversion = "1.0"\n'
+        '[project.entry-points."labkit.tests"]\nnamed = "made_for_a_test:name"\n'
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "before")
+    put_on_path(package, tmp_path / "site")
+    (point,) = entry_points(group="labkit.tests")
+    assert point.load()() == "found"
+    assert os.environ["PYTHONPATH"].endswith(f"{os.pathsep}before")

@@ -6,7 +6,11 @@ Promises: the message holds the argument, the value given and what is accepted.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+Config = TypeVar("Config")
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None, need: str = "") -> int:
@@ -43,3 +47,28 @@ def number(name: str, value: Any) -> float:
     if wrong:
         raise ValueError(f"{name}={value!r}: need a finite number")
     return float(value)
+
+
+def config_of(kind: type[Config], name: str, value: Any, *needed: str) -> Config:
+    """`value` as a `kind`: one already, or a mapping with the names of its fields.
+
+    Raises:
+        ValueError: neither, an unknown name, one of `needed` missing, or what `kind` refuses.
+    """
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}={value!r}: need a {kind.__name__} or a mapping")
+    known_names(name, value, [each.name for each in fields(kind)])  # type: ignore[arg-type]
+    for each in needed:
+        if each not in value:
+            raise ValueError(f"{name} lacks {each}: need it")
+    return kind(**value)
+
+
+def known_names(name: str, value: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raises a ValueError that names the argument and the first of its keys that is not known."""
+    known = list(known)
+    for each in value:
+        if each not in known:
+            raise ValueError(f"{name} holds {each!r}: need some of {', '.join(known) or 'nothing'}")

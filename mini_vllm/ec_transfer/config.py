@@ -7,11 +7,11 @@ Promises: vLLM's names, defaults and roles. Mirrors `vllm/config/ec_transfer.py:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from mini_vllm.checks import number, whole
+from mini_vllm.checks import config_of, known_names, number, whole
 
 EC_ROLES = ("ec_producer", "ec_consumer", "ec_both")
 
@@ -58,19 +58,7 @@ class ECTransferConfig:
         Raises:
             ValueError: neither, an unknown name, or a value out of range.
         """
-        if isinstance(given, cls):
-            return given
-        if not isinstance(given, Mapping):
-            raise ValueError(f"ec_transfer_config={given!r}: need an ECTransferConfig or a mapping")
-        known = [each.name for each in fields(cls)]
-        for name in given:
-            if name not in known:
-                need = ", ".join(known)
-                raise ValueError(f"ec_transfer_config holds {name!r}: need some of {need}")
-        for name in ("ec_connector", "ec_role"):
-            if name not in given:
-                raise ValueError(f"ec_transfer_config lacks {name}: need it")
-        return cls(**given)
+        return config_of(cls, "ec_transfer_config", given, "ec_connector", "ec_role")
 
     @property
     def is_ec_producer(self) -> bool:
@@ -88,8 +76,6 @@ class ECTransferConfig:
         Raises:
             ValueError: a name that it does not know.
         """
-        for name in self.ec_connector_extra_config:
-            if name not in known:
-                need = ", ".join(known) or "nothing"
-                raise ValueError(f"ec_connector_extra_config holds {name!r}: need some of {need}")
-        return {**known, **self.ec_connector_extra_config}
+        extra = self.ec_connector_extra_config
+        known_names("ec_connector_extra_config", extra, known)
+        return {**known, **extra}

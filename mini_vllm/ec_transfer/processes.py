@@ -24,6 +24,7 @@ from mini_vllm.engine import LLMEngine
 from mini_vllm.kv_transfer.processes import (
     Answer,
     EngineLostError,
+    EnginePair,
     EngineProcess,
     answer_all,
     kill,
@@ -38,7 +39,7 @@ def serve(connection: Connection, model: Any, knobs: Mapping[str, Any]) -> None:
     answer_all(engine, connection)
 
 
-class EncodeDecode:
+class EncodeDecode(EnginePair):
     """One producer, one consumer, and the proxy between a caller and both."""
 
     def __init__(
@@ -53,7 +54,7 @@ class EncodeDecode:
             encode_timeout_s: how long the prompts of one call wait for the encoder, all in all.
             knobs: of both engines, such as `num_blocks`.
         """
-        self.engines: dict[str, EngineProcess] = {}
+        self.engines = {}
         self.encode_timeout_s = encode_timeout_s
         self.num_fallbacks = 0
         """Prompts with pictures that the encoder did not answer in time, or refused."""
@@ -72,17 +73,6 @@ class EncodeDecode:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> EncodeDecode:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End both processes."""
-        for engine in self.engines.values():
-            engine.close()
 
     def generate(self, prompts: Sequence[Any], params: SamplingParams) -> list[Answer]:
         """Each prompt's pictures through the producer, then all prompts through the consumer.

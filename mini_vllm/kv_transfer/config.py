@@ -7,9 +7,11 @@ Promises: vLLM's names, defaults and checks. Mirrors `vllm/config/kv_transfer.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
+
+from mini_vllm.checks import config_of, known_names
 
 KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
 KV_LOAD_FAILURE_POLICIES = ("fail", "recompute")
@@ -53,19 +55,7 @@ class KVTransferConfig:
         Raises:
             ValueError: neither, an unknown name, or a value out of range.
         """
-        if isinstance(given, cls):
-            return given
-        if not isinstance(given, Mapping):
-            raise ValueError(f"kv_transfer_config={given!r}: need a KVTransferConfig or a mapping")
-        known = [each.name for each in fields(cls)]
-        for name in given:
-            if name not in known:
-                need = ", ".join(known)
-                raise ValueError(f"kv_transfer_config holds {name!r}: need some of {need}")
-        for name in ("kv_connector", "kv_role"):
-            if name not in given:
-                raise ValueError(f"kv_transfer_config lacks {name}: need it")
-        return cls(**given)
+        return config_of(cls, "kv_transfer_config", given, "kv_connector", "kv_role")
 
     @property
     def is_kv_producer(self) -> bool:
@@ -83,8 +73,6 @@ class KVTransferConfig:
         Raises:
             ValueError: a name that it does not know.
         """
-        for name in self.kv_connector_extra_config:
-            if name not in known:
-                need = ", ".join(known) or "nothing"
-                raise ValueError(f"kv_connector_extra_config holds {name!r}: need some of {need}")
-        return {**known, **self.kv_connector_extra_config}
+        extra = self.kv_connector_extra_config
+        known_names("kv_connector_extra_config", extra, known)
+        return {**known, **extra}

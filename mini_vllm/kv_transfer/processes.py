@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Self
 
 from mini_vllm.engine import LLMEngine
 from mini_vllm.sampling_params import SamplingParams
@@ -135,7 +135,25 @@ class EngineProcess:
             self.process.join()
 
 
-class PrefillDecode:
+class EnginePair:
+    """Two engines in processes that begin and end together."""
+
+    engines: dict[str, EngineProcess]
+    """By role."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End both processes."""
+        for engine in self.engines.values():
+            engine.close()
+
+
+class PrefillDecode(EnginePair):
     """One producer, one consumer, and the proxy between a caller and both."""
 
     def __init__(
@@ -150,7 +168,7 @@ class PrefillDecode:
             extra: `kv_connector_extra_config` of both.
             knobs: of both engines, such as `num_blocks`.
         """
-        self.engines: dict[str, EngineProcess] = {}
+        self.engines = {}
         self.num_fallbacks = 0
         """Prompts that the consumer computed, since the producer was gone or said no."""
         self._num_requests = 0
@@ -165,17 +183,6 @@ class PrefillDecode:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> PrefillDecode:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End both processes."""
-        for engine in self.engines.values():
-            engine.close()
 
     def generate(self, prompts: Sequence[Any], params: SamplingParams) -> list[Answer]:
         """Each prompt through the producer and then the consumer.

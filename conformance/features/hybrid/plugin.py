@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from conformance import recording
 from conformance.features import ROOT
 from conformance.real_engine import provenance
 from labkit.modules import load_module
+from labkit.plugins import put_on_path
 
 LAB = ROOT / "phase-14-model-architectures" / "labs" / "lab-06-add-a-model"
 KEPT = LAB / "recordings" / "texts.jsonl.gz"
@@ -33,24 +33,6 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def install(into: Path) -> None:
-    """Put the plugin's metadata on the path, for this process and those it starts."""
-    project = tomllib.loads((LAB / "plugin" / "pyproject.toml").read_text(encoding="utf-8"))
-    name, version = project["project"]["name"], project["project"]["version"]
-    folder = into / f"{name.replace('-', '_')}-{version}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8"
-    )
-    lines = []
-    for group, points in project["project"]["entry-points"].items():
-        lines += [f"[{group}]", *(f"{point} = {target}" for point, target in points.items())]
-    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    paths = [str(into), str(LAB / "plugin"), str(ROOT)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
-    sys.path[:0] = paths
-
-
 def asked(lab_file: Path | None = None) -> dict[str, Any]:
     """Greedy texts of the lab's prompts, float32, and the log probabilities of the first tokens."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -59,7 +41,7 @@ def asked(lab_file: Path | None = None) -> dict[str, Any]:
     checkpoint = load_module(LAB / "checkpoint.py")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "site").mkdir()
-        install(Path(folder) / "site")
+        put_on_path(LAB / "plugin", Path(folder) / "site", ROOT)
         import vllm
 
         model = checkpoint.write(Path(folder) / "parallel-llama")
