@@ -22,8 +22,9 @@ from course.site import play, play_excepted, real_payload
 ENGINE = ("mini_vllm/", "labkit/", "course/play/", "course/learning/")
 """Folders whose Python files come with the first run."""
 APART = (
-    "mini_vllm/distributed/", "mini_vllm/entrypoints/", "mini_vllm/kv_transfer/",
-    "mini_vllm/releases/", "mini_vllm/simulate/",
+    "mini_vllm/distributed/", "mini_vllm/ec_transfer/", "mini_vllm/entrypoints/",
+    "mini_vllm/kv_transfer/", "mini_vllm/multimodal/", "mini_vllm/releases/",
+    "mini_vllm/simulate/",
 )  # fmt: skip
 """Folders of the engine that few labs use: fetched when they are imported."""
 FILES = (
