@@ -194,7 +194,7 @@ def book_runtime(
     root, labs, _ = opened()
     if check:
         chosen = [lab for lab in labs if _selected(labs, lab, names)]
-        raise typer.Exit(maintainer.play_check(terminal.make_console(), root, chosen))
+        raise typer.Exit(maintainer.play_check(terminal.make_console(), root, chosen, bool(names)))
     if pages:
         raise typer.Exit(maintainer.play_pages(terminal.make_console(), root))
     if names:

@@ -291,8 +291,12 @@ def book_runtime(console: Console, root: Path) -> int:
     return 0
 
 
-def play_check(console: Console, root: Path, labs: list[Lab]) -> int:
-    """Grade labs in the pages' worker, in Node; 1 when one differs from its grading here."""
+def play_check(console: Console, root: Path, labs: list[Lab], named: bool) -> int:
+    """Grade labs in the pages' worker, in Node; 1 when one differs from its grading here.
+
+    Args:
+        named: the labs were named: each is also graded with what must fail.
+    """
     began = time.perf_counter()
 
     def told(verdict: play_check_module.Verdict) -> None:
@@ -304,7 +308,8 @@ def play_check(console: Console, root: Path, labs: list[Lab]) -> int:
         for problem in verdict.problems:
             terminal.say(console, f"       {problem}", "red")
 
-    verdicts = play_check_module.check(root, labs, told)
+    wrong = {lab.id for lab in labs} if named else play_check_module.firsts(labs)
+    verdicts = play_check_module.check(root, labs, told, wrong)
     bad = sum(bool(verdict.problems) for verdict in verdicts)
     caught = sum(bool(verdict.caught) for verdict in verdicts)
     total = f"{len(verdicts)} labs in the page's worker, {sum(v.passed for v in verdicts)} tests, "

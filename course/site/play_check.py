@@ -1,9 +1,10 @@
 """Every lab graded as a page grades it, in Node, beside its grading here.
 
 `course book runtime --check`: each lab that a page can do passes with its solution, with the same
-tests passed and skipped as here, and the same measured for its predictions; fails with its starter;
-and fails the test named for one of its misconceptions. Runs `book/play/worker.js` itself, over the
-payload that a site gets.
+tests passed and skipped as here, and the same measured for its predictions. The first lab of each
+phase, and a lab that is named, also fails with its starter and fails the test named for one of its
+misconceptions; `course selfcheck` does that with every lab, outside the page. Runs
+`book/play/worker.js` itself, over the payload that a site gets.
 """
 
 from __future__ import annotations
@@ -153,8 +154,22 @@ def _node() -> str:
 # ------------------------------------------------------------------ the check
 
 
-def check(root: Path, labs: Sequence[Lab], done: Callable[[Verdict], None]) -> list[Verdict]:
+def firsts(labs: Sequence[Lab]) -> set[str]:
+    """The ids of the first lab of each phase that a page can do."""
+    first: dict[str, str] = {}
+    for lab in labs:
+        if lab.id not in play_excepted.LABS:
+            first.setdefault(lab.id.partition("-")[0], lab.id)
+    return set(first.values())
+
+
+def check(
+    root: Path, labs: Sequence[Lab], done: Callable[[Verdict], None], wrong: set[str]
+) -> list[Verdict]:
     """Grade `labs` in Node and here, `LANES` at a time; `done` hears of each as it ends.
+
+    Args:
+        wrong: the ids of the labs that are also graded with what must fail.
 
     Raises:
         CourseError: there is no whole runtime, or no Node.
@@ -172,7 +187,7 @@ def check(root: Path, labs: Sequence[Lab], done: Callable[[Verdict], None]) -> l
         try:
             while True:
                 lab = todo.get_nowait()
-                verdict = check_lab(worker, lab, natively(root, lab))
+                verdict = check_lab(worker, lab, natively(root, lab), lab.id in wrong)
                 with telling:
                     verdicts[lab.id] = verdict
                     done(verdict)
@@ -198,8 +213,12 @@ def natively(root: Path, lab: Lab) -> grading.Report:
     return grading.run(root, lab.test_file, impl="solution", extra_args=["-m", marks])
 
 
-def check_lab(worker: Gradable, lab: Lab, report: grading.Report) -> Verdict:
-    """What a lab does in a page's worker, beside its grading here."""
+def check_lab(worker: Gradable, lab: Lab, report: grading.Report, wrong: bool = True) -> Verdict:
+    """What a lab does in a page's worker, beside its grading here.
+
+    Args:
+        wrong: grade the starter and a misconception too; both must fail.
+    """
     verdict = Verdict(lab)
     solution = lab.solution.read_text(encoding="utf-8")
     began = time.perf_counter()
@@ -208,10 +227,11 @@ def check_lab(worker: Gradable, lab: Lab, report: grading.Report) -> Verdict:
     verdict.seconds = time.perf_counter() - began
     passed = [test for test, (outcome, _) in outcomes.items() if outcome == "passed"]
     verdict.passed, verdict.skipped = len(passed), len(outcomes) - len(passed)
-    starter = _graded(worker, verdict, "the starter", lab.starter.read_text(encoding="utf-8"))
-    if stay := [test for test, (outcome, _) in starter.items() if outcome == "passed"]:
-        verdict.problems.append(f"the starter passes {_short(stay[0])}")
-    _catch(worker, verdict, solution, {_function(test) for test in passed})
+    if wrong:
+        starter = _graded(worker, verdict, "the starter", lab.starter.read_text(encoding="utf-8"))
+        if stay := [test for test, (outcome, _) in starter.items() if outcome == "passed"]:
+            verdict.problems.append(f"the starter passes {_short(stay[0])}")
+        _catch(worker, verdict, solution, {_function(test) for test in passed})
     _still_excepted(worker, verdict, solution)
     verdict.native = sum(result.seconds for result in report.results)
     verdict.problems += _differences(lab, outcomes, report)

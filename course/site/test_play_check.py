@@ -90,6 +90,15 @@ def test_a_starter_that_passes_a_test_is_told():
     assert problems(worker) == [f"the starter passes {NAMES[0]}"]
 
 
+def test_the_first_lab_of_each_phase_is_graded_with_what_must_fail():
+    labs = find_labs(ROOT)
+    firsts = play_check.firsts(labs)
+    assert sorted(name[:2] for name in firsts) == sorted({lab.id[:2] for lab in labs})
+    worker = Pretended()
+    worker.ends["starter", NAMES[0]] = worker.ends["wrong", CAUGHT_BY] = ("passed", "")
+    assert play_check.check_lab(worker, LAB, report(), wrong=False).problems == []
+
+
 def test_a_misconception_that_its_test_does_not_catch_is_told():
     worker = Pretended()
     worker.ends["wrong", CAUGHT_BY] = ("passed", "")
@@ -125,7 +134,7 @@ def test_a_worker_that_dies_is_a_problem_of_the_lab_and_of_nothing_else():
 
 def test_without_a_runtime_the_check_says_how_to_get_one(tmp_path):
     with pytest.raises(CourseError, match="course book runtime"):
-        play_check.check(tmp_path, [LAB], print)
+        play_check.check(tmp_path, [LAB], print, set())
     with pytest.raises(CourseError, match="course book runtime"):
         play_pages.check(tmp_path, print)
 
