@@ -72,7 +72,7 @@ def open_page(browser, url):
             is_mobile=touch,
             reduced_motion="no-preference" if motion else "reduce",
         )
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(180_000)
         contexts.append(context)
         page = context.new_page()
         page.complaints = []
@@ -110,7 +110,7 @@ def at_home(site, browser, checkout):
     """That lab's page as `course book serve` sends it."""
     with book_site.serving(site, 0, None, local.Local(checkout)) as address:
         context = browser.new_context()
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(180_000)
         page = context.new_page()
         page.goto(address)
         folder = find_labs(checkout)[0].folder.relative_to(checkout).as_posix()

@@ -109,7 +109,7 @@ def main() -> None:
         for _ in range(RUNS):
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 390, "height": 844})
-            page.set_default_timeout(60_000)
+            page.set_default_timeout(180_000)
             found.append(waits(page, f"http://127.0.0.1:{server.server_address[1]}/index.html"))
             browser.close()
     server.shutdown()

@@ -600,7 +600,7 @@ def test_a_link_holds_a_text_and_offers_it_before_anything_runs(played):
     other = played()
     other.goto(address)
     shelf = enter(other)
-    assert "written by whoever made it" in shelf.locator(".desk-notices").inner_text()
+    shelf.locator(".desk-notices").get_by_text("written by whoever made it").wait_for()
     text = "(node) => node.value ?? node.innerText"
     assert "# a way" not in shelf.locator(".cm-content, textarea").first.evaluate(text)
     shelf.get_by_role("button", name="Show it").click()

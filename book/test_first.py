@@ -79,7 +79,7 @@ def test_what_was_read_is_there_offline_and_a_new_build_is_seen_at_once(browser,
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     context = browser.new_context()
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(180_000)
     try:
         page = context.new_page()
         url = f"http://127.0.0.1:{server.server_address[1]}/"

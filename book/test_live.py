@@ -390,7 +390,7 @@ def real(site, open_page):
 
     def find(path: str = "index.html", **settings: Any) -> Any:
         page = open_page(path, **settings)
-        page.context.set_default_timeout(60_000)
+        page.context.set_default_timeout(180_000)
         page.wait_for_load_state("load")
         return page
 

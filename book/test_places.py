@@ -246,15 +246,16 @@ def test_what_cannot_be_read_as_a_number_is_said_to_be_so(open_page):
 
 ANSWER_ALL = """() => [...document.querySelectorAll(".answer-box")].filter((box) => {
     const question = JSON.parse(box.querySelector("script").textContent);
-    const { choices, choice, number, unit, accept } = question;
+    const { choices, choice, number, unit, accept, where } = question;
     if (choices.length) box.querySelectorAll("[type=radio]")[choices.indexOf(choice)].click();
-    else box.querySelector("[type=text]").value = number === null ? accept[0] : `${number} ${unit}`;
+    else box.querySelector("[type=text]").value =
+        where || (number === null ? accept[0] : `${number} ${unit}`);
     box.querySelector("[type=submit]").click();
     return box.dataset.state !== "right";
 }).map((box) => box.dataset.question)"""
 
 
-@pytest.mark.parametrize("name", ["EXERCISES", "INTERVIEW"])
+@pytest.mark.parametrize("name", ["EXERCISES", "INTERVIEW", "READING"])
 def test_every_box_of_the_course_takes_its_own_answer(open_page, site, url, name):
     page = open_page()
     wrong = []

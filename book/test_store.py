@@ -22,7 +22,7 @@ EMPTY = {"edits": {}, "results": {}, "answers": {}, "predictions": {}, "read": {
 def tab(browser):
     """Open one more tab of the same browser on a page with the store."""
     context = browser.new_context()
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(180_000)
     head = '<meta name="course-token" content="secret">'
     body = f"<!doctype html>{head}<script>{SCRIPT}</script>"
 

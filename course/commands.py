@@ -192,6 +192,14 @@ def quiz(
 
 
 @app.command()
+def read(phase: Annotated[str, typer.Argument(metavar="PHASE", help="03")]) -> None:
+    """Ask where vLLM decides it: a phase's reading lab, answered with path:line."""
+    from course.learning import asking
+
+    raise typer.Exit(asking.run_reading(terminal.make_console(), course_root(), phase))
+
+
+@app.command()
 def hunt(
     lab: Annotated[
         str | None, typer.Argument(metavar="[LAB]", help="default: what is open, or due again")

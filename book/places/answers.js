@@ -13,11 +13,12 @@
             return `Wanted: a number${unit}${exact ? ", exactly" : near}.`;
         }
         if (question.choices.length) return "Wanted: one of these, and one only.";
+        if (question.where) return "Wanted: a path and a line of the pinned tree, as in vllm/v1/core/sched/scheduler.py:329.";
         return "Wanted: a name or a few words; case and punctuation do not count.";
     };
 
     const answerOf = (question) => {
-        if (question.number === null) return question.choice || question.accept[0];
+        if (question.number === null) return question.where || question.choice || question.accept[0];
         const unit = question.unit === "%" ? " %" : ` ${question.unit}`;
         return (question.number.toLocaleString("en", { maximumFractionDigits: 20 }) + unit).trim();
     };

@@ -103,10 +103,32 @@ globalThis.CourseQuiz = (() => {
         return (known.get(said) || letters.get(said)) === question.choice;
     };
 
+    const PLACE = /((?:[\w.-]+\/)*[\w.-]+\.[A-Za-z]+)(?::|#L| +line +| +)(\d+)\S*/;
+
+    /** The path and the line that an answer names, the first line of a range; else null. */
+    const place = (given) => {
+        const match = PLACE.exec(given.replaceAll("`", "").replaceAll("\\", "/"));
+        return match && [match[1], Number(match[2])];
+    };
+
+    const cited = (where) => {
+        const [, path, first, last] = /^([\w./-]+):(\d+)(?:-(\d+))?/.exec(where);
+        return [path, Number(first), Number(last ?? first)];
+    };
+
+    const names = (given, path) => `/${given}`.endsWith(`/${path}`) || `/${path}`.endsWith(`/${given}`);
+
+    const isPlace = (question, given) => {
+        const said = place(given);
+        const [path, first, last] = cited(question.where);
+        return said !== null && names(said[0], path) && first <= said[1] && said[1] <= last;
+    };
+
     /** Whether `given`, a text, answers `question`, an object of `quiz.document`. */
     const check = (question, given) => {
         if (question.number !== null) return isNumber(question, given);
         if (question.choices.length) return isChoice(question, given);
+        if (question.where) return isPlace(question, given);
         return question.accept.map(plain).includes(plain(given));
     };
 
@@ -114,15 +136,22 @@ globalThis.CourseQuiz = (() => {
     const misconception = (question, given) => {
         for (const [answer, thought] of question.wrong) {
             const as = question.number !== null ? { number: Number(answer) }
-                : question.choices.length ? { choice: answer } : { accept: [answer] };
+                : question.where ? { where: answer }
+                    : question.choices.length ? { choice: answer } : { accept: [answer] };
             if (check({ ...question, ...as }, given)) return thought;
+        }
+        const said = question.where ? place(given) : null;
+        if (said && names(said[0], cited(question.where)[0]) && !check(question, given)) {
+            return "The file is right; it is decided in other lines of it.";
         }
         return "";
     };
 
     /** Whether `given` is an answer of the kind that is wanted, right or wrong. */
-    const readable = (question, given) =>
-        question.number === null ? strip(given) !== "" : NUMBER.test(strip(given));
+    const readable = (question, given) => {
+        if (question.where) return place(given) !== null;
+        return question.number === null ? strip(given) !== "" : NUMBER.test(strip(given));
+    };
 
     return { check, digits, fold, misconception, plain, readable, readAs, strip };
 })();

@@ -18,6 +18,9 @@ from course.learning import predictions, quiz, show
 from course.learning.labs import CourseError, Lab, find_labs
 from course.learning.progress import FOLDER, NEW, Progress
 
+PAGE = "READING.md"
+"""The reading lab of a phase."""
+
 
 def predict(console: Console, progress: Progress, lab: Lab) -> None:
     """Ask for each prediction of a lab and write the answers beside the starter.
@@ -66,6 +69,30 @@ def _answered(
             terminal.say(console, f"  {error}", "yellow")
 
 
+def run_reading(console: Console, root: Path, phase: str) -> int:
+    """Ask the questions that the pinned tree answers; 1 when an answer was wrong.
+
+    Raises:
+        CourseError: the phase has none, or its quiz is unsound.
+    """
+    questions = [q for q in _questions(root, phase) if quiz.READING in q.id]
+    if not questions:
+        asked = {
+            path.parent.name[6:8] for path in quiz.files(root) if (path.parent / PAGE).is_file()
+        }
+        raise CourseError(
+            f"Phase {phase} has no reading lab. Phases with one: {', '.join(sorted(asked))}."
+        )
+    tree = root / "upstream"
+    where = "upstream/" if tree.is_dir() else "not here yet: course upstream fetch"
+    terminal.say(
+        console, f"vLLM at the pin is in {where}. Answer with path:line; any line of it counts."
+    )
+    right, asked_for = _ask(console, questions, quiz.Boxes(root / FOLDER))
+    terminal.say(console, f"\n{right} of {asked_for} right.", "bold")
+    return 0 if right == asked_for else 1
+
+
 def run_quiz(console: Console, root: Path, phase: str | None, count: int, every: bool) -> int:
     """Ask questions of a phase, or of what was read; 1 when an answer was wrong.
 
@@ -83,7 +110,7 @@ def run_quiz(console: Console, root: Path, phase: str | None, count: int, every:
     """
     if count < 1:
         raise CourseError(f"--count is {count}: give 1 or more")
-    questions = _questions(root, phase)
+    questions = [q for q in _questions(root, phase) if quiz.READING not in q.id]
     boxes = quiz.Boxes(root / FOLDER)
     if phase is None and not every:
         begun = _begun(root)
@@ -102,10 +129,20 @@ def run_quiz(console: Console, root: Path, phase: str | None, count: int, every:
             console, "Nothing is due today. Every question all the same: course quiz --all"
         )
         return 0
+    right, asked = _ask(console, chosen, boxes)
+    left = len(boxes.due(questions))
+    terminal.say(console, f"\n{right} of {asked} right. {left} left for today: course quiz", "bold")
+    return 0 if right == asked else 1
+
+
+def _ask(
+    console: Console, questions: Sequence[quiz.Question], boxes: quiz.Boxes
+) -> tuple[int, int]:
+    """How many were right, and how many were asked before the input ended."""
     right = asked = 0
     try:
-        for place, question in enumerate(chosen, 1):
-            terminal.say(console, f"\n{place} of {len(chosen)}, {question.id}", "dim")
+        for place, question in enumerate(questions, 1):
+            terminal.say(console, f"\n{place} of {len(questions)}, {question.id}", "dim")
             show.question(console, question.ask, question.choices)
             line = _attempt(console, question)
             if line is None:
@@ -120,9 +157,7 @@ def run_quiz(console: Console, root: Path, phase: str | None, count: int, every:
                 terminal.say(console, f"  The answer cannot be kept ({error}).", "red")
     except KeyboardInterrupt:
         console.print()
-    left = len(boxes.due(questions))
-    terminal.say(console, f"\n{right} of {asked} right. {left} left for today: course quiz", "bold")
-    return 0 if right == asked else 1
+    return right, asked
 
 
 def _attempt(console: Console, question: quiz.Question) -> str | None:

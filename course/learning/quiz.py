@@ -2,7 +2,8 @@
 
 A question has `id` ("03-ex-04"), `source` ("EXERCISES.md, 4"), `ask`, `explain`, and one of:
 `number` (with `unit`, and `tolerance`, relative, 0.01 unless given), `choices` with `choice`,
-`accept` (short answers). `wrong`, where there is one, maps a wrong answer to what was thought.
+`accept` (short answers), `where` (lines of the pinned tree, cited as a page cites them: any line of
+them answers, as path:line). `wrong`, where there is one, maps a wrong answer to what was thought.
 A comma before exactly three digits groups thousands; any other single comma is a decimal one.
 Promises: a file that loads has unique ids, sources that are on their
 pages and no unknown key; an answer is checked by its meaning: letters or texts of choices, units
@@ -29,10 +30,15 @@ from labkit.yaml_files import read_yaml
 
 FILE = "quiz.yaml"
 TOLERANCE = 0.01
-KINDS = ("number", "choices", "accept")
+KINDS = ("number", "choices", "accept", "where")
+READING = "-re-"
+"""In the id of a question that is answered with the pinned tree open: `course read` asks those."""
 _NUMBER = re.compile(
     r"[~≈=\s]*([-+]?(?:\d[\d,_]*)?\.?\d+(?:e[-+]?\d+)?)(?:\s*/\s*(\d+))?\s*(.*)", re.I
 )
+_PLACE = re.compile(r"((?:[\w.-]+/)*[\w.-]+\.[A-Za-z]+)(?::|#L| +line +| +)(\d+)\S*", re.ASCII)
+"""A path, or its end, and a line: as cited, as in an address of GitHub, or in words."""
+_LINES = re.compile(r"([\w./-]+):(\d+)(?:-(\d+))? \S+", re.ASCII)
 _SIZES = {"b": 1.0, "bytes": 1.0, "byte": 1.0}
 _SIZES |= {f"{p}ib": 2.0 ** (10 * n) for n, p in enumerate("kmgt", 1)}
 _SIZES |= {f"{p}b": 10.0 ** (3 * n) for n, p in enumerate("kmgt", 1)}
@@ -42,7 +48,7 @@ _TIMES |= {"µs".casefold(): 1e-6}  # folded, the micro sign is the Greek letter
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question; exactly one of `number`, `choices` and `accept` is given."""
+    """One question; exactly one of `KINDS` is given."""
 
     id: str
     source: str
@@ -54,6 +60,8 @@ class Question:
     choices: tuple[str, ...] = ()
     choice: str = ""
     accept: tuple[str, ...] = ()
+    where: str = ""
+    """`PATH:FIRST-LAST SYMBOL` in the pinned tree."""
     wrong: tuple[tuple[str, str], ...] = ()
     """Wrong answers, each with the misconception that leads to it; the first that fits counts."""
 
@@ -62,7 +70,7 @@ class Question:
         """The right answer, to be shown."""
         if self.number is not None:
             return f"{self.number:,} {self.unit}".rstrip().replace(" %", "%")
-        return self.choice or self.accept[0]
+        return self.where or self.choice or self.accept[0]
 
     def check(self, given: str) -> bool:
         """Whether `given` answers it."""
@@ -72,6 +80,10 @@ class Question:
             letters = dict(zip(string.ascii_lowercase, self.choices, strict=False))
             known = {_plain(choice): choice for choice in self.choices}
             return (known.get(_plain(given)) or letters.get(_plain(given))) == self.choice
+        if self.where:
+            path, first, last = _cited(self.where)
+            place = _place(given)
+            return place is not None and _names(place[0], path) and first <= place[1] <= last
         return _plain(given) in map(_plain, self.accept)
 
     def misread(self, given: str) -> str:
@@ -84,6 +96,8 @@ class Question:
             letters = string.ascii_lowercase[: len(self.choices)]
             if _plain(given) not in {*letters, *map(_plain, self.choices)}:
                 return f"{given.strip()!r} is none of the choices: a letter, {', '.join(letters)}."
+        if self.where and _place(given) is None:
+            return f"{given.strip()!r} is no path:line, as in vllm/v1/core/sched/scheduler.py:329."
         return ""
 
     def misconception(self, given: str) -> str:
@@ -92,12 +106,17 @@ class Question:
             one = replace(self, **self._with(answer))
             if one.check(given):
                 return thought
+        place = _place(given) if self.where else None
+        if place and _names(place[0], _cited(self.where)[0]) and not self.check(given):
+            return "The file is right; it is decided in other lines of it."
         return ""
 
     def _with(self, answer: str) -> dict[str, Any]:
         """The fields of the question that this would be the right answer to."""
         if self.number is not None:
             return {"number": float(answer)}
+        if self.where:
+            return {"where": answer}
         return {"choice": answer} if self.choices else {"accept": (answer,)}
 
     def read_as(self, given: str) -> str:
@@ -138,6 +157,24 @@ def _value(text: str) -> float:
 def _shown(value: float) -> str:
     """A number in our own form, in which a script writes it too."""
     return f"{value + 0.0:.10g}"  # never -0
+
+
+def _cited(where: str) -> tuple[str, int, int]:
+    """The path, the first and the last line of a `where`, which is sound."""
+    match = _LINES.fullmatch(where)
+    assert match is not None, where
+    return match[1], int(match[2]), int(match[3] or match[2])
+
+
+def _place(given: str) -> tuple[str, int] | None:
+    """The path and the line that an answer names, the first line of a range; else None."""
+    match = _PLACE.search(given.replace("`", "").replace("\\", "/"))
+    return (match[1], int(match[2])) if match else None
+
+
+def _names(given: str, path: str) -> bool:
+    """Whether an answer's path means this one: it ends with it, or is an end of it."""
+    return f"/{given}".endswith(f"/{path}") or f"/{path}".endswith(f"/{given}")
 
 
 def _plain(text: str) -> str:
@@ -220,11 +257,13 @@ def _problems(item: Any, path: Path, taken: set[str]) -> Iterator[str]:
         for key in keys:
             if key in item and kind not in item:
                 yield f"{key} has no meaning without {kind}"
+    if "where" in item and not (isinstance(item["where"], str) and _LINES.fullmatch(item["where"])):
+        yield f"where must be PATH:FIRST-LAST SYMBOL, not {item['where']!r}"
     if isinstance(item.get("choices"), list) and item.get("choice") not in item["choices"]:
         yield f"choice {item.get('choice')!r} is none of its choices"
     if isinstance(item.get("id"), str):
-        if not re.fullmatch(r"\d\d-(ex|in|gu)-\d\d", item["id"]):
-            yield "the id must be phase, ex, in or gu, number, as in 03-ex-04"
+        if not re.fullmatch(r"\d\d-(ex|in|gu|re)-\d\d", item["id"]):
+            yield "the id must be phase, ex, in, gu or re, number, as in 03-ex-04"
         elif item["id"][:2] != path.parent.name.partition("-")[2][:2]:
             yield f"the id does not agree with the folder {path.parent.name}"
         if item["id"] in taken:
@@ -250,6 +289,8 @@ def _wrong_problems(item: dict[str, Any]) -> Iterator[str]:
             yield f"wrong: {given!r} is none of its choices"
         elif not isinstance(given, str | int | float):
             yield f"wrong: {given!r} is no answer"
+        elif "where" in item and not (isinstance(given, str) and _LINES.fullmatch(given)):
+            yield f"wrong: {given!r} is no PATH:FIRST-LAST SYMBOL"
         elif isinstance(item.get("accept"), list) and not isinstance(given, str):
             yield f"wrong: {given!r} must be a text (in quotes)"
 

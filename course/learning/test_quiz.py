@@ -25,6 +25,11 @@ CHOICE = {"id": "90-ex-02", "source": "EXERCISES.md, 2", "ask": "Which?",
 SHORT = {"id": "90-ex-03", "source": "EXERCISES.md, 1. Four blocks", "ask": "Block 0?",
          "accept": ["null block", "BLOCK_0"], "explain": "It pads."}  # fmt: skip
 
+PLACE = {"id": "90-re-01", "source": "EXERCISES.md, 1", "ask": "Where?", "explain": "There.",
+         "where": "vllm/v1/core/sched/scheduler.py:950-952 Scheduler.schedule",
+         "wrong": {"vllm/v1/core/sched/scheduler.py:930-940 Scheduler._preempt_request":
+                   "There it is sent back."}}  # fmt: skip
+
 
 @pytest.fixture
 def write(little_course):
@@ -113,12 +118,15 @@ def test_a_sound_quiz_loads_and_is_the_same_for_the_book(write):
         ({"ask": ""}, "ask must be a text, not ''"),
         ({"explain": None}, "explain must be a text, not None"),
         ({"colour": "red"}, "unknown key 'colour'"),
-        ({"accept": ["x"]}, "needs exactly one of number, choices, accept, has number, accept"),
+        (
+            {"accept": ["x"]},
+            "needs exactly one of number, choices, accept, where, has number, accept",
+        ),
         ({"number": "4"}, "number must be a number, not '4'"),
         ({"number": float("nan")}, "number must be a number"),
         ({"tolerance": 2}, "tolerance is 2: relative, from 0 to below 1"),
         ({"choice": "a"}, "choice has no meaning without choices"),
-        ({"id": "ex-1"}, "the id must be phase, ex, in or gu, number"),
+        ({"id": "ex-1"}, "the id must be phase, ex, in, gu or re, number"),
         ({"id": "91-ex-01"}, "the id does not agree with the folder phase-90-little"),
         ({"id": "90-ex-02"}, "the id is used twice"),
         ({"source": "GUIDE.md, 1"}, "source: there is no page GUIDE.md"),
@@ -178,6 +186,53 @@ def test_the_quiz_asks_checks_and_explains(course, write, monkeypatch):
         "  No: the last." in lines and "  4 x 64 MiB." in lines and "  (EXERCISES.md, 2)" in lines
     )
     assert "2 of 3 right. 1 left for today: course quiz" in lines
+
+
+def test_a_reading_lab_asks_for_a_line_of_the_pinned_tree(
+    course, write, monkeypatch, little_course
+):
+    write(NUMBER, PLACE)
+    (little_course / "phase-90-little" / "READING.md").write_text("# Reading\n\n### 1. Where\n")
+    answer(monkeypatch, "here", "sched/scheduler.py:951")
+    ran = course("read", "90")
+    assert ran.code == 0 and "1 of 1, 90-re-01" in ran.out and "1 of 1 right." in ran.out
+    assert "'here' is no path:line" in ran.out and "course upstream fetch" in ran.out
+    answer(monkeypatch, "scheduler.py:935", "0.25")
+    ran = course("read", "90")
+    assert ran.code == 1 and "There it is sent back." in ran.out
+    assert "1 of 1, 90-ex-01" in course("quiz", "90", "--all").out, "a quiz needs no tree"
+    ran = course("read", "91")
+    assert ran.code == 2 and "There is no quiz for 91." in ran.err
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "thought"),
+    [
+        ("vllm/v1/core/sched/scheduler.py:950", True, ""),
+        ("`upstream/vllm/v1/core/sched/scheduler.py:952`", True, ""),
+        ("scheduler.py:951-2000", True, ""),
+        ("https://github.com/vllm-project/vllm/blob/0decac0/vllm/v1/core/sched/scheduler.py#L951",
+         True, ""),
+        ("scheduler.py line 951", True, ""),
+        ("scheduler.py:953", False, "The file is right; it is decided in other lines of it."),
+        ("scheduler.py:1-951", False, "The file is right; it is decided in other lines of it."),
+        ("scheduler.py:935", False, "There it is sent back."),
+        ("async_scheduler.py:951", False, ""),
+        ("r.py:951", False, ""),
+        ("951", False, ""),
+    ],
+)  # fmt: skip
+def test_a_place_is_a_path_or_its_end_and_a_line_of_those_that_decide(given, right, thought):
+    wrong = tuple(PLACE["wrong"].items())
+    question = Question("i", "s", "a", "e", where=PLACE["where"], wrong=wrong)
+    assert question.check(given) is right
+    assert question.misconception(given) == ("" if right else thought)
+
+
+def test_a_place_that_cites_nothing_is_refused(write):
+    for key, value in (("where", "scheduler.py"), ("wrong", {"scheduler.py:3": "So."})):
+        questions, findings = quiz.load(write(PLACE | {key: value}))
+        assert not questions and any("FIRST-LAST SYMBOL" in finding.text for finding in findings)
 
 
 def test_what_was_wrong_comes_back_first_and_what_was_right_later(course, write, monkeypatch):

@@ -16,7 +16,7 @@ from pathlib import Path
 from course.learning import quiz
 from course.learning.quiz import Question
 
-PAGES = ("EXERCISES.md", "INTERVIEW.md")
+PAGES = ("EXERCISES.md", "INTERVIEW.md", "READING.md")
 FOLDER = Path(__file__).resolve().parents[2] / "book" / "places"
 SCRIPTS = ("quiz", "asks", "answers")
 """Of that folder, in the order in which they load."""

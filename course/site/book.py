@@ -51,6 +51,8 @@ CHAPTERS = ("00-guide.md", "01-deep-dive.md", "02-mini-build.md")
 HOME = "Home"
 """README in the list: its own title is the site's, and stands there already."""
 LABS = "labs/README.md"
+READING = "READING.md"
+"""Where a phase has one."""
 CLOSING = ("EXERCISES.md", "INTERVIEW.md", "CHEATSHEET.md")
 
 
@@ -138,6 +140,8 @@ def _phase(phase: Path, findings: list[Finding]) -> Iterator[Chapter]:
             yield _chapter(lab / "README.md", 1)
         else:
             findings.append(Finding(lab / "README.md", 1, "the book needs this page"))
+    if (phase / READING).is_file():
+        yield _phase_chapter(phase, READING)
     for name in CLOSING if has_guide else ():
         yield from required(name)
 

@@ -31,6 +31,7 @@ SHORT = {
     "01-deep-dive.md": "Deep dive",
     "02-mini-build.md": "Mini-build",
     "labs/README.md": "Labs",
+    "READING.md": "Reading lab",
     "EXERCISES.md": "Exercises",
     "INTERVIEW.md": "Interview",
     "CHEATSHEET.md": "Cheat sheet",

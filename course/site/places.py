@@ -25,6 +25,7 @@ TELLS = {
     GUIDE: "the ideas, from nothing; it stops where each lab can be done",
     "01-deep-dive.md": "the same in vLLM's source",
     "02-mini-build.md": "the same in mini_vllm",
+    "READING.md": "where vLLM decides it: answered with a path and a line",
     "EXERCISES.md": "questions to answer in writing",
     "INTERVIEW.md": "questions to answer aloud",
     "CHEATSHEET.md": "one screen, for afterwards",

@@ -101,6 +101,15 @@ def attempts(question: Question, draw: random.Random) -> str:
         before = ["", "", "~", "≈ ", "= ", "+", " ", "\x1c", "\ufeff", "about "]
         between = ["", " ", "\n", "\x85"]
         return "".join(map(draw.choice, (before, written, between, units)))
+    if question.where and draw.random() < 0.7:
+        path, lines = question.where.split()[0].rsplit(":", 1)
+        path = draw.choice(
+            [path, path.rpartition("/")[2], f"upstream/{path}", f"/a/{path}", path[1:]]
+        )
+        line = int(lines.split("-")[draw.randint(0, 1) if "-" in lines else 0])
+        line += draw.choice([0, 0, 0, 1, -1, 10])
+        between = draw.choice([":", ":", "#L", " line ", " "])
+        return f"{path}{between}{line}{draw.choice(['', '-900', ' x'])}"
     text = draw.choice([*question.choices, *question.accept, *"abcdef", "", "the", "...", "?!"])
     return draw.choice(
         [

@@ -41,6 +41,10 @@ _BARE_PATH = re.compile(r"^(?:vllm|csrc)/[\w./-]*\w\.\w+$", re.ASCII)
 _SHORT = re.compile(rf"^[\w./-]*\w\.(?:py|cu|cuh|cpp|h|md|ya?ml|toml):{_LINES}$", re.ASCII)
 SYMBOL = re.compile(r"^~?[A-Za-z_][\w]*(?:(?:\.|::|->)~?[A-Za-z_]\w*)*(?:\(\))?$", re.ASCII)
 _INCLUDE = re.compile(r"\{\{#upstream\s+(?P<path>\S+)(?:\s+(?P<symbol>\S+))?\s*\}\}")
+_ANSWER = re.compile(
+    rf"^\s+(?:where: )?\"(?P<path>(?:{'|'.join(ROOTS)})/\S+:[\d-]+) (?P<symbol>\S+)\"", re.ASCII
+)
+"""In quiz.yaml: what `where` gives, and the keys of its `wrong`."""
 _NOT_OURS = ("upstream", "build", "node_modules", "testdata", "scratch", "__pycache__")
 
 
@@ -76,14 +80,14 @@ class Finding:
 
 
 def pages(root: Path, paths: Iterable[Path] = ()) -> list[Path]:
-    """Every .md and .py file under `paths` (default: the repository), caches left out."""
+    """Every .md, .py and quiz.yaml under `paths` (default: the repository), caches left out."""
     found: set[Path] = set()
     for start in list(paths) or [root]:
         start = start.resolve()
         if start.is_file():
             found.add(start)
             continue
-        found.update(files_below(start, (".md", ".py")))
+        found.update(files_below(start, (".md", ".py", "quiz.yaml")))
     return sorted(found)
 
 
@@ -107,7 +111,7 @@ def in_file(page: Path, root: Path) -> tuple[list[Citation], list[Finding]]:
 
 def in_text(text: str, page: Path, root: Path) -> tuple[list[Citation], list[Finding]]:
     """The same of `text`, as if it stood in `page`."""
-    chunks = _docstrings_and_comments(text) if page.suffix == ".py" else _prose(text)
+    chunks = _CHUNKS.get(page.suffix, _prose)(text)
     citations: list[Citation] = []
     findings: list[Finding] = []
     for line_number, chunk in chunks:
@@ -156,6 +160,16 @@ def _docstrings_and_comments(text: str) -> Iterator[tuple[int, str]]:
         previous = token.start[0]
     if run:
         yield start, "\n".join(run)
+
+
+def _answers(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of the tree that answer a quiz's questions, or do not, as citations."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if match := _ANSWER.match(line):
+            yield number, f"`{match['path']}` `{match['symbol']}`"
+
+
+_CHUNKS = {".py": _docstrings_and_comments, ".yaml": _answers}
 
 
 def _scan(

@@ -16,6 +16,7 @@ BUDGETS = (
     (r"phase-[^/]+/01-deep-dive\.md", 3000),
     (r"phase-[^/]+/02-mini-build\.md", 1200),
     (r"phase-[^/]+/EXERCISES\.md", 2000),
+    (r"phase-[^/]+/READING\.md", 600),
     (r"phase-[^/]+/INTERVIEW\.md", 2500),
     (r"phase-[^/]+/CHEATSHEET\.md", 450),
     (r"phase-[^/]+/labs/README\.md", 350),
