@@ -179,3 +179,26 @@ def test_the_checks_of_a_widget_see_what_is_small_and_what_is_covered(widget_on_
     assert host.evaluate(SMALL_LETTERS) == ["6.0 px: c"]
     assert host.evaluate(COVERED) == ["ab over ab"]
     assert len(host.evaluate(UNTOUCHABLE)) == 1
+
+
+@pytest.mark.parametrize(("width", "theme"), [(390, "navy"), (1280, "light")])
+def test_vllms_own_lines_are_stepped_with_the_values_of_a_run(open_page, width, theme):
+    page = open_page(
+        "phase-03-continuous-batching-scheduler/01-deep-dive.html", width=width, theme=theme
+    )
+    box = page.locator('.code-walk[data-symbol="Scheduler._preempt_request"]')
+    box.get_by_role("button", name="Step through it").click()
+    values = box.locator(".walk-values > div", has_text="request.num_preemptions")
+    assert values.locator("dd").inner_text() == "0"
+    assert "request.status == RequestStatus.RUNNING" in box.locator(".walk-where").inner_text()
+    lit = page.locator(".walk-lit")
+    top = lit.bounding_box()["y"]
+    box.get_by_role("combobox", name="Whose change").select_option("request.num_preemptions")
+    box.get_by_role("button", name="To the next change of").click()
+    assert values.locator("dd").inner_text() == "1" and lit.bounding_box()["y"] > top
+    assert values.get_attribute("class") == "walk-changed"
+    box.get_by_role("button", name="Last line").click()
+    assert box.locator(".walk-where").inner_text() == "Returns None"
+    assert barriers(page, ".upstream") == [] and page.complaints == []
+    box.get_by_role("button", name="Put the steps away").click()
+    assert lit.count() == 0 and not values.is_visible()

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from course.learning.labs import CourseError
-from course.site import answers, book_extras, home, places
+from course.site import answers, book_extras, code_walks, home, places
 from course.site.addresses import SOURCE, source_link
 from course.truth import checking, citations, drift, links, symbols
 from course.truth.citations import Citation, Finding
@@ -84,6 +84,9 @@ def render(
     text = book_extras.embed_widgets(page, text, depth, hold, findings)
     text = home.dress(root, page, text, hold, findings)
     text = answers.embed(page, text, depth, hold)
+    if any(code_walks.of(c.path, c.symbol) for c in cited if c.first == 0):
+        there = "".join(held)
+        text += f"\n\n{hold(code_walks.scripts('../' * depth, there))}\n"
     if page.name != "GLOSSARY.md":
         text = book_extras.define_terms(root, text)
     text = _convert_math(page, text, hold, findings)
@@ -137,6 +140,7 @@ def include(tree: Path, citation: Citation) -> str:
         f"<code>{html.escape(citation.symbol)}</code></p>\n"
         f'<pre class="upstream-numbers" aria-hidden="true">{numbers}</pre>\n\n'
         f"{fence}{'python' if path.suffix == '.py' else ''}\n{code}\n{fence}\n\n"
+        f"{code_walks.host(citation.path, citation.symbol)}"
         f'<p class="upstream-licence">From vLLM, copyright contributors to the vLLM project. '
         f"SPDX-License-Identifier: Apache-2.0 "
         f'(<a href="{SOURCE}/LICENSE">licence</a>).</p>\n</div>\n'
