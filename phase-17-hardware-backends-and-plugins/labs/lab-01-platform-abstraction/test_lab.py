@@ -184,9 +184,7 @@ def test_the_engine_asks_the_interface_alone(lab):
     plan = lab.plan_startup(Proxy(), "float16")
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
-        served = [
-            type(inner).check_dtype(Proxy(), dtype) for dtype in ("float16", "float8_e4m3fn")
-        ]
+        served = [type(inner).check_dtype(Proxy(), dtype) for dtype in ("float16", "float8_e4m3fn")]
     known = {*lab.Platform.__dataclass_fields__, "check_dtype"}
     assert plan["dtype"] == "float16" and asked <= known, (
         f"expected names of Platform alone, came {sorted(asked - known)}, plan {plan}"

@@ -70,7 +70,8 @@ def kv_plan(
     """What a budget of memory holds.
 
     Each token leaves K and V in every layer. A block takes room for its tokens in all of them, and
-    the memory holds whole blocks. The concurrency is blocks over the blocks of one longest request, to two decimals.
+    the memory holds whole blocks. The concurrency is blocks over the blocks of one longest
+    request, to two decimals.
 
     Example: 24 layers, 2 KV heads of 64, 2 bytes, 4 GiB, 1,024 tokens: 12,288 bytes per token,
     2,730 blocks, 349,440 tokens, 341.25 requests.
