@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from conformance import workloads
+from conformance import own_scheduler, workloads
 from conformance.real_core import RealCore, namespace, why_not
 from conformance.real_core.places import tree_of
 from labkit.modules import load_module
@@ -239,6 +239,15 @@ def test_a_mistake_in_the_adapter_is_seen(core, adapter, right, wrong):
     except (KeyError, IndexError) as error:  # the mistake stops the walk itself
         seen = repr(error)
     assert seen, f"no plan and no answer shows {right!r} as {wrong!r}"
+
+
+def test_a_prompt_that_looks_like_a_part_is_a_prompt(monkeypatch):
+    for name in ("ENABLE_V1_MULTIPROCESSING", "DISABLE_REQUEST_ID_RANDOMIZATION", "LOGGING_LEVEL"):
+        monkeypatch.setenv(f"VLLM_{name}", "")  # `main` sets them
+    seen = []
+    monkeypatch.setattr(own_scheduler, "say", lambda *asked: seen.append(asked) or {})
+    own_scheduler.main(["say", "scheduler=nowhere.py:Scheduler", "4"])
+    assert seen == [({}, "scheduler=nowhere.py:Scheduler", 4)]
 
 
 # ------------------------------------------------------------------ what is refused
