@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import importlib.util
@@ -21,6 +22,7 @@ from conformance import real_core, why, workloads
 from conformance.real_core.archive import number_of
 from conformance.recorders import combined, hybrid
 from conformance.recorders import run as walk
+from course.site import recordings
 from mini_vllm.observe.flight import Flight, FlightError, pairs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -229,6 +231,14 @@ def test_every_step_of_a_server_is_explained(record, kind, capsys):
     name = next(iter(found.names.values()))
     assert why.run(folder, name, None, None) == 0
     assert " s " in capsys.readouterr().out
+
+
+def test_a_page_draws_a_recording_with_windows(record):
+    (path,) = record(hybrid.generate(3)).iterdir()
+    drawn = recordings.open_files([[path.name, base64.b64encode(path.read_bytes()).decode()]])
+    steps = sum("step" in line for line in Flight(path))
+    assert drawn["notice"] == "" and len(drawn["totals"]["free"]) == steps > 0
+    assert all(each["why"] for each in drawn["requests"])
 
 
 def test_what_is_not_proved_is_refused_by_name(record):
