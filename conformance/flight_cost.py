@@ -105,7 +105,7 @@ def own_code(recording: Any, wave: int) -> list[tuple[float, float, float]]:
     for _ in range(STEPS):
         spent[:] = [0.0, 0.0]
         whole = seconds(recording.llm_engine.step)
-        found.append((whole, *spent))
+        found.append((whole, spent[0], spent[1]))
     assert flight.is_on, "the recorder has stopped"
     return found
 
