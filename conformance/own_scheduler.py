@@ -45,7 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     calls: collections.Counter[str] = collections.Counter()
     what, *rest = arguments
-    given = [argument for argument in rest if argument.partition("=")[0] in PARTS]
+    named = rest[2:] if what == "say" else rest  # a prompt may look like a part
+    given = [argument for argument in named if argument.partition("=")[0] in PARTS]
     files = {argument.partition("=")[2].rpartition(":")[0] for argument in given}
     try:
         parts = dict(load(argument, calls) for argument in given)

@@ -154,9 +154,7 @@ def dispatched() -> list[dict[str, Any]]:
             supported, takes = kinds[name]
             answer = None if takes is None else _one_parameter(takes)
             op.impls[name] = IrOpImpl(op, name, native, supported, answer)
-        with contextlib.ExitStack() as stack:
-            if order:
-                stack.enter_context(op.set_priority(order))
+        with op.set_priority(order):
             found.append({"priority": order, "impls": kinds, "kept": op.get_priority(),
                           "serves": op.dispatch(x).provider})  # fmt: skip
     return found

@@ -1,11 +1,12 @@
-"""Record the sample that the page of recordings opens: a real `vllm serve`, of a busy half minute.
+"""Record the sample that the page of recordings opens: a real `vllm serve` under load.
 
     course engine run -m conformance.sample_server FOLDER
 
 `vllm-flight-recorder` writes it, in the environment of the real engine: 24 prompts that begin
 alike in threes, in 60 blocks of 16 tokens, so that requests wait for the budget and for blocks, hit
-the cache, and are preempted. FOLDER gets the recording, packed, and `start.log`, what the server
-said. Prompts are token ids drawn by a seed; the recording has none of them.
+the cache, and are preempted. The sample that is kept has 138 steps in 5.1 s. FOLDER gets the
+recording, packed, and `start.log`, what the server said. Prompts are token ids drawn by a seed; the
+recording has none of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`MiniScheduler` beside vLLM's own scheduler: every field of every plan and of every answer.
+"""`MiniScheduler` beside vLLM's own scheduler: each plan, each answer to two clients, each count.
+
+Every field is compared but one hint of a plan, `num_common_prefix_blocks`, and what time it was.
 
 Both run in the scheduler core of the pinned release, loaded without torch; `test_with_engine.py`
 has the whole engine serve through it.
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from conformance import workloads
+from conformance import own_scheduler, workloads
 from conformance.real_core import RealCore, namespace, why_not
 from conformance.real_core.places import tree_of
 from labkit.modules import load_module
@@ -65,42 +67,57 @@ def adapter(core: RealCore, monkeypatch: pytest.MonkeyPatch):
     return load
 
 
-def made(core: RealCore, kind: Any, config: dict[str, Any]) -> Any:
-    """A scheduler of one kind for a workload's configuration."""
+def made(core: RealCore, kind: Any, config: dict[str, Any], **more: Any) -> Any:
+    """A scheduler of one kind for a workload's configuration; `more` goes to its constructor."""
+
+    def make(vllm_config: Any, **named: Any) -> Any:
+        return kind(vllm_config, **{**named, **more})
+
+    make.__signature__ = inspect.signature(core._scheduler)  # type: ignore[attr-defined]
     chosen = copy.copy(core)
-    chosen._scheduler = kind
-    scheduler = chosen.make_scheduler(config)
-    scheduler.log_stats = False
-    return scheduler
+    chosen._scheduler = make
+    return chosen.make_scheduler(config)
 
 
 def plan_of(output: Any) -> dict[str, Any]:
-    """A plan without the objects that stand for a request's parameters."""
+    """Every field of a plan but one, a hint for cascade attention that the adapter does not give.
+    Of a new request's parameters only whether they are there: they are another object."""
     found = {f.name: getattr(output, f.name) for f in dataclasses.fields(output)}
-    del found["num_common_prefix_blocks"]  # a hint; the adapter gives none
+    del found["num_common_prefix_blocks"]
     found["num_scheduled_tokens"] = list(output.num_scheduled_tokens.items())
     found["scheduled_new_reqs"] = [
-        (new.req_id, new.prompt_token_ids, new.block_ids, new.num_computed_tokens)
+        {f.name: getattr(new, f.name) for f in dataclasses.fields(new)}
+        | {"sampling_params": new.sampling_params is not None}
         for new in output.scheduled_new_reqs
     ]
     found["scheduled_cached_reqs"] = dataclasses.asdict(output.scheduled_cached_reqs)
     return found
 
 
-def answers_of(told: dict[int, Any]) -> dict[int, list[Any]]:
-    return {
-        client: [
-            (o.request_id, list(o.new_token_ids), o.finish_reason, o.stop_reason)
-            for o in message.outputs
-        ]
+def answers_of(told: dict[int, Any]) -> list[Any]:
+    """Every field of every message, in the order of clients; of times only that they are there."""
+    return [
+        (client, vars(message) | {
+            "timestamp": message.timestamp > 0,
+            "outputs": [
+                vars(each) | {
+                    "events": [event.type for event in each.events or ()],
+                    "prefill_stats": each.prefill_stats and vars(each.prefill_stats),
+                }
+                for each in message.outputs
+            ],
+            "scheduler_stats":
+                message.scheduler_stats and dataclasses.asdict(message.scheduler_stats),
+        })
         for client, message in told.items()
-    }
+    ]  # fmt: skip
 
 
 def walk(core: RealCore, kind: Any, work: dict[str, Any], most: int = 400) -> list[Any]:
-    """Every plan and every answer of one scheduler on a workload."""
-    scheduler = made(core, kind, work["config"])
+    """Every plan and every answer of one scheduler on a workload of two clients."""
+    scheduler = made(core, kind, work["config"], log_stats=True, include_finished_set=True)
     seen = []
+    clients: dict[str, int] = {}
     pending = {event["step"]: event for event in work["events"]}
     for step in range(most):
         if not pending and not scheduler.has_requests():
@@ -108,6 +125,7 @@ def walk(core: RealCore, kind: Any, work: dict[str, Any], most: int = 400) -> li
         event = pending.pop(step, {"add": [], "abort": []})
         for add in event["add"]:
             request = core.make_request(add, work["config"]["block_size"], work["eos_token_id"])
+            request.client_index = clients.setdefault(request.request_id, len(clients) % 2)
             scheduler.add_request(request)
         for request_id in event["abort"]:
             core.abort(scheduler, request_id)
@@ -172,15 +190,20 @@ def first_difference(core: RealCore, kind: Any, seeds: range = SEEDS) -> str:
     return ""
 
 
-def test_plans_and_answers_are_those_of_vllms_own_scheduler(core, adapter):
-    assert first_difference(core, adapter()) == ""
+FEW_AND_MANY = [range(4), pytest.param(range(4, 40), marks=pytest.mark.slow)]
 
 
-def test_so_are_those_of_a_learners_scheduler(core, adapter):
+@pytest.mark.parametrize("seeds", FEW_AND_MANY, ids=str)
+def test_plans_and_answers_are_those_of_vllms_own_scheduler(core, adapter, seeds):
+    assert first_difference(core, adapter(), seeds) == ""
+
+
+@pytest.mark.parametrize("seeds", FEW_AND_MANY, ids=str)
+def test_so_are_those_of_a_learners_scheduler(core, adapter, seeds):
     lab = load_module(LAB / "solution.py")
     kind = adapter()
     kind.parts = EngineParts(scheduler=lab.Scheduler)
-    assert first_difference(core, kind, range(100, 120)) == ""
+    assert first_difference(core, kind, seeds) == ""
 
 
 @pytest.mark.parametrize(
@@ -197,6 +220,16 @@ def test_so_are_those_of_a_learners_scheduler(core, adapter):
         ("tuple(params.stop_token_ids or ())", "()"),
         ("            request.priority,\n", "            0,\n"),
         ("        self.has_finished = True\n", ""),
+        ("self.finished_of[request.client_index].add(request_id)", "pass"),
+        (
+            "messages[theirs.client_index].append(\n                    _news",
+            "messages[0].append(\n                    _news",
+        ),
+        ("        self._note(request, EngineCoreEventType.QUEUED)\n", ""),
+        ("num_local_cached_tokens=num_cached", "num_local_cached_tokens=0"),
+        ("prefix_cache_stats=cached", "prefix_cache_stats=PrefixCacheStats()"),
+        ('kv_cache_usage=getattr(kv, "usage", 0.0)', "kv_cache_usage=0.0"),
+        ("num_waiting_reqs=waiting", "num_waiting_reqs=0"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_adapter_is_seen(core, adapter, right, wrong):
@@ -206,6 +239,15 @@ def test_a_mistake_in_the_adapter_is_seen(core, adapter, right, wrong):
     except (KeyError, IndexError) as error:  # the mistake stops the walk itself
         seen = repr(error)
     assert seen, f"no plan and no answer shows {right!r} as {wrong!r}"
+
+
+def test_a_prompt_that_looks_like_a_part_is_a_prompt(monkeypatch):
+    for name in ("ENABLE_V1_MULTIPROCESSING", "DISABLE_REQUEST_ID_RANDOMIZATION", "LOGGING_LEVEL"):
+        monkeypatch.setenv(f"VLLM_{name}", "")  # `main` sets them
+    seen = []
+    monkeypatch.setattr(own_scheduler, "say", lambda *asked: seen.append(asked) or {})
+    own_scheduler.main(["say", "scheduler=nowhere.py:Scheduler", "4"])
+    assert seen == [({}, "scheduler=nowhere.py:Scheduler", 4)]
 
 
 # ------------------------------------------------------------------ what is refused
@@ -243,6 +285,9 @@ class Changed:
         ({"ec_transfer_config": object()}, "ec_transfer_config"),
         ({"parallel_config.tensor_parallel_size": 2}, "tensor_parallel_size=2"),
         ({"parallel_config.pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"parallel_config.data_parallel_size": 2}, "data_parallel_size=2"),
+        ({"parallel_config.decode_context_parallel_size": 2}, "decode_context_parallel_size=2"),
+        ({"parallel_config.prefill_context_parallel_size": 2}, "prefill_context_parallel_size=2"),
         ({"use_v2_model_runner": True}, "second model runner"),
         ({"model_config.is_encoder_decoder": True}, "encoder and a decoder"),
         ({"model_config.enable_return_routed_experts": True}, "enable_return_routed_experts"),
@@ -254,9 +299,13 @@ def test_a_configuration_that_was_not_compared_is_refused_by_name(core, adapter,
     def kind(vllm_config, **named):
         return adapter()(Changed(vllm_config, changed), **named)
 
-    kind.__signature__ = inspect.signature(core._scheduler)
     with pytest.raises(ValueError, match=word):
         made(core, kind, CONFIG)
+
+
+def test_blocks_of_two_sizes_are_refused_by_name(core, adapter):
+    with pytest.raises(ValueError, match="hash_block_size=2 beside block_size=4"):
+        made(core, adapter(), CONFIG, hash_block_size=2)
 
 
 @pytest.mark.parametrize("kind", ["sliding", "two"])
@@ -283,6 +332,7 @@ def request(core: RealCore, name: str, **more: Any) -> Any:
         {"lora_request": object()}, {"mm_features": [object()]}, {"prompt_embeds": object()},
         {"pooling_params": object()}, {"resumable": True}, {"kv_transfer_params": {}},
         {"structured_output_request": object()},
+        {"sampling_params": SimpleNamespace(repetition_detection=object())},
     ],
     ids=lambda asked: next(iter(asked)),
 )  # fmt: skip
@@ -298,6 +348,19 @@ def test_a_request_that_was_not_compared_is_answered_with_an_error_and_the_other
     told = scheduler.update_from_output(plan, core.runner_output(plan, {"good": [5]}))
     found = {o.request_id: str(o.finish_reason) for o in told[0].outputs}
     assert found == {"good": "None", "other": "error"}
+    assert scheduler.get_num_unfinished_requests() == 1
+
+
+def test_a_second_request_of_a_live_id_is_answered_with_an_error_and_the_first_goes_on(
+    core, adapter
+):
+    scheduler = made(core, adapter(), CONFIG)
+    scheduler.add_request(request(core, "same"))
+    scheduler.add_request(request(core, "same", client_index=1))
+    plan = scheduler.schedule()
+    told = scheduler.update_from_output(plan, core.runner_output(plan, {"same": [5]}))
+    found = {client: [str(o.finish_reason) for o in of.outputs] for client, of in told.items()}
+    assert found == {0: ["None"], 1: ["error"]}
     assert scheduler.get_num_unfinished_requests() == 1
 
 

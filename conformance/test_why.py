@@ -28,14 +28,19 @@ FILES = ("basic", "pressure", "priority", "prefix", "whole-prompts", "lora", "gr
 PLENTY = 10_000
 
 
+def add_blocks(scheduler: Any, count: int) -> None:
+    """Free blocks that were not there."""
+    pool = scheduler.kv.block_pool
+    for number in range(pool.num_blocks, pool.num_blocks + count):
+        pool.blocks.append(KVCacheBlock(number))
+        pool.free_queue.append(pool.blocks[-1])
+    pool.num_blocks += count
+
+
 def lift(scheduler: Any, kind: str, request_id: str) -> None:
     """Take one limit away from a copy."""
     if kind in ("blocks", "preemption"):
-        pool = scheduler.kv.block_pool
-        for number in range(pool.num_blocks, pool.num_blocks + 200):
-            pool.blocks.append(KVCacheBlock(number))
-            pool.free_queue.append(pool.blocks[-1])
-        pool.num_blocks += 200
+        add_blocks(scheduler, 200)
     elif kind == "adapters":
         for gate in scheduler.gates:
             if hasattr(gate, "max_loras"):
@@ -149,12 +154,35 @@ def test_reasons_hold_and_no_other_limit_does():
 
 @pytest.mark.slow
 def test_hundreds_of_reasons_of_every_kind():
-    held = check(FILES, 30, seed=7)
+    held = check((*FILES, "hybrid"), 30, seed=7)
     assert sum(held.values()) >= 300
     for kind in ("budget", "max_num_seqs", "blocks", "preemption", "behind", "adapters", "grammar"):
         assert held[f"waits: {kind}"] >= 1, kind
     for kind in ("budget", "threshold", "all", "decode"):
         assert held[f"gets: {kind}"] >= 10, kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pressure", "hybrid"])
+def test_as_many_blocks_as_are_missing_admit_a_request_and_one_less_does_not(name):
+    sys.setrecursionlimit(20_000)
+    seen = 0
+    for before, request_id, span, _ in steps((name,), 150, seed=11):
+        if span.kind != "waits: blocks" or span.varies:
+            continue
+        needed, free = re.findall(r"needs (\d+) blocks? and (\d+|none) (?:is|are) free", span.text)[
+            0
+        ]
+        missing = int(needed) - (0 if free == "none" else int(free))
+        for count in (missing - 1, missing):
+            without = copy.deepcopy(before)
+            add_blocks(without, count)
+            without.schedule()
+            after = reason_now(without.log, request_id, span.last)
+            is_refused = after is not None and after.kind == "waits: blocks"
+            assert is_refused is (count < missing), f"{request_id}: {span}; {count} more: {after}"
+        seen += 1
+    assert seen >= 5, f"{seen} requests that waited for blocks"
 
 
 def test_watching_changes_no_decision():
@@ -178,6 +206,13 @@ def test_an_engine_says_why():
     assert kinds & {f"waits: {kind}" for kind in WAITS}
     assert all(kind.partition(": ")[2] in {*WAITS, *GETS, "in flight"}
                for kind in kinds if kind.startswith(("waits", "gets")))  # fmt: skip
+
+
+def test_groups_of_states_are_refused(capsys):
+    path = RECORDINGS / "states.jsonl.gz"
+    seed = next(iter(recording.read(path, recording.UPSTREAM)))["seed"]
+    assert why.run(path, None, None, seed) == 2
+    assert "a cache group of states: need full attention and windows" in capsys.readouterr().err
 
 
 def test_a_scheduler_of_ones_own_is_refused():

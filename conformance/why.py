@@ -115,8 +115,8 @@ def _show(scheduler: Scheduler, seen: Seen | None) -> None:
 
 def _follow_flight(path: Path, seen: Seen | None) -> Explained:
     server = Flight(path)
-    pilot = flight.Pilot(server.head)
-    size = server.head["block_size"]
+    pilot = flight.Pilot(server.head, takes_groups=True)
+    size = server.head["hash_block_size"] if pilot.num_groups else server.head["block_size"]
     found = Explained(explain(pilot.scheduler), block_size=size, head=server.head)
     _show(pilot.scheduler, seen)
     began: float | None = None
@@ -150,8 +150,12 @@ def _follow_recording(path: Path, seed: int | None, seen: Seen | None) -> Explai
     [entry] = entries
     config = replay.config_of(entry)
     driven = replay.Driven(entry, replay.mini_scheduler(config), replay.mini_request)
-    size = config["block_size"]
-    found = Explained(explain(driven.scheduler), block_size=size, head=dict(config))
+    size = getattr(driven.scheduler.kv, "alignment", config["block_size"])
+    try:
+        log = explain(driven.scheduler)
+    except ValueError as error:
+        raise WhyError(f"{path}: {error}") from None
+    found = Explained(log, block_size=size, head=dict(config))
     _show(driven.scheduler, seen)
     events = replay.events_by_step(entry)
     for event in events.values():

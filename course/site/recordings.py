@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import gzip
+import io
 import tempfile
 import zlib
 from pathlib import Path
@@ -24,10 +26,12 @@ from mini_vllm.scheduler import Scheduler
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "conformance" / "flight_sample" / "sample.0000.jsonl.gz"
-"""`python -m conformance.sample_server` recorded it."""
+"""`course engine run -m conformance.sample_server FOLDER` recorded it."""
 MOST_BYTES = 8 << 20
 """Of all files together, as they are dropped."""
 MOST_UNPACKED = 64 << 20
+PIECE = 1 << 20
+"""Bytes that are unpacked at once to see how many there are."""
 MOST_STEPS = 5000
 """What Python in a page goes through in about half a minute."""
 FACTS = (
@@ -96,13 +100,19 @@ def prefix(request: str, other: str) -> list[str]:
 
 
 def _unpacked(name: str, data: bytes, room: int) -> int:
-    """Bytes of a file once unpacked; no more than `room` and one are looked at."""
+    """Bytes of a file once unpacked, all its members, a piece at a time: of more than `room` at
+    most a piece more. Of a file that was cut, what can be unpacked."""
     if not name.endswith(".gz"):
         return len(data)
+    size = 0
     try:
-        return len(zlib.decompressobj(wbits=31).decompress(data, room + 1))
-    except zlib.error as error:
-        raise ValueError(f"{name}: not packed by gzip ({error})") from None
+        with gzip.open(io.BytesIO(data)) as file:
+            while size <= room and (piece := file.read1(PIECE)):
+                size += len(piece)
+    except (EOFError, OSError, zlib.error) as error:
+        if not size and not isinstance(error, EOFError):
+            raise ValueError(f"{name}: not packed by gzip ({error})") from None
+    return size
 
 
 def _opened(path: Path, name: str) -> dict[str, Any]:

@@ -81,6 +81,14 @@ def test_a_packed_file_that_is_cut_is_drawn_too():
     )
 
 
+def test_a_file_of_two_packed_members_is_drawn_whole(sample):
+    half = TEXT.index(b"\n", len(TEXT) // 2) + 1
+    two = gzip.compress(TEXT[:half]) + gzip.compress(TEXT[half:])
+    assert dropped(("mine.jsonl.gz", two)) == {**sample, "name": "mine.jsonl.gz"}
+
+
+TOO_LARGE = gzip.compress(b"a") + gzip.compress(bytes(recordings.MOST_UNPACKED))
+"""Its first member alone is not."""
 GROUPS = [{"kind": "FullAttentionSpec", "block_size": 16}, {"kind": "MambaSpec", "block_size": 16}]
 
 
@@ -93,7 +101,7 @@ GROUPS = [{"kind": "FullAttentionSpec", "block_size": 16}, {"kind": "MambaSpec",
         ([("a.png", b"\x89PNG\r\n\x1a\n")], "a.png"),
         ([("a.jsonl.gz", b"no gzip")], "a.jsonl.gz: not packed by gzip"),
         ([("a.jsonl", b"x" * (recordings.MOST_BYTES + 1))], "at most 8 MiB, 64 MiB unpacked"),
-        ([("a.jsonl.gz", gzip.compress(bytes(recordings.MOST_UNPACKED + 1)))], "64 MiB unpacked"),
+        ([("a.jsonl.gz", TOO_LARGE)], "64 MiB unpacked"),
         ([("a.jsonl", changed_head(groups=GROUPS))], "groups of FullAttentionSpec, MambaSpec"),
         ([("a.jsonl", changed_head(vllm="0.19.9"))], "vLLM 0.19.9"),
         ([("a.jsonl", changed_head(connector="Example"))], "connector=Example"),

@@ -89,13 +89,15 @@ class MiniScheduler(SchedulerInterface):
 
     def add_request(self, request: Any) -> None:
         """Queue a request; one that asks for what was not compared is answered with an error, and
-        the log says what it was."""
-        if unserved := [name for name, value in _unserved(request).items() if value]:
+        the log says what it was. So is one with the id of a live request: an exception here ends
+        the engine core, and every other request with it."""
+        unserved = [name for name, value in _unserved(request).items() if value]
+        if request.request_id in self.theirs:
+            unserved.append("the id of a live request")
+        if unserved:
             logger.error("%s: not served: %s", request.request_id, ", ".join(unserved))
             self.refused.append(request)
             return
-        if request.request_id in self.theirs:
-            raise ValueError(f"request_id={request.request_id!r}: a live request has this id")
         params = request.sampling_params
         mini = Request(
             request.request_id,

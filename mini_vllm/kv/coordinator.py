@@ -174,12 +174,14 @@ class HybridKVCacheManager(KVCacheManager):
         self, request_id: str, num_tokens: int, new_computed_blocks: Any = ()
     ) -> int:
         """Free blocks it takes to hold `num_tokens` in all groups, nothing computed yet."""
-        return self._num_needed(request_id, num_tokens, new_computed_blocks, 0)
+        return self.num_needed(request_id, num_tokens, new_computed_blocks, 0)
 
-    def _num_needed(
+    def num_needed(
         self, request_id: str, num_tokens: int, hits: Sequence[Table], num_computed: int,
         is_capped: bool = False,
     ) -> int:  # fmt: skip
+        """Free blocks it takes to hold `num_tokens` in all groups, `num_computed` of them computed;
+        `is_capped`: of a window no more than it holds at a time."""
         needed = 0
         for group, blocks in zip(self.groups, hits or [[]] * len(self.groups), strict=True):
             most = None
@@ -194,7 +196,7 @@ class HybridKVCacheManager(KVCacheManager):
         num_tokens = request.num_tokens
         if self.max_model_len is not None:
             num_tokens = min(num_tokens, self.max_model_len)
-        needed = self._num_needed(
+        needed = self.num_needed(
             request.request_id, num_tokens, new_computed_blocks, request.num_computed_tokens, True
         )
         return needed <= self.block_pool.get_num_free_blocks()
@@ -223,7 +225,7 @@ class HybridKVCacheManager(KVCacheManager):
             num_slots = min(num_slots, self.max_model_len)
         for group in self.groups:
             group.remove_skipped_blocks(request_id, computed)
-        needed = self._num_needed(request_id, num_slots, hits, computed)
+        needed = self.num_needed(request_id, num_slots, hits, computed)
         if needed > self.block_pool.get_num_free_blocks():
             return None
         if any(hits) or num_external_computed_tokens:

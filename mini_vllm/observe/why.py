@@ -7,7 +7,9 @@
 Promises: watching changes no decision; every reason is read where the decision is taken, and none
 is guessed: lifting the limit that it names, and nothing else, changes what the request gets in that
 step (a test does so). Works for every scheduler that decides as `Scheduler` does, so also for a
-recording of a real server that is driven through it.
+recording of a real server that is driven through it. Of several cache groups, blocks are those of
+all groups, and of a prefix that is not hit it says how far every group has it, not which one lacks
+it. A group of states is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mini_vllm.block_pool import KVCacheBlock, KVEvent
+from mini_vllm.kv_cache_interface import MambaSpec
 from mini_vllm.plan import ExternalTokens, SchedulerOutput
 from mini_vllm.request import Request
 from mini_vllm.scheduler import Scheduler
@@ -99,10 +102,12 @@ def explain(scheduler: Scheduler) -> Log:
     """Have a scheduler say why, from its next step on.
 
     Raises:
-        ValueError: a scheduler that does not decide by `Scheduler`'s methods.
+        ValueError: a scheduler that does not decide by `Scheduler`'s methods, or a group of states.
     """
     if not isinstance(scheduler, Scheduler):
         raise ValueError(f"scheduler={type(scheduler).__name__}: need one derived from Scheduler")
+    if any(isinstance(group.spec, MambaSpec) for group in getattr(scheduler.kv, "groups", ())):
+        raise ValueError("a cache group of states: need full attention and windows")
     kind = type(scheduler)
     scheduler.__class__ = type(f"Explained{kind.__name__}", (_Explained, kind), {})
     explained: Any = scheduler
@@ -148,7 +153,7 @@ class _Explained(Scheduler):
                 hits = args[0] if args else named.get("new_computed_blocks") or ()
                 slots = request.num_computed_tokens + num_new
                 slots += named.get("num_lookahead_tokens", 0)
-                needed = self.kv.get_num_blocks_to_allocate(request.request_id, slots, hits)
+                needed = self._num_needed(request, slots, hits)
                 self._refused = _Refused(request.request_id, needed, self._free_blocks())
             return blocks
 
@@ -300,6 +305,9 @@ class _Explained(Scheduler):
 
     def _find_computed(self, request: Request) -> Any:
         found = super()._find_computed(request)
+        self._gone = None
+        if hasattr(self.kv, "groups"):
+            return found
         hits = len(found[0])  # before its own blocks enter the index
         missing = request.block_hashes[hits] if hits < len(request.block_hashes) else None
         self._gone = None if missing is None else self._removed.get(missing)
@@ -332,16 +340,14 @@ class _Explained(Scheduler):
     ) -> bool:  # fmt: skip
         fits = super()._allocate(request, num_new, hits, external, was_loaded)
         if not fits and self._refused is None:
-            needed = self.kv.get_num_blocks_to_allocate(
-                request.request_id, request.num_tokens, hits
-            )
+            needed = self._num_needed(request, request.num_tokens, hits, is_capped=True)
             self._refused = _Refused(request.request_id, needed, self._free_blocks())
         return fits
 
     def _holders(self) -> str:
         """Who holds the most blocks."""
         held = sorted(
-            ((len(self.kv.get_block_ids(r.request_id)), r.request_id) for r in self.running),
+            ((self._num_held(r.request_id), r.request_id) for r in self.running),
             key=lambda pair: -pair[0],
         )
         if not held:
@@ -352,13 +358,13 @@ class _Explained(Scheduler):
     # ------------------------------------------------------------------ preemption and cache
 
     def _preempt(self, request: Request) -> None:
-        held = len(self.kv.get_block_ids(request.request_id))
+        held = self._num_held(request.request_id)
         self._victims[request.request_id] = self._refused, request.num_computed_tokens, held
         super()._preempt(request)
 
     def _explain_cache(self, request: Request, num_cached: int) -> None:
         """What of a prompt was in the cache, and why not more."""
-        size = self.kv.block_size
+        size = getattr(self.kv, "alignment", self.kv.block_size)
         most, hits = (request.num_tokens - 1) // size, num_cached // size
         if not self.kv.enable_caching or request.sampling_params.skip_reading_prefix_cache:
             self.log.add(request.request_id, "cache: off", "the prefix cache is not read", ())
@@ -380,7 +386,9 @@ class _Explained(Scheduler):
 
     def _explain_miss(self, request: Request, hits: int, found: str) -> None:
         step = self.log.num_steps
-        if self._gone is not None:
+        if hasattr(self.kv, "groups"):
+            text, kind = f"{found}: no longer prefix is cached in every group", "cache: groups"
+        elif self._gone is not None:
             when, who = self._gone
             taken = f"evicted in step {when}" + (f", taken by {who}" if who else "")
             text, kind = f"{found}: block {hits} was there and was {taken}", "cache: evicted"
@@ -410,6 +418,24 @@ class _Explained(Scheduler):
         self.log.add(request.request_id, "ends", f"ends: {request.finish_reason}")
         self.log.num_steps += 1
         super()._release(request)
+
+    def _num_needed(
+        self, request: Request, num_tokens: int, hits: Any, is_capped: bool = False
+    ) -> int:
+        """Free blocks that a refused request asked for, of all groups."""
+        kv: Any = self.kv
+        if not hasattr(kv, "groups"):
+            return int(kv.get_num_blocks_to_allocate(request.request_id, num_tokens, hits))
+        if kv.max_model_len is not None:
+            num_tokens = min(num_tokens, kv.max_model_len)
+        computed = request.num_computed_tokens
+        return int(kv.num_needed(request.request_id, num_tokens, hits, computed, is_capped))
+
+    def _num_held(self, request_id: str) -> int:
+        """Blocks of a request in all groups, without those that a window has passed."""
+        if not (groups := getattr(self.kv, "groups", ())):
+            return len(self.kv.get_block_ids(request_id))
+        return sum(not b.is_null for group in groups for b in group.tables.get(request_id, ()))
 
     def _free_blocks(self) -> int:
         number: int = self.kv.block_pool.get_num_free_blocks()

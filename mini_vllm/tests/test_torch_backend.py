@@ -100,11 +100,16 @@ class TestArithmetic:
         assert np.abs(got - expected).max() < 1e-12 * np.abs(expected).max()
         assert (got.argmax(-1) == expected.argmax(-1)).all()
 
-    def test_in_float32_both_are_as_near_to_float64(self, numpy_models):
+    def test_in_float32_torch_is_as_near_to_float64_as_numpy_is(self, numpy_models):
+        """Measured, torch 2.13: 1.2e-6 of the largest logit, and 1.3e-6 in numpy. The factor of
+        four is a rule of thumb: of a layer a bound is derived above, of a whole model none is."""
         exact = numpy_models["float64"].forward(batch_of(numpy_models["float64"], len(PROMPT)))
-        batch = batch_of(numpy_models["float32"], len(PROMPT))
-        got = torch_model("float32").forward(batch)
-        assert got.dtype == np.float32 and np.abs(got - exact).max() < 1e-4 * np.abs(exact).max()
+        gaps = []
+        for model in (numpy_models["float32"], torch_model("float32")):
+            got = model.forward(batch_of(numpy_models["float32"], len(PROMPT)))
+            assert got.dtype == np.float32
+            gaps.append(np.abs(got - exact).max() / np.abs(exact).max())
+        assert gaps[1] <= 4 * gaps[0] < 1e-4, gaps
 
     @pytest.mark.slow
     @pytest.mark.parametrize("asynchronous", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import importlib.util
@@ -9,7 +10,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,9 +19,11 @@ import pytest
 
 from conformance import flight as reader
 from conformance import real_core, why, workloads
+from conformance.real_core.archive import number_of
 from conformance.recorders import combined, hybrid
 from conformance.recorders import run as walk
-from mini_vllm.observe.flight import Flight, FlightError
+from course.site import recordings
+from mini_vllm.observe.flight import Flight, FlightError, pairs
 
 ROOT = Path(__file__).resolve().parents[1]
 PIN = "0.22.1"
@@ -142,6 +145,8 @@ def test_groups_of_states_are_refused_by_name(record):
     folder = record(hybrid.generate_states(0), name="states")
     with pytest.raises(reader.NotReplayable, match="MambaSpec"):
         reader.replay(folder)
+    with pytest.raises(why.WhyError, match="MambaSpec"):
+        why.follow(folder)
 
 
 @pytest.mark.slow
@@ -159,9 +164,62 @@ def test_a_later_release_is_read_back_with_its_rules(record, version, kind):
         check(reader.replay(record(workload(seed, kind), version, name=f"{seed}")))
 
 
-@pytest.mark.parametrize("kind", ["plain", "all but drafts"])
+HERE = [version for version in real_core.present() if number_of(version) >= number_of(PIN)]
+
+
+def as_observed(folder: Path) -> Iterator[dict[str, Any]]:
+    """Each step of a file in the words of `conformance.recorders.run.observe`, of the planned."""
+    names: dict[int, str] = {}
+    tables: dict[str, list[int]] = {}
+    last: dict[str, list[int]] = {"plan": [], "running": [0], "waiting": [0], "skipped": [0]}
+    for line in Flight(folder):
+        if "add" in line:
+            names[line["add"]] = line["id"]
+        if "step" not in line:
+            continue
+        last |= {name: line[name] for name in last if name in line}
+        came = [names[n] for name in ("new", "resumed") for n, _ in pairs(line.get(name, ()))]
+        for number, ids in pairs(line.get("blocks", ())):
+            name = names[number]
+            tables[name] = ids if name in came else tables[name] + ids
+        plan = {names[number]: count for number, count in pairs(last["plan"])}
+        yield {
+            "num_scheduled_tokens": plan, "came": sorted(came),
+            "preempted": sorted(names[number] for number in line.get("preempted", ())),
+            "running": [names[number] for number in last["running"][1:]],
+            "waiting": [names[number] for number in last["waiting"][1:]],
+            "block_ids": {name: tables[name] for name in plan}, "free_blocks": line["free"],
+        }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", *KINDS, "groups"])
+@pytest.mark.parametrize("version", HERE)
+def test_a_release_decides_as_it_does_without_the_recorder_and_the_file_says_what(
+    record, version, kind, caplog
+):
+    """Of every release that lies here, also where no mini engine decides as it does."""
+    many = 0
+    with caplog.at_level("WARNING", logger="vllm.flight_recorder"):
+        for seed in range(2, 6):  # both policies
+            made = hybrid.generate(seed) if kind == "groups" else workload(seed, kind)
+            plain = walk.Run(copy.deepcopy(made), real_core.core_of(version))
+            with contextlib.suppress(walk.Stalled):
+                plain.recorded()
+            kept = as_observed(record(made, version, name=f"{seed}"))
+            for step, (said, found) in enumerate(zip(plain.steps, kept, strict=True)):
+                said["came"] = sorted({*said["new"], *said["resumed"]})
+                said["block_ids"] = {r: said["block_ids"][r] for r in said["num_scheduled_tokens"]}
+                if kind == "groups":  # blocks that a window has passed are not in the file
+                    del found["block_ids"]
+                assert {name: said[name] for name in found} == found, f"seed {seed}, step {step}"
+            many += len(plain.steps)
+    assert many > 30 and not caplog.records, f"{many} steps; {caplog.messages}"
+
+
+@pytest.mark.parametrize("kind", ["plain", "all but drafts", "groups"])
 def test_every_step_of_a_server_is_explained(record, kind, capsys):
-    folder = record(workload(5, kind))
+    folder = record(hybrid.generate(3) if kind == "groups" else workload(5, kind))
     found = why.follow(folder)
     assert not found.ends
     for number in found.names:
@@ -173,6 +231,14 @@ def test_every_step_of_a_server_is_explained(record, kind, capsys):
     name = next(iter(found.names.values()))
     assert why.run(folder, name, None, None) == 0
     assert " s " in capsys.readouterr().out
+
+
+def test_a_page_draws_a_recording_with_windows(record):
+    (path,) = record(hybrid.generate(3)).iterdir()
+    drawn = recordings.open_files([[path.name, base64.b64encode(path.read_bytes()).decode()]])
+    steps = sum("step" in line for line in Flight(path))
+    assert drawn["notice"] == "" and len(drawn["totals"]["free"]) == steps > 0
+    assert all(each["why"] for each in drawn["requests"])
 
 
 def test_what_is_not_proved_is_refused_by_name(record):

@@ -73,12 +73,13 @@ def resolve_platform(
         available_devices: device types that the machine has, in any order; some may be unknown.
         override: the name of a platform, taken whatever the machine has. It is for bisecting.
 
-    Without an override those platforms are candidates whose device is there, the CPU aside. One
-    that is not in the tree goes before all that are. With no candidate it is the CPU.
+    Without an override those platforms are candidates whose device is there and is not a "cpu",
+    whatever they are called. One that is not in the tree goes before all that are. With no
+    candidate it is the one called "cpu".
 
     Raises:
-        ValueError: an override that is not registered; the message lists what is.
-        RuntimeError: more than one is left; the message names them.
+        ValueError: an override that is not registered, "" too; the message lists what is.
+        RuntimeError: more than one is left, in the tree or not; the message names them.
     """
     raise NotImplementedError
 

@@ -40,9 +40,13 @@ def test_worked_example(lab):
         "use_graphs": True,
     }  # fmt: skip
     same(cuda, expected, "what an engine decides on a machine with a GPU")
+    expected = {
+        "platform": "cpu", "attention_backend": "cpu_attn", "dtype": "bfloat16",
+        "use_graphs": False,
+    }  # fmt: skip
     for devices in ([], ["cpu"], ["fpga", "npu"]):
-        name = lab.resolve_platform(registry, devices).name
-        same(name, "cpu", f"devices {devices}: the CPU is the floor")
+        cpu = lab.plan_startup(lab.resolve_platform(registry, devices), "bfloat16")
+        same(cpu, expected, f"devices {devices}: the CPU is the floor")
     same([p.in_tree for p in registry.values()], [True, True], "both come with the engine")
 
 
@@ -58,6 +62,7 @@ def test_an_override_wins_and_an_unknown_one_is_loud(lab):
     registry = lab.make_default_platforms()
     same(lab.resolve_platform(registry, ["cuda"], "cpu").name, "cpu", "the override decides")
     same(lab.resolve_platform(registry, [], "cuda").name, "cuda", "whatever the machine has")
+    refused(lambda: lab.resolve_platform(registry, ["cuda"], ""), "an override that names nothing")
     with pytest.raises(ValueError) as refusal:
         lab.resolve_platform(registry, ["cuda"], "cudda")
     said = str(refusal.value)
@@ -75,6 +80,10 @@ def test_dtypes_are_negotiated(lab):
         same(len(heard), 0, "nothing to warn of")
         same(cpu.check_dtype("float8_e4m3fn"), "float32", "known, and not supported")
         same([each.category for each in heard], [UserWarning], "one warning, on the fallback")
+        said = str(heard[0].message)
+        assert "float8_e4m3fn" in said and "float32" in said, (
+            f"expected what was asked for and what is served in the warning, came {said!r}"
+        )
         same(tpu(lab).check_dtype("float16"), "float32", "this platform has no float16")
     refused(lambda: cpu.check_dtype("int3"), "a dtype that is none")
 
@@ -88,6 +97,9 @@ def test_a_platform_from_outside_changes_what_is_planned(lab):
         plan = lab.plan_startup(lab.resolve_platform(registry, devices), "bfloat16")
         same((plan["platform"], plan["attention_backend"]), ("mytpu", "pallas"), f"{devices}")
     same(lab.resolve_platform(registry, ["cuda"]).name, "cuda", "its device is not there")
+    lab.register_platform(registry, tpu(lab, name="zen", device_type="cpu"))
+    same(lab.resolve_platform(registry, ["cpu", "cuda"]).name, "cuda", "zen's device is a cpu")
+    same(lab.resolve_platform(registry, ["cpu"]).name, "cpu", "the floor is the one called cpu")
     assert "tpu" not in engine, f"the engine names no platform; came\n{engine}"
 
 
@@ -114,6 +126,14 @@ def test_two_that_are_there_are_an_error(lab):
         f"expected both names in the message, came {said!r}"
     )
     same(lab.resolve_platform(registry, ["npu", "cuda"]).name, "theirs", "one of them is there")
+    lab.register_platform(registry, tpu(lab, name="rocm", device_type="gfx", in_tree=True))
+    same(lab.resolve_platform(registry, ["gfx", "npu", "cuda"]).name, "theirs", "of three")
+    with pytest.raises(RuntimeError) as refusal:
+        lab.resolve_platform(registry, ["cuda", "gfx"])
+    said = str(refusal.value)
+    assert "cuda" in said and "rocm" in said, (
+        f"two of the tree: expected both names in the message, came {said!r}"
+    )
 
 
 def test_where_the_pin_agrees(lab, record_property):
@@ -162,10 +182,14 @@ def test_the_engine_asks_the_interface_alone(lab):
             return getattr(inner, name)
 
     plan = lab.plan_startup(Proxy(), "float16")
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        served = [type(inner).check_dtype(Proxy(), dtype) for dtype in ("float16", "float8_e4m3fn")]
     known = {*lab.Platform.__dataclass_fields__, "check_dtype"}
     assert plan["dtype"] == "float16" and asked <= known, (
         f"expected names of Platform alone, came {sorted(asked - known)}, plan {plan}"
     )
+    same(served, ["float16", "float32"], "check_dtype of an object that has the interface alone")
 
 
 def test_auto_is_what_vllm_makes_of_it(lab):

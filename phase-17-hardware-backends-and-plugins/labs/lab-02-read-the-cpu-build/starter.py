@@ -35,9 +35,8 @@ def overrides(interface: str, platform: str, base: str, name: str) -> Report:
         platform: the source of the module that defines class `name`, a direct subclass.
 
     A property counts as a method. Functions inside of a method are not methods. A method is
-    unimplemented if a statement of its own body, not of a nested function, raises
-    NotImplementedError, called or not, and nothing else is returned before it: the `raise` stands
-    directly in the body.
+    unimplemented if `raise NotImplementedError`, called or not, is a statement of its own body: not
+    under a condition, and not in a nested function.
 
     Raises:
         ValueError: a source has no class of that name.
@@ -70,8 +69,9 @@ def kv_plan(
 ) -> Plan:
     """What a budget of memory holds.
 
-    Each token leaves K and V in every layer. Memory is cut into whole blocks, per layer. The
-    concurrency is blocks over the blocks of one longest request, to two decimals.
+    Each token leaves K and V in every layer. A block takes room for its tokens in all of them, and
+    the memory holds whole blocks. The concurrency is blocks over the blocks of one longest
+    request, to two decimals.
 
     Example: 24 layers, 2 KV heads of 64, 2 bytes, 4 GiB, 1,024 tokens: 12,288 bytes per token,
     2,730 blocks, 349,440 tokens, 341.25 requests.
@@ -90,6 +90,9 @@ def decode_ceiling(params: int, dtype_bytes: float, bandwidth: float) -> float:
         bandwidth: bytes per second.
 
     Example: 494,032,768 weights of 2 bytes at 50e9 bytes per second: 50.6.
+
+    Raises:
+        ValueError: any of the three not above 0.
     """
     raise NotImplementedError
 
@@ -106,7 +109,7 @@ def read_log(text: str) -> dict[str, Any]:
         "platform": str, of "Automatically detected platform NAME."; "kv_gib": float, the first
         number in "(A/B) GiB for KV cache on node"; "num_tokens": int of "KV cache size: N tokens",
         with its commas; "concurrency": float of "Maximum concurrency for N tokens per request: Cx";
-        "max_model_len": that N; "announced_async": bool, whether the log says that asynchronous
-        scheduling is enabled; "layout": str of "Using LAYOUT KV cache layout".
+        "max_model_len": that N; "announced_async": bool, whether the first "Asynchronous scheduling
+        is enabled" or "... disabled" says enabled; "layout": str of "Using LAYOUT KV cache layout".
     """
     raise NotImplementedError

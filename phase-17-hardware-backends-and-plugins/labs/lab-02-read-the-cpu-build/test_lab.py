@@ -82,7 +82,7 @@ def test_worked_example(lab, record_property):
     ],
 )
 def test_whole_blocks_and_whole_requests(lab, sizes, want):
-    """A longest request in tokens instead of blocks; memory that is shared across layers."""
+    """A longest request in tokens instead of blocks; half a block that counts."""
     plan = lab.kv_plan(*sizes)
     got = (plan.bytes_per_token, plan.num_blocks, plan.num_tokens, plan.concurrency)
     same(got, want, f"per token, blocks, tokens, concurrency of {sizes}")
@@ -94,6 +94,7 @@ def test_sizes_that_cannot_be(lab):
     refused(lambda: lab.kv_plan(0, 2, 64, 2, 1 << 30, 256), "no layer")
     refused(lambda: lab.decode_ceiling(0, 2, 50e9), "no weight")
     refused(lambda: lab.decode_ceiling(1, 2, 0.0), "no bandwidth")
+    refused(lambda: lab.decode_ceiling(1, 0, 50e9), "weights of no bytes")
 
 
 def test_the_ceiling_of_decoding(lab, record_property):
@@ -124,7 +125,7 @@ def test_a_class_that_is_not_there(lab):
 
 
 def test_a_log_is_read(lab):
-    """Commas; the second number of a pair; a line that is not there given as a value."""
+    """Commas; the second number of a pair; a line that is not there; one log taken for all."""
     log = (
         "DEBUG [x.py:1] Automatically detected platform cpu.\n"
         "INFO [y.py:2] Asynchronous scheduling is enabled.\n"
@@ -136,6 +137,14 @@ def test_a_log_is_read(lab):
             "max_model_len": 1_024, "announced_async": True}  # fmt: skip
     same(lab.read_log(log), want, "what the log says; it names no layout")
     same(lab.read_log("nothing"), {}, "a log without any of the lines")
+    log = (
+        "DEBUG Automatically detected platform xpu.\n"
+        "INFO Asynchronous scheduling is disabled.\n"
+        "INFO Using NHD KV cache layout for FLASH_ATTN backend.\n"
+        "INFO Asynchronous scheduling is enabled.\n"
+    )
+    want = {"platform": "xpu", "announced_async": False, "layout": "NHD"}
+    same(lab.read_log(log), want, "another machine's log, whose first line says disabled")
 
 
 def test_the_real_start_says_what_was_predicted(lab, record_property):

@@ -98,12 +98,13 @@ def make_stat_logger(base: type) -> type:
     (`num_running_reqs`, `num_waiting_reqs`, `kv_cache_usage`), "generated" and "finished" of the
     second (`num_generation_tokens`, the length of `finished_requests`); what is None adds no names.
     `log_engine_initialized()` does nothing. It never raises into the engine: a folder that is not
-    there costs the lines alone.
+    there costs the lines alone. Without COURSE_NOTES it writes nothing.
     """
 
     class Lines(base):
         def __init__(self, config: Any, engine_index: int = 0) -> None:
-            self.path = Path(os.environ.get("COURSE_NOTES", "")) / "stats.jsonl"
+            folder = os.environ.get("COURSE_NOTES")
+            self.path = Path(folder) / "stats.jsonl" if folder else None
 
         def record(
             self,
@@ -112,6 +113,8 @@ def make_stat_logger(base: type) -> type:
             mm_cache_stats: Any = None,
             engine_idx: int = 0,
         ) -> None:
+            if self.path is None:
+                return
             line: dict[str, Any] = {}
             if (s := scheduler_stats) is not None:
                 line = {"running": s.num_running_reqs, "waiting": s.num_waiting_reqs,
@@ -133,8 +136,8 @@ def make_stat_logger(base: type) -> type:
 def make_io_processor(base: type, pooling_params: Callable[..., Any]) -> type:
     """A processor of whole requests: texts in, the cosines between their embeddings out.
 
-    - `parse_data(data)`: `{"texts": [...]}` gives the texts; anything else, and fewer than two
-      texts, is a ValueError.
+    - `parse_data(data)`: `{"texts": [...]}` gives the texts; anything else, fewer than two of them,
+      and one that is not a str, is a ValueError.
     - `merge_pooling_params(params=None)`: `pooling_params(task="embed")`.
     - `pre_process(prompt, request_id=None)`: the prompts, one per text.
     - `post_process(model_output, request_id=None)`: `[[cosine, ...], ...]` as floats, in the order
@@ -144,7 +147,11 @@ def make_io_processor(base: type, pooling_params: Callable[..., Any]) -> type:
     class Cosines(base):
         def parse_data(self, data: Any) -> list[str]:
             texts = data.get("texts") if isinstance(data, dict) else None
-            if not isinstance(texts, list) or len(texts) < 2:
+            if (
+                not isinstance(texts, list)
+                or len(texts) < 2
+                or not all(isinstance(text, str) for text in texts)
+            ):
                 raise ValueError(f"data={data!r}: need {{'texts': [...]}} with two texts or more")
             return texts
 
@@ -171,9 +178,10 @@ def make_resolver(base: type, lora_request: Callable[..., Any]) -> type:
     """A resolver that finds an adapter by its name in a folder.
 
     It is made with the folder. `await resolve_lora(base_model_name, lora_name)` gives
-    `lora_request(lora_name, NUMBER, PATH)` where the folder of that name holds an
-    `adapter_config.json`, and None for every other name: also for one that leads out of the folder.
-    NUMBER is any whole number above 0; the server puts its own there.
+    `lora_request(lora_name, NUMBER, PATH)` where a folder of exactly that name lies in it, at the
+    time of the call, and holds an `adapter_config.json`; PATH is that folder's. Every other text
+    gives None: a path that leads to an adapter, inside or outside, is not a name. NUMBER is any
+    whole number above 0; the server puts its own there.
     """
 
     class Folder(base):
@@ -181,10 +189,10 @@ def make_resolver(base: type, lora_request: Callable[..., Any]) -> type:
             self.folder = Path(folder).resolve()
 
         async def resolve_lora(self, base_model_name: str, lora_name: str) -> Any:
-            path = (self.folder / lora_name).resolve()
-            if path.parent != self.folder or not (path / "adapter_config.json").is_file():
+            there = {path.parent.name for path in self.folder.glob("*/adapter_config.json")}
+            if lora_name not in there:
                 return None
-            return lora_request(lora_name, 1, str(path))
+            return lora_request(lora_name, 1, str(self.folder / lora_name))
 
     return Folder
 
@@ -216,8 +224,7 @@ def chosen(
         (the list that is kept when the priority is set, the provider that serves the call). As
         `vllm/ir/op.py` `IrOp._filter_priority_impls` and `IrOp.dispatch`: providers that are not
         supported are left out, nothing behind one that takes all arguments is kept, and where no
-        such one is in the list "native" ends it. An empty priority keeps an empty list, and native
-        serves.
+        such one is in the list "native" ends it. An empty order keeps native alone.
 
     Raises:
         ValueError: the priority names a provider that is not registered.
@@ -232,9 +239,5 @@ def chosen(
             if takes is None:
                 break
     else:
-        if priority:
-            kept.append("native")
-    for name in kept:
-        if impls[name][1] in (None, True):
-            return kept, name
-    return kept, "native"
+        kept.append("native")
+    return kept, next(name for name in kept if impls[name][1] in (None, True))

@@ -59,7 +59,7 @@ def make_stat_logger(base: type) -> type:
     (`num_running_reqs`, `num_waiting_reqs`, `kv_cache_usage`), "generated" and "finished" of the
     second (`num_generation_tokens`, the length of `finished_requests`); what is None adds no names.
     `log_engine_initialized()` does nothing. It never raises into the engine: a folder that is not
-    there costs the lines alone.
+    there costs the lines alone. Without COURSE_NOTES it writes nothing.
     """
     raise NotImplementedError
 
@@ -67,8 +67,8 @@ def make_stat_logger(base: type) -> type:
 def make_io_processor(base: type, pooling_params: Callable[..., Any]) -> type:
     """A processor of whole requests: texts in, the cosines between their embeddings out.
 
-    - `parse_data(data)`: `{"texts": [...]}` gives the texts; anything else, and fewer than two
-      texts, is a ValueError.
+    - `parse_data(data)`: `{"texts": [...]}` gives the texts; anything else, fewer than two of them,
+      and one that is not a str, is a ValueError.
     - `merge_pooling_params(params=None)`: `pooling_params(task="embed")`.
     - `pre_process(prompt, request_id=None)`: the prompts, one per text.
     - `post_process(model_output, request_id=None)`: `[[cosine, ...], ...]` as floats, in the order
@@ -81,9 +81,10 @@ def make_resolver(base: type, lora_request: Callable[..., Any]) -> type:
     """A resolver that finds an adapter by its name in a folder.
 
     It is made with the folder. `await resolve_lora(base_model_name, lora_name)` gives
-    `lora_request(lora_name, NUMBER, PATH)` where the folder of that name holds an
-    `adapter_config.json`, and None for every other name: also for one that leads out of the folder.
-    NUMBER is any whole number above 0; the server puts its own there.
+    `lora_request(lora_name, NUMBER, PATH)` where a folder of exactly that name lies in it, at the
+    time of the call, and holds an `adapter_config.json`; PATH is that folder's. Every other text
+    gives None: a path that leads to an adapter, inside or outside, is not a name. NUMBER is any
+    whole number above 0; the server puts its own there.
     """
     raise NotImplementedError
 
@@ -115,8 +116,7 @@ def chosen(
         (the list that is kept when the priority is set, the provider that serves the call). As
         `vllm/ir/op.py` `IrOp._filter_priority_impls` and `IrOp.dispatch`: providers that are not
         supported are left out, nothing behind one that takes all arguments is kept, and where no
-        such one is in the list "native" ends it. An empty priority keeps an empty list, and native
-        serves.
+        such one is in the list "native" ends it. An empty order keeps native alone.
 
     Raises:
         ValueError: the priority names a provider that is not registered.

@@ -66,6 +66,9 @@ def test_the_platform_is_there_with_its_device_alone(lab, monkeypatch):
     same(lab.platform_plugin(), None, "without the device")
     monkeypatch.setenv("COURSE_DEVICE", "1")
     same(lab.platform_plugin(), "course_plugins_classes.BigBlocks", "with it")
+    for value in ("0", "", "2", "no"):
+        monkeypatch.setenv("COURSE_DEVICE", value)
+        same(lab.platform_plugin(), None, f"COURSE_DEVICE={value!r}: the device is at 1")
 
 
 # --- logits processor -----------------------------------------------------------------------------
@@ -109,6 +112,9 @@ def test_a_letter_is_kept_out_of_its_own_row(lab):
     processor.update_state(None)
     same(masked(processor, 4), [[1, 101], [3, 7]], "the same after a step without a change")
     same(processor.is_argmax_invariant(), False, "whether a greedy token is what it was")
+    added = [[3, {"without": 7}], [11, {"without": 8}], [200, {"without": 9}]]
+    processor.update_state(update_of({"removed": [1], "added": added, "moved": []}))
+    same(masked(processor, 256), [[3, 7], [11, 8], [200, 9]], "in a batch of 256 rows")
 
 
 def test_rows_move(lab):
@@ -163,7 +169,7 @@ def test_the_logger_writes_what_there_is(lab, tmp_path, monkeypatch):
 
 
 def test_the_logger_never_raises_into_the_engine(lab, tmp_path, monkeypatch):
-    """A full disk that ends the server."""
+    """A full disk that ends the server; lines in whatever folder it was started."""
     monkeypatch.setenv("COURSE_NOTES", str(tmp_path / "nowhere"))
     scheduler = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.5)
     try:
@@ -171,6 +177,15 @@ def test_the_logger_never_raises_into_the_engine(lab, tmp_path, monkeypatch):
     except Exception as error:
         raise AssertionError(f"expected nothing to be raised\ncame     {error!r}") from None
     assert not (tmp_path / "nowhere").exists(), "expected no folder to be made: the user names it"
+    monkeypatch.chdir(tmp_path)
+    for value in (None, ""):
+        if value is None:
+            monkeypatch.delenv("COURSE_NOTES")
+        else:
+            monkeypatch.setenv("COURSE_NOTES", value)
+        lab.make_stat_logger(Base)(None, 0).record(scheduler, None)
+        came = [path.name for path in tmp_path.iterdir()]
+        same(came, [], f"files in the server's own folder, COURSE_NOTES={value!r}")
 
 
 # --- io processor ---------------------------------------------------------------------------------
@@ -197,10 +212,12 @@ def test_texts_become_cosines(lab):
 
 
 @pytest.mark.parametrize(
-    "data", [None, "text", {}, {"texts": "ab"}, {"texts": ["one"]}, ["a", "b"]]
-)
+    "data",
+    [None, "text", {}, {"texts": "ab"}, {"texts": ["one"]}, ["a", "b"], {"texts": [1, None]},
+     {"texts": ["a", "b", 3]}],
+)  # fmt: skip
 def test_a_request_that_is_none(lab, data):
-    """A string whose letters are taken for texts."""
+    """A string whose letters are taken for texts; numbers that are taken for them."""
     refused(lambda: io_processor(lab).parse_data(data), f"data={data!r}")
 
 
@@ -208,12 +225,13 @@ def test_a_request_that_is_none(lab, data):
 
 
 def test_an_adapter_is_found_by_its_name(lab, tmp_path):
-    """A name that leads out of the folder; a folder that holds no adapter."""
-    for name in ("inside/shout", "inside/empty", "outside"):
+    """A name that leads out of the folder, or by a way of its own into it; no adapter there."""
+    for name in ("inside/shout", "inside/deep/er", "inside/empty", "outside", "inside-evil"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("inside/shout", "outside"):
+    for name in ("inside/deep/er", "outside", "inside-evil"):
         (tmp_path / name / "adapter_config.json").write_text("{}")
     made = lab.make_resolver(Base, lambda *given: given)(str(tmp_path / "inside"))
+    (tmp_path / "inside" / "shout" / "adapter_config.json").write_text("{}")  # it came later
 
     def find(name):
         try:
@@ -225,8 +243,19 @@ def test_an_adapter_is_found_by_its_name(lab, tmp_path):
     name, number, path = find("shout")
     same((name, path), ("shout", str(tmp_path / "inside" / "shout")), "the request for shout")
     assert isinstance(number, int) and number > 0, f"expected a number above 0, came {number!r}"
-    for name in ("empty", "nothing", "../outside", "", ".", str(tmp_path / "outside")):
-        same(find(name), None, f"an adapter of the name {name!r}")
+    outside = ("../outside", "../inside-evil", "../inside/shout", str(tmp_path / "outside"))
+    ways = ("./shout", "shout/", "shout/.", "empty/../shout", str(tmp_path / "inside" / "shout"))
+    below = ("deep/er", "deep", "er", "shout/adapter_config.json")
+    for name in (
+        "empty", "nothing", "", ".", "*", *outside, *ways, *below, "shout\0", "x" * 300,
+    ):  # fmt: skip
+        try:
+            came = find(name)
+        except (OSError, ValueError) as error:
+            raise AssertionError(
+                f"a name from a client: expected None for {name!r}\ncame     {error!r}"
+            ) from None
+        same(came, None, f"an adapter of the name {name!r}")
 
 
 # --- an operator ----------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ class Lean(NamedTuple):
     overrides: frozenset[str]
     """Methods that they define, without those of the language (`__init__`)."""
     reads: frozenset[str]
-    """Attributes that these methods read of others: not called, and set nowhere in the plugin."""
+    """Attributes that these methods read of others: not called, and set nowhere in the plugin,
+    neither by a method nor by a class's body. An annotation without a value sets nothing."""
 
 
 class Finding(NamedTuple):
@@ -58,6 +59,8 @@ def leans_on(plugin: str) -> Lean:
     for node in ast.walk(ast.parse(plugin)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             own.add(node.attr)
+        elif isinstance(node, ast.ClassDef):
+            own.update(_set_by(node))
     return Lean(frozenset(overrides), frozenset(loaded - own))
 
 
@@ -88,8 +91,9 @@ def review(plugin: str, old: Sequence[str], new: Sequence[str]) -> list[Finding]
         old: sources of the release for which it was written.
         new: of the release to be taken.
 
-    A method that is overridden is gone if `old` defines it and `new` does not; it has another
-    signature where the names of its parameters differ, by class. An attribute that an override
+    A method that is overridden is gone if a class of `old` defines it and none of `new` does. It
+    has another signature where the names of its parameters differ, by class, `*args` and `**kwargs`
+    aside. Methods may be `async`. An attribute that an override
     reads has another meaning, perhaps, where a method begins to write it, or stops. A method that
     writes it and is new counts, one that is gone as well.
     """
@@ -113,12 +117,20 @@ def review(plugin: str, old: Sequence[str], new: Sequence[str]) -> list[Finding]
     return sorted(found)
 
 
-def _methods(source: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+def _methods(source: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             for member in node.body:
-                if isinstance(member, ast.FunctionDef):
+                if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
                     yield node.name, member
+
+
+def _set_by(node: ast.ClassDef) -> Iterator[str]:
+    for each in node.body:
+        targets = each.targets if isinstance(each, ast.Assign) else []
+        if isinstance(each, ast.AnnAssign) and each.value:
+            targets = [each.target]
+        yield from (t.id for target in targets for t in ast.walk(target) if isinstance(t, ast.Name))
 
 
 def _signatures(sources: Sequence[str]) -> dict[str, list[str]]:
@@ -142,8 +154,9 @@ class Thin:
     and afterwards `self.requests[id].is_prefill_chunk` says whether the plan leaves a part of the
     prompt. `update_from_output(plan, output)` brings the tokens of a plan later, when the next one
     has been made: `output.req_id_to_index[id]` is the place of a request in
-    `output.sampled_token_ids`, a list of lists. A plan may never come back. Arguments that a
-    release adds to `schedule` go through; `output` stays what it was.
+    `output.sampled_token_ids`, a list of lists. A plan may never come back; one that came back is
+    let go. Arguments that a release adds to `schedule` go through, by place or by name; `output`
+    stays what it was.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

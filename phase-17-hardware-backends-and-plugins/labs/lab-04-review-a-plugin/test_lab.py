@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
+import weakref
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -76,6 +78,18 @@ class Vendor:
             return None
         return super().step(request, **more)
 """
+OWN = """
+class Limits:
+    limit, rate = 3, 4
+    mode: str
+class Vendor(Limits):
+    most: int = 5
+    def step(self, request):
+        self.seen = request.awaited
+        return self.seen < self.limit + self.most and self.mode
+    async def wait(self, request):
+        return self.rate * self.seen
+"""
 
 
 def test_worked_example(lab):
@@ -103,6 +117,10 @@ def test_what_a_plugin_leans_on(lab):
         (["_update_request_with_output"], ["num_output_placeholders"]),
         "the plugin as shipped",
     )
+    same(
+        tuple(map(sorted, lab.leans_on(OWN))), (["step", "wait"], ["awaited", "mode"]),
+        "limit, rate and seen are set in the plugin, by a class or by a method; mode is declared",
+    )  # fmt: skip
 
 
 def test_every_way_to_write(lab):
@@ -119,9 +137,10 @@ class A:
     def reads(self, x): return x.n
     def other(self, x): x.m = x.n
     def item(self, x): x.n[0] = 1
+    async def later(self, x): x.n = 3
 """
     came = sorted(lab.writers([source, "class B:\n    def late(self, x):\n        x.n = 2"], "n"))
-    expected = ["A.loop", "A.more", "A.noted", "A.pair", "A.plain", "B.late"]
+    expected = ["A.later", "A.loop", "A.more", "A.noted", "A.pair", "A.plain", "B.late"]
     same(came, expected, "who writes an attribute n, in two sources")
 
 
@@ -134,6 +153,12 @@ def test_gone_and_unchanged(lab):
         "no class of the new release defines step: the override is never called.\n"
         f"expected ('gone', 'step', '') among the findings, came {came}"
     )
+    one = OLD[: OLD.index("class Faster")]
+    came = [tuple(finding) for finding in lab.review(VENDOR, [OLD], [one])]
+    same(came, [("stopped", "awaited", "Faster.step")], "Engine still defines step: it is not gone")
+    named = OLD.replace("def step(self, request):", "async def step(self, request, *, late=0):", 1)
+    came = [tuple(finding) for finding in lab.review(VENDOR, [OLD], [named])]
+    same(came, [("signature", "step", "Engine.step")], "a parameter that is passed by name only")
 
 
 @pytest.mark.slow
@@ -228,6 +253,37 @@ def test_a_plan_that_never_comes_back(lab):
         f"plan {first.number} is lost and plan {second.number} comes back; it cuts {cut}.\n"
         f"expected {expected} to reach the scheduler, came {scheduler.came}"
     )
+
+
+def mixed(lab, release: str):
+    """`Thin` in front of a recorded scheduler, made as an engine makes it: by names."""
+    run = next(run for run in read("frames") if run["release"] == release)
+    return type("Mixed", (lab.Thin, replayed.Recorded), {})(run=run)
+
+
+def test_what_an_engine_names_goes_through(lab):
+    """Arguments by place alone."""
+    try:
+        plan = mixed(lab, "0.33.0").schedule(throttle_prefills=True)
+    except TypeError as error:
+        raise AssertionError(
+            f"run=... and throttle_prefills=True: expected both to arrive\ncame     {error}"
+        ) from None
+    same(plan.number, 0, "the release's own plan")
+
+
+def test_a_plan_that_came_back_is_let_go(lab):
+    """Notes that are kept for good: a server that grows with each step."""
+    scheduler = mixed(lab, "0.26.0")
+    plans = [replayed.plan_of(scheduler) for _ in range(3)]
+    seen = [weakref.ref(plan) for plan in plans]
+    while plans:
+        ids = list(plans[0].num_scheduled_tokens)
+        output = replayed.Output({name: i for i, name in enumerate(ids)}, [[] for _ in ids])
+        scheduler.update_from_output(plans.pop(0), output)
+    gc.collect()
+    kept = [number for number, plan in enumerate(seen) if plan() is not None]
+    same(kept, [], "plans that are still held when all have come back")
 
 
 @pytest.mark.slow
