@@ -4,8 +4,8 @@
 
 Every mutant of `conformance.mutants` is written into the source of `mini_vllm` as it is imported,
 in a process of its own, and the tests in scope run on it. The recordings catch all of them
-(`conformance/test_replay.py`). Results: `catches.json`, and the table of phase 03's
-`labs/UPSTREAM_TESTS.md`.
+(`conformance/test_replay.py`). Results: `catches.json`, and the table in this folder's
+`README.md`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from conformance.upstream_tests import harness
 from labkit.tables import markdown_table, write_section
 
 DATA = Path(__file__).with_name("catches.json")
-PAGE = harness.ROOT / "phase-03-continuous-batching-scheduler" / "labs" / "UPSTREAM_TESTS.md"
+PAGE = Path(__file__).with_name("README.md")
 PLAIN = "not (async_scheduler or spec_decoding or no_spec_tokens or structured_output or eagle)"
 """The mutants are of plain scheduling; with drafts the random item alone takes two minutes."""
 SECONDS = 400
