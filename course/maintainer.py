@@ -17,7 +17,7 @@ from course.learning.labs import CourseError, Lab
 from course.site import book, book_site, local, play
 from course.site import play_check as play_check_module
 from course.site import play_pages as play_pages_module
-from course.truth import checking, figures, links, new_lab, pages, symbols, upstream, words
+from course.truth import checking, figures, habits, links, new_lab, pages, symbols, upstream, words
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
 
@@ -228,6 +228,10 @@ def words_check(console: Console, root: Path) -> int:
     )
     for page in over:
         terminal.say(console, f"{page.path}: {page.over} words over {page.budget:,}", "red")
+    terminal.say(console, "Pages to read aloud: habits to a thousand words (CONTRIBUTING)", "dim")
+    for read in habits.worst(root, [page.path for page in counted]):
+        told = ", ".join(f"{number} {name}" for name, number in read.found.items() if number)
+        terminal.say(console, f"{read.share:>7.1f}  {read.path}: {told}")
     return 1 if bad else 0
 
 

@@ -191,9 +191,7 @@ def test_yaml_is_read_alike_by_both_parsers():
     assert [read_yaml(text) for text in texts] == [yaml.safe_load(text) for text in texts]
 
 
-@pytest.mark.parametrize(
-    "text", [pytest.param("[" * 50_000 + "]" * 50_000, marks=pytest.mark.slow), "- " * 50_000]
-)
+@pytest.mark.parametrize("text", ["[" * 1_500 + "]" * 1_500, "- " * 50_000])
 def test_yaml_that_is_nested_too_deeply_is_refused_and_python_lives(text):
     with pytest.raises((RecursionError, yaml.YAMLError)):
         read_yaml(text)
