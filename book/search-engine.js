@@ -188,7 +188,7 @@ globalThis.CourseSearch = (() => {
         [/^(SETUP|CAREER)\.html$/, 1.1],
         [/\/00-guide\.html$/, 1.3],
         [/\/01-deep-dive\.html$/, 1],
-        [/\/labs\/lab-[^/]+\/index\.html$/, 1.1],
+        [/\/labs\/lab-[^/]+\/index\.html$/, 1],
         [/^phase-[^/]+\/index\.html$/, 0.8],
         [/\/(EXERCISES|INTERVIEW|CHEATSHEET|02-mini-build)\.html$/, 0.8],
         [/^CHANGES\.html$/, 0.5],
