@@ -35,6 +35,7 @@
         const { choices, unit } = question;
         const given = formOf({ name, choices, unit, ask: ask.id, verdict: verdict.id }, check);
         const { form } = given;
+        if (question.where) form.classList.add("answer-place"); // a path needs room
 
         const explain = () => make("p", {}, ...worded(question.explain));
         const show = (kind, ...lines) => {
