@@ -8,8 +8,8 @@ is over: "pool", "request", "wire" (a load writes), "peer" (another engine reads
 and peer". `busy` is what the worker still has under way, whatever the scheduler believes. Where an
 assertion of the scheduler itself fails, `owner` is "dies" and `line` says where.
 
-`NAMED` are twelve workloads of one request. Besides, `SEEDS` are random workloads; of each
-different sequence of moments one is kept.
+`NAMED` are twelve workloads of one request, `STRAYS` those in which a report comes that is about
+nothing. Besides, `SEEDS` are random workloads; of each different sequence of moments one is kept.
 """
 
 from __future__ import annotations
@@ -59,8 +59,21 @@ NAMED: dict[str, dict[str, Any]] = {
         "kv": {**LATE, "load_steps": 4, "send_steps": 2, "unasked": "send"}, "abort": 2,
     },
 }  # fmt: skip
-REFUSED = (160_028, 160_032)
-"""Found among some hundred: a request whose load was void is looked at and not admitted."""
+STRAYS: dict[str, dict[str, Any]] = {
+    "computed here, and a send is reported": {"kv": NONE, "stray": (0, "sent")},
+    "computed here, and a load is reported": {"kv": NONE, "stray": (0, "received")},
+    "while it loads a send is reported": {"kv": LATE, "stray": (1, "sent")},
+    "when it is read on a load is reported": {
+        "kv": {**NONE, "send_steps": 3}, "stray": (2, "received"),
+    },
+    "its client leaves while it loads, and a send is reported": {
+        "kv": {**LATE, "load_steps": 4}, "abort": 2, "stray": (3, "sent"),
+    },
+}  # fmt: skip
+"""The step whose update has a report besides, and which."""
+REFUSED = (160_028, 160_032, 161_379, 162_300)
+"""Found among some hundred: a request whose load was void, in all or in part, is looked at and not
+admitted."""
 SEEDS = (*range(153_000, 153_200), *REFUSED)
 
 
@@ -141,13 +154,13 @@ class Watched(Run):
         try:
             ended = super()._update(plan, sampled, reasons)
         except RefusedError as error:
-            trace = error.__cause__.__traceback__ if error.__cause__ else None
-            while trace is not None and trace.tb_next is not None:
-                trace = trace.tb_next
-            assert trace is not None
-            name = trace.tb_frame.f_locals["req_id"]
+            trace, name = error.__cause__.__traceback__ if error.__cause__ else None, None
+            while trace is not None:
+                name = trace.tb_frame.f_locals.get("req_id", name)
+                line, trace = trace.tb_lineno, trace.tb_next
+            assert name is not None
             events = [word for word, ids in reports if name in step[ids]]
-            self._note({name: events}, {"owner": "dies", "line": trace.tb_lineno})
+            self._note({name: events}, {"owner": "dies", "line": line})
             raise
         came: dict[str, list[str]] = {}
         failed = self.scheduler.failed_recving_kv_req_ids - self._failed
@@ -199,22 +212,37 @@ class Watched(Run):
         return "wire" if loading and not arrived else "request"
 
 
-def story_of(workload: dict[str, Any], real: Real, most: int | None = None) -> Watched:
+def story_of(
+    workload: dict[str, Any], real: Real, most: int | None = None,
+    stray: tuple[int, str] | None = None,
+) -> Watched:  # fmt: skip
     """One workload, up to its end, its death, `most` steps, or where the scheduler stands."""
     run = Watched(copy.deepcopy(workload), real)
+    reports = run.connector.reports
+
+    def with_stray() -> tuple[list[str], list[str]]:
+        found: tuple[list[str], list[str]] = reports()
+        if stray is not None and run.connector.now == stray[0]:
+            found[stray[1] == "sent"].append("r")
+        return found
+
+    run.connector.reports = with_stray
     with suppress(RefusedError, Stalled):
         run.recorded(most)
     return run
 
 
 def record(real: Real | None = None) -> Iterator[dict[str, Any]]:
-    """The twelve, then one of each other sequence of moments."""
+    """The twelve, the strays, then one of each other sequence of moments."""
     real = real or core_of()
     seen = set()
     for name, story in NAMED.items():
         moments = story_of(workload_of(story), real, story.get("most", 60)).moments["r"]
         seen.add(_events(moments))
         yield {"name": name, "workload": workload_of(story), "moments": moments}
+    for name, story in STRAYS.items():
+        run = story_of(workload_of(story), real, 60, story["stray"])
+        yield {"name": name, "stray": story["stray"][1], "moments": run.moments["r"]}
     for seed in SEEDS:
         for make in (generate_deaths, generate_failures, connector.generate):
             workload = make(seed)

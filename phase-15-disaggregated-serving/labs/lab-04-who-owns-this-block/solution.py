@@ -62,10 +62,12 @@ class AtThePin(Automaton):
 
     def __init__(self) -> None:
         self.owner = "pool"
-        self.is_void = self.has_ended = self.is_known = False
+        self.is_void = self.has_ended = self.is_known = self.is_loaded = False
 
     def hear(self, event: str) -> str:
         word = event.removesuffix(" and kept")
+        if word not in ("sent", "received", "failed", "failed in part"):
+            self.is_loaded = False
         if word in ("load", "runs"):
             self.owner, self.is_known = "wire" if word == "load" else "request", True
         elif word == "failed":
@@ -92,23 +94,24 @@ class AtThePin(Automaton):
         """A transfer is over."""
         if not self.is_known:
             raise Died(2153 if word == "received" else 2162)
-        if word == "received" and not self.has_ended:
-            self.owner = "request"
-        else:
+        if self.has_ended:
             self.owner, self.is_known = "pool", False
+        elif word == "sent":
+            raise Died(1861)
+        elif self.owner != "wire" and not self.is_loaded:
+            raise Died(2158)
+        else:
+            self.owner, self.is_loaded = "request", True
 
 
 class Mended(AtThePin):
     """The owner as O1 to O4 want it; it never dies."""
 
     def reported(self, word: str) -> None:
-        """One reason less to keep the blocks."""
-        if not self.has_ended:
-            self.owner = "request"
-            return
+        """One reason less to keep the blocks, if it was one."""
         reason = "wire" if word == "received" else "peer"
         left = [each for each in self.owner.split(" and ") if each != reason]
-        self.owner = " and ".join(left) or "pool"
+        self.owner = " and ".join(left) or ("pool" if self.has_ended else "request")
 
 
 def why(events: Sequence[Sequence[str]]) -> str:

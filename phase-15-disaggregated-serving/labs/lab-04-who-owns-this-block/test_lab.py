@@ -1,7 +1,7 @@
 """What lab 15-04 pins: the owner of a request's blocks as the real scheduler had it, and a mend.
 
-`recordings/owners.jsonl.gz` has twelve interleavings and 74 others that random workloads came to,
-recorded by `conformance/features/kv_transfer/owners.py` on v0.22.1's own scheduler.
+`recordings/owners.jsonl.gz` has twelve interleavings, five in which a report comes that is about
+nothing, and 79 others that random workloads came to, recorded by `conformance/features/kv_transfer/owners.py` on v0.22.1's own scheduler.
 """
 
 from __future__ import annotations
@@ -63,13 +63,19 @@ def as_the_pin(lab, story):
 
 def wanted(story):
     """Per moment what O1 to O4 want: the real owner, and from its first mistake on what is under
-    way and was told."""
-    mistaken, is_kept = False, False
+    way and was told; while the request lives that is the owner before."""
+    mistaken, is_kept, has_ended, owner = False, False, False, "pool"
     for moment in story["moments"]:
-        is_kept = is_kept or any(" and kept" in word for word in moment["events"])
+        words = " ".join(moment["events"])
+        is_kept = is_kept or " and kept" in words
+        has_ended = has_ended or "ended" in words or "aborted" in words
         under_way = [w for w in moment["busy"] if w == "wire" or is_kept]
         mistaken = mistaken or "line" in moment or (moment["owner"] == "pool" and bool(under_way))
-        yield moment, (" and ".join(under_way) or "pool") if mistaken else moment["owner"]
+        if not mistaken:
+            owner = moment["owner"]
+        elif has_ended:
+            owner = " and ".join(under_way) or "pool"
+        yield moment, owner
 
 
 def test_a_load_and_a_send(lab):
@@ -109,6 +115,21 @@ def test_where_the_pin_dies(lab, record_property):
     record_property("measured.exposed", late["step"] - early["step"])
 
 
+def test_a_report_about_nothing(lab):
+    """A report that was not due, taken for the end of whatever is under way (O3)."""
+    strays = [story for story in recorded() if "stray" in story]
+    same(len(strays), 5, "stories")
+    for story in strays:
+        as_the_pin(lab, story)
+        of = lab.Mended()
+        for number, (moment, owner) in enumerate(wanted(story), 1):
+            came = heard(lab, of, moment["events"])
+            assert came == owner, (
+                f"{story['name']!r}: this {story['stray']!r} is about nothing (O3)\n"
+                f"{told(story, number)}\nexpected {owner}\ncame     {came}"
+            )
+
+
 def test_every_recorded_story(lab):
     """Preemptions, loads that begin again, requests that are looked at and not admitted."""
     for story in recorded():
@@ -119,7 +140,7 @@ def test_why_it_dies(lab):
     """Two reports (46240) and one too many (43226) taken for one defect."""
     for story in recorded():
         moments = story["moments"]
-        if "line" not in moments[-1]:
+        if "line" not in moments[-1] or "stray" in story:
             continue
         cause = lab.why([list(moment["events"]) for moment in moments])
         assert cause in lab.CAUSES, f"expected one of {list(lab.CAUSES)}; came {cause!r}"
@@ -215,6 +236,10 @@ def test_the_twelve_are_what_the_pinned_scheduler_does(lab):
     """A file that says what the release does not."""
     from conformance.features.kv_transfer import owners
 
+    for name, story in owners.STRAYS.items():
+        run = owners.story_of(owners.workload_of(story), core_of(), 60, story["stray"])
+        kept = next(each for each in recorded() if each["name"] == name)
+        same(run.moments["r"], kept["moments"], f"{name!r}, recorded anew")
     for story in the_twelve():
         most = owners.NAMED[story["name"]].get("most", 60)
         again = owners.story_of(story["workload"], core_of(), most).moments["r"]
