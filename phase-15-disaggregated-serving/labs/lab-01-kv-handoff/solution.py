@@ -112,8 +112,8 @@ def import_request(engine: LLMEngine, handoff: Handoff) -> Request:
 
     Raises:
         ValueError: it can never run here: another fingerprint; its id is live; it is finished;
-            `num_computed_tokens` is below 1 or above its tokens, or `kv` holds another number; or
-            its whole life (prompt and `max_tokens`, of which the last is never computed) needs more
+            `num_computed_tokens` is below 1 or above its tokens, or `kv` is not their shape; or its
+            whole life (prompt and `max_tokens`, of which the last is never computed) needs more
             blocks than the pool has.
         HandoffRefused: it cannot run here now: `max_num_seqs` requests run, or the blocks are not
             free. The message names the number needed and the number there is.
@@ -185,9 +185,11 @@ def _request_of(engine: LLMEngine, handoff: Handoff) -> Request:
     if request.maybe_finish(engine.max_model_len):
         raise ValueError(f"request_id={handoff.request_id!r} is finished: need one that goes on")
     count = handoff.num_computed_tokens
-    if not 0 < count <= request.num_tokens or handoff.kv.shape[2] != count:
+    _, _, layers, heads, head_dim = mine
+    shape = layers, 2, count, heads, head_dim
+    if not 0 < count <= request.num_tokens or handoff.kv.shape != shape:
         raise ValueError(
-            f"num_computed_tokens={count}, K and V of {handoff.kv.shape[2]}: need as many of each, "
-            f"1 to {request.num_tokens}"
+            f"num_computed_tokens={count}, kv of shape {handoff.kv.shape}: need 1 to "
+            f"{request.num_tokens} tokens, and {shape}"
         )
     return request

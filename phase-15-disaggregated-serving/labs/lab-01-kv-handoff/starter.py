@@ -91,8 +91,8 @@ def import_request(engine: LLMEngine, handoff: Handoff) -> Request:
 
     Raises:
         ValueError: it can never run here: another fingerprint; its id is live; it is finished;
-            `num_computed_tokens` is below 1 or above its tokens, or `kv` holds another number; or
-            its whole life (prompt and `max_tokens`, of which the last is never computed) needs more
+            `num_computed_tokens` is below 1 or above its tokens, or `kv` is not their shape; or its
+            whole life (prompt and `max_tokens`, of which the last is never computed) needs more
             blocks than the pool has.
         HandoffRefused: it cannot run here now: `max_num_seqs` requests run, or the blocks are not
             free. The message names the number needed and the number there is.

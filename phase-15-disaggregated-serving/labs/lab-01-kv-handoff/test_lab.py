@@ -298,11 +298,15 @@ def test_refused_import_changes_nothing(lab):
         "another model": dataclasses.replace(handoff, fingerprint=(0, "float64", 4, 2, 64)),
         "its id is live": dataclasses.replace(handoff, request_id="occupant"),
         "finished": dataclasses.replace(handoff, output_token_ids=(1,) * 6),
-        "nothing computed": dataclasses.replace(handoff, num_computed_tokens=0),
+        "nothing computed": dataclasses.replace(
+            handoff, num_computed_tokens=0, kv=handoff.kv[:, :, :0]
+        ),
         "more computed than there is": dataclasses.replace(
             handoff, num_computed_tokens=13, kv=np.zeros((4, 2, 13, 2, 64))
         ),
         "K and V of other tokens": dataclasses.replace(handoff, kv=handoff.kv[:, :, :7]),
+        "K and V of one layer": dataclasses.replace(handoff, kv=handoff.kv[:1]),
+        "K and V of two layers": dataclasses.replace(handoff, kv=handoff.kv[:2]),
         "never fits": dataclasses.replace(
             handoff, sampling_params=dataclasses.replace(SIX, max_tokens=40)
         ),
@@ -343,6 +347,15 @@ def test_slot_cap_is_respected(lab):
     with pytest.raises(lab.HandoffRefused):
         lab.import_request(other.engine, handoff)
     same(23 - len(other.snapshot()["free"]), 2, "the occupant's 2 blocks, and no others (H4)")
+    other = Watched(max_num_seqs=2)
+    other.add("occupant", name="occupant")
+    other.steps(1)
+    other.add("waits", name="waits")
+    lab.import_request(other.engine, handoff)
+    same(
+        [r.request_id for r in other.engine.scheduler.running], ["occupant", "r"],
+        "a request that waits has no slot: who runs",
+    )  # fmt: skip
 
 
 def test_never_fits_is_value_error(lab):

@@ -28,28 +28,29 @@ Post = Callable[[str, Body, str], Iterator[bytes]]
 
 
 class LegFailed(Exception):
-    """An engine was not reached, or answered with an error (given)."""
+    """An engine was not reached, answered with an error, or broke off (given)."""
 
 
 def post(url: str, body: Body, request_id: str) -> Iterator[bytes]:
     """Send a body with an `X-Request-Id`; the answer piece by piece as it comes (given).
 
     Raises:
-        LegFailed: before the first piece.
+        LegFailed: before the first piece, or where the answer breaks off.
     """
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=600)
     try:
         headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
-        try:
-            connection.request("POST", parts.path, json.dumps(body).encode(), headers)
-            answer = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            raise LegFailed(f"{url}: {error}") from error
+        connection.request("POST", parts.path, json.dumps(body).encode(), headers)
+        answer = connection.getresponse()
         if answer.status != 200:
             raise LegFailed(f"{url}: {answer.status} {answer.read()[:200]!r}")
         while piece := answer.read1(65_536):
             yield piece
+        if answer.length:
+            raise LegFailed(f"{url}: the answer ended {answer.length} bytes early")
+    except (OSError, http.client.HTTPException) as error:
+        raise LegFailed(f"{url}: {error}") from error
     finally:
         connection.close()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -82,6 +84,11 @@ def test_prefill_body_exact(lab):
          "kv_transfer_params": ASKED},
         "a client that bounds its tokens by the other name",
     )  # fmt: skip
+    again = {"prompt": "p", "kv_transfer_params": {"do_remote_prefill": True}}
+    same(
+        lab.prefill_body(again)["kv_transfer_params"], ASKED,
+        "a client that sends another engine's parameters: P computes the prompt (X1)",
+    )  # fmt: skip
 
 
 def test_decode_body_exact(lab):
@@ -103,6 +110,8 @@ def test_nothing_that_was_handed_in_changes(lab):
     first["messages"][0]["content"] = second["messages"][0]["content"] = "changed"
     second["kv_transfer_params"]["remote_block_ids"][0].append(9)
     same((body, given), (CHAT, kept), "the client's body and P's answer (X5)")
+    first["kv_transfer_params"]["remote_host"] = "changed"
+    same(lab.prefill_body(body)["kv_transfer_params"], ASKED, "what P is asked for the next one")
 
 
 def test_p_strictly_before_d(lab):
@@ -131,10 +140,10 @@ def test_one_request_id_for_both_legs(lab):
     same(fake.ids[2] != fake.ids[0], True, "another request has another")
 
 
-@pytest.mark.parametrize("how", ["unreachable", "no params", "no JSON"])
+@pytest.mark.parametrize("how", ["unreachable", "no params", "no JSON", "no object"])
 def test_a_prefiller_that_fails_costs_no_request(lab, how):
     """A missing prefiller taken for an error: D could have served."""
-    said = {"no params": answered(), "no JSON": b"<html>busy</html>"}
+    said = {"no params": answered(), "no JSON": b"<html>busy</html>", "no object": b'"too busy"'}
     fake = Fake(lab, said.get(how) or lab.LegFailed("refused"))
     came = list(lab.route(CHAT, "P", "D", fake))
     same((came, fake.bodies["D"]), (list(fake.pieces), CHAT), f"P: {how}. D's answer and body (X4)")
@@ -196,7 +205,7 @@ def test_two_servers_on_loopback(lab):
     """Bodies that only a test's own function understands: two HTTP servers hear the legs."""
     heard, lock = [], threading.Lock()
 
-    def server(name, pieces):
+    def server(name, pieces, dies=False):
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -206,6 +215,10 @@ def test_two_servers_on_loopback(lab):
                 self.end_headers()
                 for piece in pieces:
                     self.wfile.write(piece)
+                if dies:  # a reset, and not an end
+                    linger = struct.pack("ii", 1, 0)
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    self.connection.close()
 
             def log_message(self, *words):
                 pass
@@ -216,19 +229,23 @@ def test_two_servers_on_loopback(lab):
 
     p, p_url = server("P", [answered(kv_transfer_params=params())])
     d, d_url = server("D", [b"data: a\n\n", b"data: [DONE]\n\n"])
+    dying, dying_url = server("P", [b'{"choices"'], dies=True)
     try:
         came = b"".join(lab.route(CHAT, p_url, d_url))
         p.shutdown()
         p.server_close()
         again = b"".join(lab.route(CHAT, p_url, d_url))  # nobody listens any more
+        broken = b"".join(lab.route(CHAT, dying_url, d_url))
     finally:
-        for each in (p, d):
+        for each in (p, d, dying):
             each.shutdown()
             each.server_close()
-    same((came, again), (b"data: a\n\ndata: [DONE]\n\n",) * 2, "what the client got, twice")
-    same([name for name, _, _ in heard], ["P", "D", "D"], "who was asked, in order")
+    whole = b"data: a\n\ndata: [DONE]\n\n"
+    same((came, again, broken), (whole,) * 3, "what the client got, three times")
+    same([name for name, _, _ in heard], ["P", "D", "D", "P", "D"], "who was asked, in order")
     same(heard[0][1] == heard[1][1] != heard[2][1], True, "request ids")
-    same(heard[2][2], CHAT, "without a prefiller D gets the client's own body")
+    for _, _, body in (heard[2], heard[4]):
+        same(body, CHAT, "no prefiller, or one that dies in its answer: D gets the client's body")
 
 
 def test_run_predicts_without_a_gpu(lab):

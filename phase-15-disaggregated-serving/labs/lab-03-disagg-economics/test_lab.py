@@ -130,14 +130,26 @@ def test_what_makes_no_sense_is_refused(lab):
         (lambda: lab.kv_payload_bytes(1, -1), "-1 bytes a token"),
         (lambda: lab.transfer_seconds(-1, 1), "-1 bytes"),
         (lambda: lab.transfer_seconds(1, 0), "a link of 0"),
+        (lambda: lab.transfer_seconds(1, -1), "a link below 0"),
         (lambda: lab.disagg_ttft_penalty(-1.0, 1.0), "a negative transfer"),
         (lambda: lab.disagg_ttft_penalty(1.0, 0.0), "a prefill of 0 s"),
+        (lambda: lab.disagg_ttft_penalty(1.0, -1.0), "a prefill below 0 s"),
         (lambda: lab.colocated_itl_worst(0.0, 1.0), "a decode step of 0 s"),
+        (lambda: lab.colocated_itl_worst(-1.0, 1.0), "a decode step below 0 s"),
         (lambda: lab.colocated_itl_worst(1.0, -0.1), "a negative chunk"),
         (lambda: lab.disagg_wins(1, 1, 1, 1, min_itl_gain=0), "a gain of 0"),
         (lambda: lab.disagg_wins(1, 1, 1, 1, max_ttft_penalty=-0.1), "a negative penalty"),
         (lambda: lab.slowest_link_gbps(0, 1, 1), "a prefiller of 0 tokens a second"),
+        (lambda: lab.slowest_link_gbps(1, 0, 1), "0 bytes a token"),
         (lambda: lab.slowest_link_gbps(1, 1, 0), "a penalty of 0: no link is fast enough"),
+        (lambda: lab.prompts_per_second(0, 1, 1, 1), "a prefiller of 0 tokens a second"),
+        (lambda: lab.prompts_per_second(1, 0, 1, 1), "a prompt of 0 bytes a token"),
+        (lambda: lab.prompts_per_second(1, 1, 0, 1), "a link of 0"),
         (lambda: lab.prompts_per_second(1, 1, 1, 0), "a prompt of 0 tokens"),
     ):
         refused(call, what)
+    same(lab.transfer_seconds(0, 10), 0.0, "0 bytes are a count, not a mistake")
+    same(
+        lab.disagg_wins(1, 1, 0, 1, max_ttft_penalty=0), True,
+        "nothing to move under a limit of 0: met",
+    )  # fmt: skip

@@ -1,7 +1,8 @@
 """What lab 15-04 pins: the owner of a request's blocks as the real scheduler had it, and a mend.
 
 `recordings/owners.jsonl.gz` has twelve interleavings, five in which a report comes that is about
-nothing, and 79 others that random workloads came to, recorded by `conformance/features/kv_transfer/owners.py` on v0.22.1's own scheduler.
+nothing, and 79 others that random workloads came to, recorded on v0.22.1's own scheduler by
+`conformance/features/kv_transfer/owners.py`.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ def test_the_verdict(lab, record_property):
 
 def test_the_cause(lab):
     """A cause that the recording contradicts."""
-    for window in named().values():
+    alone = [window for window in recorded() if len(window["seen"]["prompt_lengths"]) == 1]
+    for window in alone:
         seen, (offered,) = window["seen"], window["offered"]
         (length,), size = seen["prompt_lengths"], seen["block_size"]
         hits, missing = seen["prompt_tokens_by_source"]["local_cache_hit"], length - offered
@@ -155,6 +156,8 @@ def test_the_cause(lab):
         if not seen["affected"] and offered == length and window["computed"] > 1:
             against["moved"] = computed
         left = [name for name, said in against.items() if not said]
+        if window["name"] not in named() and (len(left) != 1 or 0 < offered <= hits):
+            continue  # by chance two causes explain it, or the connector had what D had
         came = lab.cause(seen)
         assert came in against, f"expected one of {list(lab.CAUSES)}; came {came!r}"
         assert not against[came], (
