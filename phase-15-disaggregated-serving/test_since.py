@@ -181,7 +181,7 @@ CONNECTORS = "vllm/distributed/kv_transfer/kv_connector"
     [
         ("NixlPushConnector", f"{CONNECTORS}/factory.py", "0.23.0", "0.24.0"),
         ("HiSparseConnector", f"{CONNECTORS}/factory.py", "0.29.0", "0.30.0"),
-        ("offload_prompt_only", "vllm/v1/kv_offload/base.py", PIN, "0.33.0"),
+        ("offload_prompt_only", "vllm/v1/kv_offload/base.py", PIN, "0.23.0"),
         ("kv_holding_waiting", "vllm/v1/core/sched/scheduler.py", "0.30.0", "0.31.0"),
     ],
 )
