@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mini_vllm.checks import number
+from mini_vllm.checks import number, whole
 from mini_vllm.ec_transfer.base import (
     ECConnectorBase,
     ECConnectorRole,
@@ -97,28 +97,6 @@ class Shelf:
             yield Message(Kind.ROWS, fields, rows.tobytes())
 
 
-class _Stream(Stream):
-    """Messages that have come by a deadline, however few bytes each packet has."""
-
-    def __init__(self, sock: socket.socket, most: int, deadline: float) -> None:
-        super().__init__(sock, most)
-        self.deadline = deadline
-
-    def _read(self, count: int) -> bytes:
-        parts, missing = [], count
-        while missing:
-            left = self.deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"{missing} of {count} bytes had not come by the deadline")
-            self.sock.settimeout(left)
-            part = self.sock.recv(min(missing, 1 << 20))
-            if not part:
-                break
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
-
-
 def exchange(
     address: tuple[str, int],
     fingerprint: EncoderFingerprint,
@@ -140,7 +118,7 @@ def exchange(
     """
     deadline = time.monotonic() + timeout_s
     with socket.create_connection(address, timeout=timeout_s) as sock:
-        stream = _Stream(sock, most, deadline)
+        stream = Stream(sock, most, deadline=deadline)
         stream.send(Message(Kind.HELLO, fingerprint.as_dict()))
         stream.send(question)
         hello = stream.receive()
@@ -184,6 +162,7 @@ class ECSocketConnector(ECConnectorBase):
         for name in ("ask_timeout_s", "load_timeout_s", "retry_s"):
             if number(name, self.extra[name]) < 0:
                 raise ValueError(f"{name}={self.extra[name]!r}: need at least 0 seconds")
+        whole("max_transfers", self.extra["max_transfers"], 1)
         if config.ec_role == "ec_both":
             raise ValueError("ec_role='ec_both': need ec_producer or ec_consumer over a socket")
         if config.is_ec_consumer and not config.ec_port:

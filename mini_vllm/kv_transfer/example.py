@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,11 @@ class ExampleConnector(KVConnectorBase_V1):
         """One half; `kv_connector_extra_config` has `shared_storage_path`."""
         super().__init__(config, role)
         default = Path(tempfile.gettempdir()) / "kv"
-        extra = config.extra({"shared_storage_path": str(default)})
+        given = config.extra({"shared_storage_path": str(default)})["shared_storage_path"]
+        if not isinstance(given, str | Path):
+            raise ValueError(f"shared_storage_path={given!r}: need a folder")
         self.fingerprint, self.block_size = fingerprint, block_size
-        self.folder = Path(extra["shared_storage_path"])
+        self.folder = Path(given)
         self._to_load: dict[str, tuple[list[int], int]] = {}
         self._numbers: dict[str, int] = {}
         self._caches: dict[str, np.ndarray] = {}
@@ -193,8 +196,9 @@ class ExampleConnector(KVConnectorBase_V1):
         """What is whole gets its name: nobody finds a part."""
         for file in self._files(is_store=True):
             partly = self.folder / f"{file.name}.{os.getpid()}"
-            if not (self.folder / file.name).exists():
+            with suppress(OSError):  # another engine was first
                 partly.rename(self.folder / file.name)
+            shutil.rmtree(partly, ignore_errors=True)
 
     def get_finished(self, finished_req_ids: set[str]) -> KVConnectorOutput:
         output = KVConnectorOutput(invalid_block_ids=self._invalid, errors=self._errors)

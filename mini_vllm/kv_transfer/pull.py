@@ -23,6 +23,7 @@ import numpy as np
 
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.block_pool import KVCacheBlock
+from mini_vllm.checks import number, whole
 from mini_vllm.kv_transfer.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -112,9 +113,17 @@ class PullConnector(KVConnectorBase_V1):
             fingerprint: what a peer's K and V must look like.
             transport: makes the worker's, from what it offers and the extra config.
             clock: of leases and timeouts, in the unit that these have.
+
+        Raises:
+            ValueError: something of the extra config that is unknown or out of range.
         """
         super().__init__(config, role)
         self.extra = config.extra(EXTRA)
+        whole("port", self.extra["port"], 0, 65535)
+        whole("max_transfers", self.extra["max_transfers"], 1)
+        for name in ("lease_s", "load_timeout_s"):
+            if number(name, self.extra[name]) <= 0:
+                raise ValueError(f"{name}={self.extra[name]!r}: need more than 0 seconds")
         self._params: dict[str, dict[str, Any]] = {}
         self._meta = PullMetadata()
         self._address: Mapping[str, Any] = {}
@@ -234,12 +243,12 @@ class PullConnector(KVConnectorBase_V1):
 
     def get_finished(self, finished_req_ids: set[str]) -> KVConnectorOutput:
         under_way = dict(self.inbox.loads)
-        for number, message in self.transport.poll():
-            self.inbox.take(number, message)
+        for key, message in self.transport.poll():
+            self.inbox.take(key, message)
         output = self.inbox.take_ended()
-        for number, load in under_way.items():
-            if number not in self.inbox.loads:  # loaded or not, its producer need keep nothing
-                self.transport.done(load.remote, number)
+        for key, load in under_way.items():
+            if key not in self.inbox.loads:  # loaded or not, its producer need keep nothing
+                self.transport.done(load.remote, key)
         output.finished_sending = self.outbox.take_ended()
         return output
 
@@ -273,7 +282,6 @@ def check_params(params: Any, config: KVTransferConfig) -> dict[str, Any]:
             if type(params.get(name)) is not kind:
                 need = f"need the {kind.__name__} that the producer gave"
                 raise ValueError(f"kv_transfer_params[{name!r}]={params.get(name)!r}: {need}")
-        if params["remote_num_tokens"] < 1:
-            count = params["remote_num_tokens"]
-            raise ValueError(f"kv_transfer_params['remote_num_tokens']={count}: need at least 1")
+        whole("kv_transfer_params['remote_num_tokens']", params["remote_num_tokens"], 1)
+        whole("kv_transfer_params['remote_port']", params["remote_port"], 1, 65535)
     return dict(params)

@@ -9,9 +9,11 @@ nobody is asked who he is.
 from __future__ import annotations
 
 import ipaddress
+import math
 import queue
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from typing import Any, Protocol
 from mini_vllm.kv_transfer.transfers import Load
 from mini_vllm.kv_transfer.wire import (
     HEADER_BYTES,
+    MAX_PAYLOAD,
     EndedEarlyError,
     IncompatibleError,
     Kind,
@@ -49,26 +52,52 @@ def check_host(host: Any) -> str:
 
 
 class Stream:
-    """Messages on a connected socket."""
+    """Messages on a connected socket, each whole by its time, however few bytes a packet has."""
 
-    def __init__(self, sock: socket.socket, most: int | None = None) -> None:
-        """Args: `most` bytes of a payload; by default those of any message."""
-        self.sock, self.most = sock, {} if most is None else {"most": most}
+    def __init__(
+        self, sock: socket.socket, most: int = MAX_PAYLOAD, timeout_s: float = math.inf,
+        deadline: float = math.inf,
+    ) -> None:  # fmt: skip
+        """Wrap a socket.
+
+        Args:
+            most: bytes of a payload.
+            timeout_s: seconds that one message may take.
+            deadline: `time.monotonic` by which all of them must have come or gone.
+        """
+        self.sock, self.most, self.timeout_s, self.deadline = sock, most, timeout_s, deadline
 
     def send(self, message: Message) -> None:
         """Send all of it. Raises OSError, or WireError if it is too long."""
+        self._wait_until(self._end(), "a message has not gone")
         self.sock.sendall(encode(message))
 
     def receive(self) -> Message:
         """The next message, all of it. Raises WireError by what is wrong, or OSError."""
-        header = self._read(HEADER_BYTES)
-        payload = self._read(length_of(header, **self.most))
+        end = self._end()
+        header = self._read(HEADER_BYTES, end)
+        payload = self._read(length_of(header, self.most), end)
         return decode(header, payload)
 
-    def _read(self, count: int) -> bytes:
+    def _end(self) -> float:
+        return min(self.deadline, time.monotonic() + self.timeout_s)
+
+    def _wait_until(self, end: float, what: str) -> None:
+        """No call of the socket takes longer than this. Raises TimeoutError: it is too late."""
+        if end < math.inf:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{what} by the deadline")
+            self.sock.settimeout(left)
+
+    def _read(self, count: int, end: float) -> bytes:
         """`count` bytes, or fewer where the stream ends."""
         parts, missing = [], count
-        while missing and (part := self.sock.recv(min(missing, 1 << 20))):
+        while missing:
+            self._wait_until(end, f"{missing} of {count} bytes had not come")
+            part = self.sock.recv(min(missing, 1 << 20))
+            if not part:
+                break
             parts.append(part)
             missing -= len(part)
         return b"".join(parts)
@@ -154,6 +183,8 @@ class SocketTransport:
 
     def _read(self, number: int, load: Load) -> None:
         """Ask for one load and hand its messages over."""
+        if number not in self._wanted:
+            return  # it has ended while every reader was busy
         remote = load.remote
         try:
             with self._connect(remote) as stream:
@@ -187,8 +218,9 @@ class SocketTransport:
             host = check_host(remote["remote_host"])
         except ValueError as error:
             raise WireError(str(error)) from error
+        deadline = time.monotonic() + self.timeout_s
         sock = socket.create_connection((host, remote["remote_port"]), timeout=self.timeout_s)
-        connection = _Connection(self, sock)
+        connection = _Connection(self, Stream(sock, deadline=deadline))
         try:
             self._greet(connection.stream)
             theirs = connection.stream.receive()
@@ -216,8 +248,9 @@ class SocketTransport:
                 sock, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:
-                return
+            except OSError:  # closed; or no file is left for another peer, for now
+                self._closed.wait(_TICK_S)
+                continue
             self._answering = [thread for thread in self._answering if thread.is_alive()]
             if not self._slots.acquire(blocking=False):
                 self.refusals.append("TooManyPeers: every slot answers another")
@@ -230,8 +263,8 @@ class SocketTransport:
     def _answer(self, sock: socket.socket) -> None:
         """Serve one peer until it has nothing more to ask."""
         try:
-            sock.settimeout(self.timeout_s)
-            with _Connection(self, sock, MOST_CONTROL) as stream:
+            stream = Stream(sock, MOST_CONTROL, self.timeout_s)
+            with _Connection(self, stream):
                 hello = stream.receive()
                 try:
                     self._check(hello)
@@ -272,16 +305,13 @@ class SocketTransport:
 class _Connection:
     """A socket that `close` of its transport ends."""
 
-    def __init__(
-        self, transport: SocketTransport, sock: socket.socket, most: int | None = None
-    ) -> None:
-        self.transport, self.sock = transport, sock
-        self.stream = Stream(sock, most)
+    def __init__(self, transport: SocketTransport, stream: Stream) -> None:
+        self.transport, self.stream, self.sock = transport, stream, stream.sock
         with transport._lock:
-            transport._open.add(sock)
+            transport._open.add(self.sock)
         if transport._closed.is_set():
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                self.sock.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Stream:
         return self.stream

@@ -293,6 +293,7 @@ def test_a_pictures_name_leads_nowhere_outside(name, engine, tmp_path):
         (config("ec_consumer", ec_rank=0), "holds 'ec_rank': need some of"),
         (config("ec_consumer", colour=1), "ec_connector_extra_config holds 'colour'"),
         (config("ec_consumer", retry_s=-1), "retry_s=-1: need at least 0"),
+        (config("ec_producer", ec_port=0, max_transfers=0), "max_transfers=0: need at least 1"),
     ],
 )
 def test_a_config_that_is_not_one_is_refused_by_name(given, why, engine):

@@ -6,6 +6,7 @@ import pytest
 
 from mini_vllm import SamplingParams
 from mini_vllm.kv_transfer.example import align_to_block_size
+from mini_vllm.kv_transfer.pull import hash_of
 from mini_vllm.kv_transfer.tests.support import alone, engine, transfer_of
 
 PROMPT = (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5)
@@ -92,3 +93,25 @@ def test_a_newcomer_does_not_read_a_block_whose_load_failed(tmp_path):
         of.step()
     assert first.output_token_ids == alone(PROMPT, 3)
     assert late.output_token_ids == alone(PROMPT[:9], 3)
+
+
+def test_an_engine_that_kept_the_prompt_meanwhile_is_not_overwritten(tmp_path):
+    of, theirs = made(tmp_path), tmp_path / hash_of(PROMPT[:8])
+
+    def keeps(plan):
+        theirs.mkdir(exist_ok=True)
+        (theirs / "layer").write_bytes(b"of another engine")
+
+    of.observers.append(keeps)
+    assert said(of).token_ids == alone(PROMPT, 4)
+    assert [*tmp_path.iterdir()] == [theirs] and [*theirs.iterdir()] == [theirs / "layer"]
+
+
+def test_a_folder_that_is_none_is_refused_by_name():
+    with pytest.raises(ValueError, match="shared_storage_path=5: need a folder"):
+        engine(
+            kv_transfer_config={
+                "kv_connector": "ExampleConnector", "kv_role": "kv_both",
+                "kv_connector_extra_config": {"shared_storage_path": 5},
+            }
+        )  # fmt: skip

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import socket
 import struct
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
 from mini_vllm import LLM, SamplingParams
-from mini_vllm.kv_transfer import wire
+from mini_vllm.kv_transfer import sockets, wire
 from mini_vllm.kv_transfer.processes import PrefillDecode, kill
 from mini_vllm.kv_transfer.sockets import MOST_CONTROL, Stream
 from mini_vllm.kv_transfer.tests.support import alone, engine, transfer_of
@@ -191,6 +193,79 @@ def test_only_addresses_of_this_machine_are_listened_on_or_read_from(engines):
     params = {**offered(producer), "remote_host": "192.0.2.1"}
     request = decoded(consumer, params)
     assert "host='192.0.2.1': need a loopback address" in str(request.stop_reason)
+
+
+@pytest.mark.parametrize(
+    ("extra", "why"),
+    [
+        ({"port": 70_000}, "port=70000: need 0 to 65535"),
+        ({"port": "http"}, "port='http': need an int"),
+        ({"max_transfers": 0}, "max_transfers=0: need at least 1"),
+        ({"load_timeout_s": -1}, "load_timeout_s=-1: need more than 0 seconds"),
+        ({"load_timeout_s": "soon"}, "load_timeout_s='soon': need a finite number"),
+        ({"lease_s": None}, "lease_s=None: need a finite number"),
+    ],
+)
+def test_a_config_out_of_range_is_refused_by_name(extra, why):
+    with pytest.raises(ValueError, match=why):
+        made("kv_both", **extra)
+
+
+@pytest.mark.parametrize("port", [-1, 0, 70_000])
+def test_a_port_that_is_none_is_refused_at_the_door(engines, port):
+    params = {**offered(engines("kv_producer")), "remote_port": port}
+    consumer = engines("kv_consumer")
+    with pytest.raises(ValueError, match=rf"remote_port'\]={port}: need 1 to 65535"):
+        decoded(consumer, params)
+    assert not consumer.has_unfinished_requests()
+
+
+class Once:
+    """A listener whose next peer finds no file left."""
+
+    def __init__(self, listener):
+        self.listener, self.has_failed = listener, threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self.listener, name)
+
+    def accept(self):
+        if not self.has_failed.is_set():
+            self.has_failed.set()
+            raise OSError(24, "Too many open files")
+        return self.listener.accept()
+
+
+def test_a_listener_that_could_not_accept_once_goes_on(engines):
+    producer = engines("kv_producer")
+    transport = transfer_of(producer).worker_half.transport
+    transport._listener = Once(transport._listener)
+    assert transport._listener.has_failed.wait(20)
+    assert refusal(producer, b"GET / HTTP/1.1\r\n\r\n").startswith("NotOurPeerError")
+
+
+class Dripping:
+    """A socket that has a byte, whenever it is asked, of a message that never ends."""
+
+    num_bytes = 0
+
+    def settimeout(self, seconds):
+        assert seconds > 0
+
+    def recv(self, count):
+        self.num_bytes += 1
+        return (wire.MAGIC + b"\0\1\0\1\0\0\xff\xff\0\0\0\0")[self.num_bytes - 1 :][:1] or b"."
+
+
+@pytest.mark.parametrize("limit", [{"timeout_s": 40.0}, {"deadline": 40.0}])
+def test_a_peer_that_drips_has_as_long_as_any_other(monkeypatch, limit):
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
+    monkeypatch.setattr(sockets, "time", clock)
+    dripping = Dripping()
+    with pytest.raises(TimeoutError, match=r"of 65535 bytes had not come by the deadline"):
+        Stream(dripping, **limit).receive()
+    assert wire.HEADER_BYTES < dripping.num_bytes < 40
 
 
 def test_a_stream_that_is_cut_between_two_messages_ends_early():
