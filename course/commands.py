@@ -235,6 +235,13 @@ def challenge(
     from course.challenges import ledger, shown
 
     console = terminal.make_console()
+    given = [word for word, is_given in (
+        ("--check", check), ("--share", share is not None), ("--verify", verify is not None)
+    ) if is_given]  # fmt: skip
+    if len(given) > 1:
+        raise CourseError(f"{' and '.join(given)}: one of them at a time")
+    if (note or seed) and not check:
+        raise CourseError("--note and --seed go with --check")
     if verify is not None:
         raise typer.Exit(0 if shown.verify(console, verify) else 1)
     if name is None:

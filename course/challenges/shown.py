@@ -72,7 +72,8 @@ def tried(console: Console, challenge: Challenge, tries: list[ledger.Try]) -> No
     for number, each in list(enumerate(tries, 1))[-SHOWN:]:
         note = f"  {each.note}" if each.note else ""
         if each.why:
-            say(console, f"  {number:>3} {'nothing':>12}  {each.why[:60]}{note}", "red")
+            why = each.why.partition("\n")[0][:60]
+            say(console, f"  {number:>3} {'nothing':>12}  {why}{note}", "red")
             continue
         bar = "#" * max(1, each.score * BARS // most)
         style = "green" if each.outcome == ledger.KEPT else "dim"
@@ -85,10 +86,15 @@ def check(console: Console, root: Path, challenge: Challenge, note: str, seed: s
     """Score the answer, write the try down, and say what it reached; whether it scored.
 
     Raises:
-        CourseError: this Python draws other workloads than the recorded ones.
+        CourseError: this Python draws other workloads than the recorded ones, or the answer cannot
+            be read.
     """
     path = ledger.answer_of(root, challenge)
-    text = path.read_bytes()
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        where = relative(path, root)
+        raise CourseError(f"{where}: {error.strerror}. Need a file with your Answer.") from None
     before = ledger.best(challenge, ledger.read(root, challenge))
     verdict = _evaluated(challenge, path, seed)
     made = ledger.keep(root, challenge, text, verdict, note)
@@ -141,7 +147,7 @@ def verify(console: Console, file: Path) -> bool:
         assert isinstance(text, str)
     except OSError as error:
         raise CourseError(f"{file}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AssertionError):
+    except (ValueError, KeyError, TypeError, AssertionError, OverflowError):
         raise CourseError(f"{file}: not a file that course challenge --share wrote") from None
     with tempfile.TemporaryDirectory(prefix="shared-") as folder:
         answer = Path(folder) / "answer.py"

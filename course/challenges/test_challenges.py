@@ -73,7 +73,7 @@ def test_the_reference_reaches_every_mark_and_the_starter_is_right_but_does_not(
     reference = judge.evaluate(challenge, challenge.reference, "0")
     assert reference.marks == [mark for mark, *_ in challenge.meter.MARKS], reference
     first = judge.evaluate(challenge, challenge.starter, "0")
-    assert not first.why and "silver" not in first.marks
+    assert not first.why and not first.marks, "nothing written, nothing reached"
     again = judge.evaluate(challenge, challenge.starter, "0")
     assert first == again, "the same answer and seed give the same verdict"
 
@@ -323,7 +323,7 @@ def test_tries_are_kept_with_their_texts_and_ideas(drafter, capsys):
     told += [
         Verdict(900, 636, 700, 470, "a"),
         Verdict(950, 636, 700, 470, "b"),
-        Verdict(seed="c", why="draft: the answer's process ended"),
+        Verdict(seed="c", why="draft: the answer's process ended\nYour code printed:\nmany lines"),
         Verdict(600, 636, 450, 470, "d", marks=["bronze", "vLLM's"]),
     ]
     for number in range(4):
@@ -335,9 +335,11 @@ def test_tries_are_kept_with_their_texts_and_ideas(drafter, capsys):
     folder = ledger.folder_of(root, challenge) / "tries"
     assert {file.read_text() for file in folder.iterdir()} == {f"# idea {n}\n" for n in range(4)}
     assert ledger.best(challenge, tries) == tries[3] and ledger.answer_of(root, challenge) == path
+    capsys.readouterr()
     shown.contract(console, root, challenge)
     said = capsys.readouterr().out
     assert "rejected  idea 1" in said and "nothing" in said and "at most 636 runs" in said
+    assert "many lines" not in said, "a line for each try"
 
 
 def test_a_shared_file_is_scored_again(drafter, tmp_path, capsys):
@@ -355,9 +357,10 @@ def test_a_shared_file_is_scored_again(drafter, tmp_path, capsys):
     out.write_text(json.dumps({**data, "score": 1}))
     told += [Verdict(900, 636, 700, 470, "a")]
     assert not shown.verify(make_console(), out)
-    out.write_text("[]")
-    with pytest.raises(CourseError, match="not a file that course challenge --share wrote"):
-        shown.verify(make_console(), out)
+    for wrong in ("[]", json.dumps({**data, "score": float("inf")})):
+        out.write_text(wrong)
+        with pytest.raises(CourseError, match="not a file that course challenge --share wrote"):
+            shown.verify(make_console(), out)
 
 
 def test_an_unreadable_ledger_is_moved_aside_and_names_are_named(drafter):
@@ -385,3 +388,9 @@ def test_the_command_lists_shows_and_refuses(course, little_course):
     assert "Name a challenge" in course("challenge", "--check").err
     assert "The challenges are: queue" in course("challenge", "speed").err
     assert "has scored yet" in course("challenge", "queue", "--share", "x.json").err
+    assert "go with --check" in course("challenge", "queue", "--note", "a heap").err
+    both = course("challenge", "queue", "--check", "--share", "x.json").err
+    assert "--check and --share: one of them at a time" in both
+    answer.unlink()
+    answer.mkdir()
+    assert "answer.py: Is a directory. Need a file" in course("challenge", "queue", "--check").err

@@ -15,7 +15,7 @@ vLLM's number is that of its linear placement: the first experts on rank 0, and 
 
 
 class Answer:
-    """Deals the experts out in turn."""
+    """Shares the work: experts that serve together go to different ranks."""
 
     def __init__(self, setup):
         """Take the traffic.
@@ -27,4 +27,15 @@ class Answer:
 
     def place(self):
         """The rank of each expert, a list."""
-        return [expert % self.setup["ranks"] for expert in range(self.setup["experts"])]
+        ranks, experts = self.setup["ranks"], self.setup["experts"]
+        place = []
+        for expert in range(experts):
+            shared = [0] * ranks
+            for _, chosen in self.setup["tokens"]:
+                if expert in chosen:
+                    for other in chosen:
+                        if other < expert:
+                            shared[place[other]] += 1
+            open_ranks = [r for r in range(ranks) if place.count(r) < experts // ranks]
+            place.append(min(open_ranks, key=lambda r: shared[r]))
+        return place

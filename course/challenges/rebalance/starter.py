@@ -18,7 +18,10 @@ from fractions import Fraction
 
 
 class Answer:
-    """Copies what is hottest, and puts the heaviest copy on the lightest rank, each time anew."""
+    """Copies what is hottest, and puts the heaviest copy on the lightest rank, each time anew.
+
+    Each time another rank is the first, so that none gets the hottest expert always.
+    """
 
     def __init__(self, setup):
         """Take the first placement.
@@ -27,6 +30,7 @@ class Answer:
             setup: {"ranks", "slots", "experts": how many, "placement": experts of each rank}.
         """
         self.setup = setup
+        self.first = 0
 
     def rebalance(self, loads, limit):
         """The experts of each rank.
@@ -45,8 +49,10 @@ class Answer:
         items.sort(key=lambda e: -each[e])
         placed = [[] for _ in range(ranks)]
         weights = [Fraction(0)] * ranks
+        self.first += 1
+        order = [(self.first + r) % ranks for r in range(ranks)]
         for expert in items:
-            open_ranks = [r for r in range(ranks) if len(placed[r]) < slots]
+            open_ranks = [r for r in order if len(placed[r]) < slots]
             rank = min(open_ranks, key=lambda r: weights[r])
             placed[rank].append(expert)
             weights[rank] += each[expert]
