@@ -214,6 +214,10 @@ def hunt(
     """Find the one wrong line in a lab's reference, or write the test that tells it."""
     from course.learning import hunting
 
+    if check and (level is not None or seed is not None):
+        raise CourseError(
+            "--level and --seed begin a hunt, and --check grades the one that is open"
+        )
     root, labs, progress = opened()
     chosen = pick(labs, lab) if lab else hunting.choose(root, labs, progress)
     console = terminal.make_console()

@@ -40,7 +40,9 @@ def start(console: Console, root: Path, lab: Lab, level: int | None, seed: int |
     begun = hunt is None or not hunt.is_open or level is not None or seed is not None
     if hunt is None or begun:
         seed = random.randrange(10**6) if seed is None else seed
-        hunt = hunts.begin(root, lab, level or 1, seed)
+        hunt, kept = hunts.begin(root, lab, 1 if level is None else level, seed)
+        if kept is not None:
+            say(console, f"Your file of the hunt before is kept as {relative(kept, root)}")
     _introduce(console, root, lab, hunt)
 
 

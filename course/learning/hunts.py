@@ -3,7 +3,8 @@
 The lines are the labs' own misconceptions: each is shown by `course selfcheck` to fail a test, so
 none is drawn that behaves like the right one. Promises: the same lab and seed give the same line;
 neither the line nor what it stands for is named before it is found; nothing of the learner's own
-lab is touched. What is written lies in `.course/hunts/LAB`.
+lab is touched, and what they wrote in an older hunt is kept. What is written lies in
+`.course/hunts/LAB`.
 """
 
 from __future__ import annotations
@@ -113,16 +114,21 @@ def wrong_text(lab: Lab, item: Misconception) -> str:
     return manifest.wrong_solution(lab.solution.read_text(encoding="utf-8"), item)
 
 
-def begin(root: Path, lab: Lab, level: int, seed: int) -> Hunt:
+def begin(root: Path, lab: Lab, level: int, seed: int) -> tuple[Hunt, Path | None]:
     """Write a hunt's files; what lay there gives way.
 
+    Returns:
+        The hunt, and where a file is kept that the learner had changed in the one before.
+
     Raises:
-        CourseError: an unknown level, or a lab without wrong answers of one line.
+        CourseError: an unknown level, a lab without wrong answers of one line, or a changed file
+            that cannot be kept.
     """
     if level not in LEVELS:
         raise CourseError(f"--level {level}: need 1, 2 or 3")
     item = drawn(lab, seed)
     folder = folder_of(root, lab)
+    copy = _keep_changed(root, lab)
     shutil.rmtree(folder, ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__", "captured", "*.md", "*.py", "lab.yaml")
     shutil.copytree(lab.folder, folder, ignore=ignored)  # it may read the files beside it
@@ -132,7 +138,30 @@ def begin(root: Path, lab: Lab, level: int, seed: int) -> Hunt:
         write_atomically(folder / FILE, wrong_text(lab, item))
     hunt = Hunt(lab.id, level, seed, datetime.now(UTC).isoformat(timespec="seconds"))
     keep(root, lab, hunt)
-    return hunt
+    return hunt, copy
+
+
+def _keep_changed(root: Path, lab: Lab) -> Path | None:
+    """Copy what the learner wrote in the hunt that lies there; None where that is nothing."""
+    hunt, folder = read(root, lab), folder_of(root, lab)
+    for name in (FILE, TESTS):
+        file = folder / name
+        if not file.is_file() or (name == FILE and hunt is not None and not hunt.is_open):
+            continue  # what is found is the reference
+        data = file.read_bytes()
+        if name == TESTS:
+            given = TEMPLATE.format(id=lab.id)
+        else:
+            given = wrong_text(lab, drawn(lab, hunt.seed)) if hunt is not None else ""
+        if data != given.encode():
+            stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+            copy = root / FOLDER / "backup" / f"hunt-{lab.id}-{stamp}.py"
+            try:
+                write_atomically(copy, data)
+            except OSError as error:
+                raise CourseError(f"{file} could not be kept ({error}).") from None
+            return copy
+    return None
 
 
 def due(root: Path, labs: list[Lab], progress: Progress, now: datetime | None = None) -> list[Lab]:
@@ -222,6 +251,8 @@ def score(root: Path, lab: Lab) -> tuple[Report, list[Misconception], list[Misco
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except SyntaxError as error:
         raise CourseError(f"{file.name}, line {error.lineno}: {error.msg}") from None
+    except ValueError as error:  # no text, or one with null bytes
+        raise CourseError(f"{file.name} is not Python: {error}") from None
     except OSError:
         raise CourseError(f"{file} is gone. Begin again: course hunt {lab.id} --level 3") from None
     names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[:4] == "test"]

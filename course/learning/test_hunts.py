@@ -82,6 +82,8 @@ def test_level_three_counts_the_wrong_solutions_that_tests_of_ones_own_catch(
         assert (said in ran.out, ran.code) == (True, code)
     file.write_text("def mine(lab: pass")
     assert "line 1" in course("hunt", "90-00", "--check").err
+    file.write_bytes(b"\xff\xfe")
+    assert "test_hunt.py is not Python" in course("hunt", "90-00", "--check").err
     file.write_text("def mine(lab): pass")
     assert "no function that begins with test" in course("hunt", "90-00", "--check").err
 
@@ -93,7 +95,7 @@ def test_a_lab_passed_two_weeks_ago_is_due_until_its_hunt_is_found(course, littl
     later = datetime.now(UTC) + hunts.REVIEW_AFTER + timedelta(minutes=1)
     assert hunts.due(little_course, labs, progress) == []
     assert hunts.due(little_course, labs, progress, later) == [lab]
-    hunt = hunts.begin(little_course, lab, 1, 0)
+    hunt, _ = hunts.begin(little_course, lab, 1, 0)
     assert hunts.due(little_course, labs, progress, later) == []  # it is open
     hunt.found = later.isoformat()
     hunts.keep(little_course, lab, hunt)
@@ -101,8 +103,22 @@ def test_a_lab_passed_two_weeks_ago_is_due_until_its_hunt_is_found(course, littl
     assert hunts.due(little_course, labs, progress, later + hunts.REVIEW_AFTER) == [lab]
 
 
+def test_what_was_written_in_a_hunt_is_kept_when_another_begins(course, little_course, lab):
+    folder, backup = hunts.folder_of(little_course, lab), little_course / ".course" / "backup"
+    course("hunt", "90-00", "--level", "3")
+    assert "kept" not in course("hunt", "90-00", "--level", "3").out and not backup.exists()
+    (folder / "test_hunt.py").write_text("# an evening's work\n")
+    assert "is kept as .course/backup/hunt-90-00-" in course("hunt", "90-00", "--seed", "1").out
+    (folder / "hunt.py").write_text("# half mended\n")
+    course("hunt", "90-00", "--level", "2")
+    texts = [file.read_text() for file in sorted(backup.iterdir())]
+    assert texts == ["# an evening's work\n", "# half mended\n"]
+
+
 def test_what_cannot_be_hunted_is_refused_by_name(course, little_course, lab):
-    assert "need 1, 2 or 3" in course("hunt", "90-00", "--level", "4").err
+    for level in ("0", "4"):
+        assert "need 1, 2 or 3" in course("hunt", "90-00", "--level", level).err
+    assert "--check grades the one that is open" in course("hunt", "--check", "--seed", "3").err
     assert "No hunt is open in 90-00" in course("hunt", "90-00", "--check").err
     assert "No lab is passed yet" in course("hunt").err
     hunts.begin(little_course, lab, 1, 0)
