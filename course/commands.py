@@ -350,7 +350,7 @@ def mine_command(
         own_engine.show(console, root, parts, owners, labs)
     else:
         package = own_engine.write(root, out, parts, owners)
-        terminal.say(console, f"{package}: {len(owners)} parts of yours")
+        terminal.say(console, f"{package}: {terminal.counted(len(owners), 'part')} of yours")
         terminal.say(console, f'cd {out} && python -m {package.name} "The scheduler"', "cyan")
 
 

@@ -381,7 +381,11 @@ def test_trace_and_mine_use_the_parts_that_pass_and_say_whose_they_are(
     )  # fmt: skip
     assert ran.stdout == "my_engine.lab_90_00\n", ran.stderr
     assert "is there already" in course("mine", "--out", str(out)).err
-    assert "need letters" in course("mine", "--out", str(tmp_path / "1.2")).err
+    for name, why in (
+        ("1.2", "need a name of letters"), ("class", "need a name of letters"),
+        ("mini-vllm", "a module mini_vllm is installed"), ("no/such", "is no folder: need one"),
+    ):  # fmt: skip
+        assert why in course("mine", "--out", str(tmp_path / name)).err
 
 
 @pytest.mark.slow

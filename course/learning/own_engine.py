@@ -8,7 +8,9 @@ the solutions; it is written whole or not at all.
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
+import keyword
 import shutil
 import tempfile
 import time
@@ -33,7 +35,7 @@ WHOLE_RUN = Path("engine") / "arrivals-float32.jsonl.gz"
 """vLLM itself serving the shipped model, 128 requests."""
 BATCH, MAX_TOKENS = 8, 32
 
-INIT = '''"""An engine of one's own: {count} parts written here, the rest `mini_vllm`'s.
+INIT = '''"""An engine of one's own: {count} written here, the rest `mini_vllm`'s.
 
     python -m {name} "The scheduler"
 """
@@ -166,15 +168,20 @@ def write(root: Path, out: Path, parts: Mapping[str, Any], owners: Mapping[str, 
         The package's folder.
 
     Raises:
-        CourseError: nothing is passed yet, the folder is there, or a package cannot have its name.
+        CourseError: nothing is passed yet, the folder is there, there is none to write it in, or a
+            package cannot have its name.
     """
     if not owners:
         raise CourseError("None of the labs that supply a part is passed yet: nothing to write.")
     if out.exists():
         raise CourseError(f"{out} is there already: name a folder that is not")
     name = out.name.replace("-", "_")
-    if not name.isidentifier():
-        raise CourseError(f"--out {out.name}: need letters, digits, - and _")
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise CourseError(f"--out {out.name}: need a name of letters, digits, - and _")
+    if importlib.util.find_spec(name) is not None:
+        raise CourseError(f"--out {out.name}: a module {name} is installed, need another name")
+    if not out.resolve().parent.is_dir():
+        raise CourseError(f"{out.parent} is no folder: need one to write {out.name} in")
     found = badge(root, parts)
     modules = {lab.id: f"lab_{lab.id.replace('-', '_')}" for lab in owners.values()}
     with tempfile.TemporaryDirectory(dir=out.resolve().parent) as scratch:
@@ -188,13 +195,19 @@ def write(root: Path, out: Path, parts: Mapping[str, Any], owners: Mapping[str, 
             given = module if part in mine.MODULES else f"{module}.{mine.attribute_of(part)}"
             lines.append(f'    "{part}": {given},')
         imports = f"from . import {', '.join(sorted(set(modules.values())))}"
-        text = INIT.format(count=len(owners), name=name, imports=imports, parts="\n".join(lines))
+        text = INIT.format(
+            count=terminal.counted(len(owners), "part"),
+            name=name,
+            imports=imports,
+            parts="\n".join(lines),
+        )
         (package / "__init__.py").write_text(text, encoding="utf-8")
         (package / "__main__.py").write_text(MAIN, encoding="utf-8")
         told = f"It {found.text}.\n" if found else "None of its parts plans.\n"
         listed = "\n".join(f"- `{part}`: lab {lab.id}" for part, lab in owners.items())
+        count = terminal.counted(len(owners), "part")
         (package.parent / "README.md").write_text(
-            f"# {name}\n\nAn engine with {len(owners)} parts of my own.\n\n{told}\n{listed}\n\n"
+            f"# {name}\n\nAn engine with {count} of my own.\n\n{told}\n{listed}\n\n"
             f'`python -m {name} "The scheduler"` runs it, in the environment of the course.\n',
             encoding="utf-8",
         )
