@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from contextlib import suppress
 
 import pytest
 
@@ -48,6 +49,7 @@ def test_a_mend_in_other_words_is_run_and_judged_by_its_plans():
         ("tokens = budget", "step 0: A gets 16 tokens and lacks 6"),
         ("tokens = 0.5", "step 0: A gets 0.5 tokens: a whole number above 0 is wanted"),
         ("tokens = 1 / 0", "step 0: ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "step 0: SystemExit: 3"),
         ("return [r]", "step 0: the plan is not a dict: a list"),
         ("return {'A': 1}", "step 0: the plan names 'A': no request that runs or waits"),
     ],
@@ -61,6 +63,8 @@ def test_a_plan_that_no_engine_could_compute_ends_the_run_by_its_name(line, said
     [
         ("def schedule(:", "line 1: "),
         ("1 / 0", "when it is read: ZeroDivisionError"),
+        ("exit(3)", "when it is read: SystemExit"),
+        ("x = 1\0", "line 1: source code string cannot contain null bytes"),
         ("x = 1", "defines no schedule"),
         ("#" * 4001, "has 4001 characters: at most 4000"),
     ],
@@ -70,12 +74,29 @@ def test_a_text_that_is_no_scheduler_is_refused(text, said):
         first_lab.run(text)
 
 
+BROKEN = [
+    RIGHT.replace(*each)
+    for each in (
+        ("return plan", "returnplan"), ("def schedule", "defschedule"), ("for r in", "for rin"),
+        ("-=", "- ="), ("    for r", "\tfor r"), ("budget -=", "budget\u00a0-="), ("==", "= ="),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_text_that_is_broken_is_none_of_those_that_are_ready(text, document):
+    with suppress(ValueError):
+        assert not first_lab.run(text)["same"]
+    assert first_lab.key(text) not in document["ready"]
+
+
 def test_the_page_makes_the_keys_of_texts_as_the_module_does():
     if not (node := shutil.which("node")):
         pytest.skip("needs node")
     source = (first_lab.Path(first_lab.__file__).parent / "first-lab.js").read_text("utf-8")
     body = source[source.index("const key =") : source.index("const text =")]
-    texts = [*first_lab.texts(), RIGHT.replace("min(", "min (  ") + "\n\n  # done\n", "\ta = 1 # b"]
+    spaced = RIGHT.replace("min(", "min (  ").replace("plan[r]", "plan [ r ]") + "\n\n  # done\n"
+    texts = [*first_lab.texts(), *BROKEN, spaced, "\ta  =  1 # b"]
     script = f"{body}console.log(JSON.stringify({json.dumps(texts)}.map(key)))"
     done = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [first_lab.key(text) for text in texts]

@@ -10,8 +10,8 @@ CourseWidgets.mount("first-lab", (given) => {
     const python = inPage("course.site.widgets.first_lab", given.bytes);
 
     /** A text without what means nothing: `key` of the module, in the same words. */
-    const key = (text) => text.replaceAll("\t", "    ").split("\n").map((row) => row.replace(/#.*/, "").trimEnd())
-        .filter((row) => row.trim()).map((row) => /^ */.exec(row)[0] + row.replace(/\s+/g, "")).join("\n");
+    const key = (text) => text.split("\n").map((row) => row.replace(/ *(#.*)?$/, "")).filter((row) => row)
+        .map((row) => row.replace(/(?<=\w) +(?=[^\w ])|(?<=[^\w ]) +(?=\w)/g, "").replace(/(?<=\S) +/g, " ")).join("\n");
 
     const text = el("textarea", { rows: 10, wrap: "off", spellcheck: "false", autocapitalize: "off", autocomplete: "off",
         "aria-label": "The scheduler, ten lines", onkeydown: (event) => {

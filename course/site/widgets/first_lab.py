@@ -47,6 +47,8 @@ SHIPPED = f"""def schedule(running, waiting, budget):
     return plan
 """
 
+_SPACE = re.compile(r"(?<=\w) +(?=[^\w ])|(?<=[^\w ]) +(?=\w)", re.ASCII)
+"""Between a name and a sign, where Python needs none."""
 _ORDER = ("running + waiting", "waiting + running")
 _SPENT = ("        budget -= tokens\n", "")
 _GO_ON = ("            break\n", "            continue\n")
@@ -167,8 +169,8 @@ def run(text: str) -> dict[str, Any]:
     try:
         exec(compile(text, "scheduler.py", "exec"), names)
     except SyntaxError as error:
-        raise ValueError(f"line {error.lineno}: {error.msg}") from None
-    except Exception as error:
+        raise ValueError(f"line {error.lineno or 1}: {error.msg}") from None
+    except (Exception, SystemExit) as error:
         raise ValueError(f"when it is read: {type(error).__name__}: {error}") from None
     if not callable(names.get("schedule")):
         raise ValueError("the text defines no schedule(running, waiting, budget)")
@@ -202,7 +204,7 @@ def _recorded(scheduler: Callable[..., Scheduler]) -> dict[str, Any]:
                 made.step()
         except PlanError as error:
             trouble = f"step {step}: {error}"
-        except Exception as error:  # the reader's own
+        except (Exception, SystemExit) as error:  # the reader's own
             trouble = f"step {step}: {type(error).__name__}: {error}"
         for name, (computed, status) in before.items():
             tokens = 0 if trouble else live[name].num_computed_tokens - computed
@@ -218,13 +220,12 @@ def _recorded(scheduler: Callable[..., Scheduler]) -> dict[str, Any]:
 
 
 def key(text: str) -> str:
-    """A text without comments, empty lines and spaces that mean nothing, as the script makes it."""
-    rows = (re.sub(r"#.*", "", row).rstrip() for row in text.replace("\t", "    ").split("\n"))
-    return "\n".join(
-        re.match(r" *", row)[0] + re.sub(r"\s+", "", row)  # type: ignore[index]
-        for row in rows
-        if row.strip()
-    )
+    """A text without comments, empty lines and spaces that mean nothing, as the script makes it.
+
+    A space between two names stays, and one between two signs: "returnplan" is another text.
+    """
+    rows = (re.sub(r" *(#.*)?$", "", row) for row in text.split("\n"))
+    return "\n".join(re.sub(r"(?<=\S) +", " ", _SPACE.sub("", row)) for row in rows if row)
 
 
 def texts() -> Iterator[str]:
