@@ -61,8 +61,8 @@ def cases() -> Iterator[dict[str, Any]]:
     yield from map(recorded, CASES)
 
 
-class _Engine:
-    """A real scheduler, its connector's half, and a worker that is a list of reads under way."""
+class Engine:
+    """A real scheduler with its connector's half; what a worker would report is said to `step`."""
 
     def __init__(self, name: str, num_blocks: int = 20, policy: str = "fail") -> None:
         from vllm.config import KVTransferConfig
@@ -93,9 +93,11 @@ class _Engine:
         self.connector.bind_gpu_block_pool(self.scheduler.kv_cache_manager.block_pool)
         self.scheduler.recompute_kv_load_failures = policy == "recompute"
         self.requests: dict[str, Any] = {}
+        self.read: dict[str, list[list[int]]] = {}
+        """By request the blocks that the worker was told to fill, group by group."""
 
-    def add(self, name: str, length: int, max_tokens: int, params: Mapping[str, Any]) -> None:
-        """A prompt of the one text that there is."""
+    def add(self, name: str, length: int, max_tokens: int, params: Mapping[str, Any]) -> Any:
+        """Queue a prompt of the one text that there is; the real request."""
         add = {
             "request_id": name, "prompt_token_ids": list(range(3, 3 + length)), "priority": 0,
             "max_tokens": max_tokens, "arrival_time": 0.0, "ignore_eos": True,
@@ -104,6 +106,11 @@ class _Engine:
         request.kv_transfer_params = dict(params) or None
         self.requests[name] = request
         self.scheduler.add_request(request)
+        return request
+
+    def blocks(self, name: str) -> list[int]:
+        """The blocks that a request holds, none where it is gone."""
+        return list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
 
     def step(
         self, received: Collection[str] = (), sent: Collection[str] = (),
@@ -114,20 +121,20 @@ class _Engine:
 
         plan = self.scheduler.schedule()
         meta = plan.kv_connector_metadata
-        manager = self.scheduler.kv_cache_manager
+        begun = {
+            name: [list(group) for group in read.local_block_ids]
+            for name, read in meta.reqs_to_recv.items()
+        }
+        self.read |= begun
+        pool = self.scheduler.kv_cache_manager.block_pool
         beats = self.connector.connector_scheduler._heartbeat_by_engine  # sent every 5 s
         noted: dict[str, Any] = {
             "planned": dict(plan.num_scheduled_tokens),
             "status": {name: r.status.name for name, r in self.scheduler.requests.items()},
             "computed": {name: r.num_computed_tokens for name, r in self.requests.items()},
-            "block_ids": {
-                name: list(manager.get_block_ids(name)[0]) for name in self.scheduler.requests
-            },
-            "free_blocks": manager.block_pool.get_num_free_blocks(),
-            "to_read": {
-                name: [block_id for group in read.local_block_ids for block_id in group]
-                for name, read in meta.reqs_to_recv.items()
-            },
+            "block_ids": {name: self.blocks(name) for name in self.scheduler.requests},
+            "free_blocks": pool.get_num_free_blocks(),
+            "to_read": {name: [b for ids in groups for b in ids] for name, groups in begun.items()},
             "to_send": sorted(meta.reqs_to_send),
             "leases": sorted(name for beat in beats.values() for name in beat.req_ids),
         }  # fmt: skip
@@ -160,7 +167,7 @@ ASKS = {
 
 def recorded(case: Case) -> dict[str, Any]:
     """One case."""
-    p, d = _Engine("P"), _Engine("D", case.num_blocks, case.policy)
+    p, d = Engine("P"), Engine("D", case.num_blocks, case.policy)
     p.add("r", case.prompt_len, 1, ASKS)
     steps: list[dict[str, Any]] = [{"engine": "P", **p.step()}]
     if case.warm:
@@ -173,7 +180,7 @@ def recorded(case: Case) -> dict[str, Any]:
             d.real.abort(d.scheduler, "r")
         due = {name for name, step in reading.items() if step <= number}
         reading = {name: step for name, step in reading.items() if name not in due}
-        table = d.scheduler.kv_cache_manager.get_block_ids("r")[0] if due else ()
+        table = d.blocks("r") if due else ()
         steps.append(
             {"engine": "D", **d.step(due, invalid=[table[i] for i in case.invalid if due])}
         )

@@ -260,7 +260,7 @@ def test_run_predicts_without_a_gpu(lab):
 @pytest.mark.upstream
 def test_the_legs_are_what_the_pinned_scheduler_does(lab):
     """A file that says what the release does not."""
-    from conformance.features.kv_transfer import nixl
+    from conformance.features.kv_transfer import nixl, nixl_pair
 
     assert nixl.record() == recorded(), "both legs, recorded anew"
-    same(nixl.ASKED, lab.prefill_body(CHAT)["kv_transfer_params"], "what P is asked")
+    same(nixl_pair.ASKS, lab.prefill_body(CHAT)["kv_transfer_params"], "what P is asked")
