@@ -20,13 +20,13 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mini_vllm.engine import LLMEngine
 from mini_vllm.kv_transfer.processes import (
     Answer,
     EngineLostError,
     EnginePair,
     EngineProcess,
     answer_all,
+    engine_of,
     kill,
 )
 from mini_vllm.sampling_params import SamplingParams
@@ -34,7 +34,7 @@ from mini_vllm.sampling_params import SamplingParams
 
 def serve(connection: Connection, model: Any, knobs: Mapping[str, Any]) -> None:
     """The loop of an engine process; it says first where it listens, if it does."""
-    engine = LLMEngine(model, **knobs)
+    engine = engine_of(connection, model, knobs)
     connection.send(engine.feature("multimodal").ec_transfer.address)
     answer_all(engine, connection)
 
@@ -53,6 +53,9 @@ class EncodeDecode(EnginePair):
             extra: `ec_connector_extra_config` of both.
             encode_timeout_s: how long the prompts of one call wait for the encoder, all in all.
             knobs: of both engines, such as `num_blocks`.
+
+        Raises:
+            ValueError: an engine refuses what is given.
         """
         self.engines = {}
         self.encode_timeout_s = encode_timeout_s

@@ -35,13 +35,29 @@ class Answer:
     kv_transfer_params: dict[str, Any] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What an engine process was asked to make, and why it makes no engine of it."""
+
+    why: str
+
+
 class EngineLostError(RuntimeError):
     """The process of an engine is gone."""
 
 
+def engine_of(connection: Connection, model: Any, knobs: Mapping[str, Any]) -> LLMEngine:
+    """The engine of a process; where it refuses, the other end hears why, and this process ends."""
+    try:
+        return LLMEngine(model, **knobs)
+    except ValueError as error:
+        connection.send(Refused(str(error)))
+        raise SystemExit(1) from None
+
+
 def serve(connection: Connection, model: Any, knobs: Mapping[str, Any]) -> None:
     """The loop of an engine process: requests in, answers out, until the other end is closed."""
-    engine = LLMEngine(model, **knobs)
+    engine = engine_of(connection, model, knobs)
     room = engine.feature("kv_transfer")
     connection.send(None)
     answer_all(engine, connection, room.take_kv_transfer_params)
@@ -96,7 +112,12 @@ class EngineProcess:
     def __init__(
         self, model: Any, knobs: Mapping[str, Any], target: Callable[..., None] = serve
     ) -> None:
-        """Start it, and wait until it listens. Raises EngineLostError if it does not."""
+        """Start it, and wait until it listens.
+
+        Raises:
+            ValueError: the engine refuses `model` or `knobs`, in its own words.
+            EngineLostError: the process ends, or says nothing in time.
+        """
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=target, args=(theirs, model, knobs), daemon=True)
@@ -107,6 +128,9 @@ class EngineProcess:
             raise EngineLostError(f"no engine after {START_TIMEOUT_S:g} s")
         self.said: Any = self.receive()
         """What the process says of itself when it is ready."""
+        if isinstance(self.said, Refused):
+            self.close()
+            raise ValueError(self.said.why)
 
     def submit(
         self, request_id: str, prompt: Any, params: SamplingParams,
@@ -167,6 +191,9 @@ class PrefillDecode(EnginePair):
             policy: `kv_load_failure_policy` of the consumer.
             extra: `kv_connector_extra_config` of both.
             knobs: of both engines, such as `num_blocks`.
+
+        Raises:
+            ValueError: an engine refuses what is given.
         """
         self.engines = {}
         self.num_fallbacks = 0

@@ -281,6 +281,16 @@ def test_a_stream_that_is_cut_between_two_messages_ends_early():
 
 # ------------------------------------------------------------------ two processes
 
+
+@pytest.mark.slow
+def test_a_pair_that_cannot_be_made_says_why_and_leaves_no_process(capfd):
+    others = {child.pid for child in multiprocessing.active_children()}
+    with pytest.raises(ValueError, match="num_blocks=-1: need"):
+        PrefillDecode("byte-llama", num_blocks=-1)
+    assert "Traceback" not in capfd.readouterr().err
+    assert {child.pid for child in multiprocessing.active_children()} <= others
+
+
 TEXTS = ["hello world, how are", "hello world, who is", "a", "the quick brown fox jumps over it"]
 
 
