@@ -120,7 +120,13 @@ class Router:
         self._sent: dict[str, tuple[int, int]] = {}
 
     def choose(self, token_ids: Sequence[int]) -> Choice:
-        """The engine for a prompt; the first among equals. Changes nothing."""
+        """The engine for a prompt; the first among equals. Changes nothing.
+
+        Raises:
+            ValueError: a prompt without tokens.
+        """
+        if not len(token_ids):
+            raise ValueError("token_ids=[]: need at least one token")
         hashes = block_hashes(token_ids, self.block_size)
         total = -(-len(token_ids) // self.block_size)
         choices = []

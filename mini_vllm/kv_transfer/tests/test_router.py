@@ -160,3 +160,8 @@ def test_an_id_that_is_under_way_is_refused():
     router.finished("r")
     router.finished("unknown")
     assert router.loads == [0, 0]
+
+
+def test_a_prompt_without_tokens_is_refused():
+    with pytest.raises(ValueError, match="need at least one token"):
+        Router(2, 4).choose([])
