@@ -100,6 +100,8 @@ def test_decode_body_exact(lab):
     )  # fmt: skip
     for nothing in ({"choices": []}, {"kv_transfer_params": None}, {"kv_transfer_params": {}}):
         same(lab.decode_body(CHAT, nothing), CHAT, f"P gave {nothing}: D prefills (X4)")
+    bare = {"prompt": "p"}
+    same(lab.decode_body(bare, {}), bare, "a client that left all else to D (X2)")
 
 
 def test_nothing_that_was_handed_in_changes(lab):
