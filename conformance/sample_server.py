@@ -2,6 +2,9 @@
 
     course engine run -m conformance.sample_server FOLDER
 
+Or with the Python of an environment that holds another release; `0.27.1.0000.jsonl.gz` is of the
+build for processors of that release.
+
 `vllm-flight-recorder` writes it, in the environment of the real engine: 24 prompts that begin
 alike in threes, in 60 blocks of 16 tokens, so that requests wait for the budget and for blocks, hit
 the cache, and are preempted. The sample that is kept has 138 steps in 5.1 s. FOLDER gets the

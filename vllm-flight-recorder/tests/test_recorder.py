@@ -164,6 +164,20 @@ def test_a_later_release_is_read_back_with_its_rules(record, version, kind):
         check(reader.replay(record(workload(seed, kind), version, name=f"{seed}")))
 
 
+@pytest.mark.parametrize(
+    ("name", "release", "steps"), [("sample", "0.22.1", 138), ("0.27.1", "0.27.1", 69)]
+)
+def test_what_whole_servers_recorded_is_read_back(name, release, steps):
+    """Both by `python -m conformance.sample_server`, each in an environment of its release."""
+    path = recordings.SAMPLE.with_name(f"{name}.0000.jsonl.gz")
+    flight = Flight(path)
+    assert flight.head["vllm"].partition("+")[0] == release
+    preempted = sum(len(line.get("preempted", ())) for line in flight if "step" in line)
+    found = reader.replay(path)
+    check(found)
+    assert (found.num_requests, found.num_steps) == (24, steps) and preempted > 0
+
+
 HERE = [version for version in real_core.present() if number_of(version) >= number_of(PIN)]
 
 
