@@ -75,13 +75,14 @@ def run_reading(console: Console, root: Path, phase: str) -> int:
     Raises:
         CourseError: the phase has none, or its quiz is unsound.
     """
-    questions = [q for q in _questions(root, phase) if quiz.READING in q.id]
+    found = _questions(root, phase) if phase.strip() else []
+    questions = [q for q in found if quiz.READING in q.id]
     if not questions:
         asked = {
             path.parent.name[6:8] for path in quiz.files(root) if (path.parent / PAGE).is_file()
         }
         raise CourseError(
-            f"Phase {phase} has no reading lab. Phases with one: {', '.join(sorted(asked))}."
+            f"Phase {phase or repr(phase)} has no reading lab. Phases with one: {', '.join(sorted(asked))}."
         )
     tree = root / "upstream"
     where = "upstream/" if tree.is_dir() else "not here yet: course upstream fetch"
