@@ -78,12 +78,9 @@ def run_reading(console: Console, root: Path, phase: str) -> int:
     found = _questions(root, phase) if phase.strip() else []
     questions = [q for q in found if quiz.READING in q.id]
     if not questions:
-        asked = {
-            path.parent.name[6:8] for path in quiz.files(root) if (path.parent / PAGE).is_file()
-        }
-        raise CourseError(
-            f"Phase {phase or repr(phase)} has no reading lab. Phases with one: {', '.join(sorted(asked))}."
-        )
+        have = [p.parent.name[6:8] for p in quiz.files(root) if (p.parent / PAGE).is_file()]
+        told = f"Phases with one: {', '.join(have)}."
+        raise CourseError(f"Phase {phase or repr(phase)} has no reading lab. {told}")
     tree = root / "upstream"
     where = "upstream/" if tree.is_dir() else "not here yet: course upstream fetch"
     terminal.say(
