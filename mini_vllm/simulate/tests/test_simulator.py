@@ -9,8 +9,8 @@ import pytest
 
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.config import EngineConfig
-from mini_vllm.simulate.cost import CostError, LinearCost, StepWork, fit, load_cost
-from mini_vllm.simulate.simulator import Drafts, Simulator, prompt_hashes
+from mini_vllm.simulate.cost import CostError, LinearCost, StepWork, fit, load_cost, work_of
+from mini_vllm.simulate.simulator import Drafts, Simulator, _Run, prompt_hashes
 from mini_vllm.simulate.traces import TraceError, TraceRequest
 
 TENTH = load_cost("step=1,tokens=0.1")
@@ -193,7 +193,9 @@ def test_a_step_outside_the_cost_ends_the_simulation_by_name():
 
 def test_what_is_not_proved_is_refused():
     for wrong in ({"drafts": Drafts(2, 0.5)}, {"max_loras": 2}):
-        with pytest.raises(ValueError, match=r"with drafts or adapters only 0\.22\.1 is proved"):
+        with pytest.raises(
+            ValueError, match=r"with drafts, adapters or gates only 0\.22\.1 is proved"
+        ):
             run([], release="0.33.0", **wrong)
     with pytest.raises(ValueError, match="max_loras with drafts"):
         run([], drafts=Drafts(2, 0.5), max_loras=1)
@@ -230,3 +232,25 @@ def test_a_fitted_cost_drives_the_clock():
     cost = fit(timed, "itself", ["tokens"])
     again, _ = run([TraceRequest(0.0, 10, 30)], cost)
     assert again.duration == pytest.approx(2.0 + 29 * 1.1)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_steady_step_comes_to_what_a_look_at_each_request_finds(monkeypatch, async_scheduling):
+    """Most steps repeat the one before; every number is that of the long way, to the last bit."""
+    draw = random.Random(18)
+    trace = [
+        TraceRequest(0.9 * i, draw.randint(1, 40), draw.randint(1, 30), lora=draw.randint(0, 2))
+        for i in range(40)
+    ]  # fmt: skip
+    cost = LinearCost({"step": 0.7, "tokens": 0.013, "decode_context": 1e-4}, "made up")
+    found = []
+    for steady in (True, False):
+        if not steady:
+            monkeypatch.setattr(_Run, "_work_of", lambda self, plan: (work_of(plan), False))
+        knobs = {"num_blocks": 40, "block_size": 4, "max_num_batched_tokens": 24,
+                 "async_scheduling": async_scheduling}  # fmt: skip
+        simulator = Simulator(EngineConfig.of(knobs), cost, max_loras=1)
+        works: list[StepWork] = []
+        simulator.observers.append(lambda begin, end, plan, work: works.append(work))  # noqa: B023
+        found.append((simulator.run(trace), works))
+    assert found[0] == found[1] and found[0][0].preemptions
