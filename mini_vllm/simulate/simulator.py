@@ -25,7 +25,7 @@ from mini_vllm.lora.request import LoRARequest
 from mini_vllm.parts import EngineParts
 from mini_vllm.plan import Gate, SchedulerOutput
 from mini_vllm.releases import PIN, parts_of
-from mini_vllm.request import Request
+from mini_vllm.request import Request, RequestStatus
 from mini_vllm.scheduler import Scheduler
 from mini_vllm.simulate.cost import StepCost, StepWork, work_of
 from mini_vllm.simulate.traces import Skipped, TraceError, TraceRequest
@@ -54,7 +54,7 @@ class Drafts:
 class SimulatedRequest(Request):
     """A request whose tokens are counted and not kept."""
 
-    __slots__ = ("source",)
+    __slots__ = ("end", "source")
 
     def __init__(self, number: int, source: TraceRequest) -> None:
         super().__init__(
@@ -63,7 +63,28 @@ class SimulatedRequest(Request):
             extra_keys=(_adapter(source.lora),) if source.lora else (),
         )  # fmt: skip
         self.num_prompt_tokens = self.num_tokens = source.prompt_len
-        self.source = source
+        self.source, self.end = source, source.prompt_len + source.output_len
+
+    def append_output_token(self, token_id: int) -> None:
+        """Count it."""
+        self.num_tokens += 1
+
+    def append_output_tokens(
+        self, token_ids: Sequence[int], max_model_len: int | None = None
+    ) -> bool:
+        """Count the tokens of one step, up to the one that ends the request; whether one did."""
+        for _ in token_ids:
+            self.num_tokens += 1
+            if self.maybe_finish(max_model_len):
+                return True
+        return False
+
+    def maybe_finish(self, max_model_len: int | None = None) -> bool:
+        """As of a request that only its length ends; `Simulator.check` has seen to the model's."""
+        if self.num_tokens < self.end:
+            return False
+        self.status = RequestStatus.FINISHED_LENGTH
+        return True
 
 
 @cache
@@ -82,6 +103,8 @@ def counted(base: Callable[..., KVCacheManager]) -> Callable[..., KVCacheManager
     class Counted(base):  # type: ignore[misc, valid-type]
         def _extend_hashes(self, request: SimulatedRequest) -> None:
             have, size = len(request.block_hashes), self.block_size
+            if have == request.num_tokens // size:
+                return
             if not have:
                 request.block_hashes = list(prompt_hashes(request.source, size))
                 have = len(request.block_hashes)
