@@ -3,8 +3,9 @@
     python -m conformance.features.simulate.cases phase-18-.../recordings/cases.jsonl.gz
 
 Promises: every step is the pinned scheduler's, of its archive, without torch; `upgrade` has the
-steps of 0.33.0 beside them, and `rate` the counters of 0.11.0. A case holds no answer, only what is
-asked: a symptom, the request that has it, and a goal that can be counted.
+steps of 0.33.0 beside them, `rate` the counters of 0.11.0, and `counters` those of 0.18.0 up to the
+step in which `prometheus_client` refuses one. A case holds no answer, only what is asked: a
+symptom, the request that has it, and a goal that can be counted.
 """
 
 from __future__ import annotations
@@ -18,18 +19,71 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from conformance.real_core import core_of
+from prometheus_client import CollectorRegistry, Counter
+
+from conformance.real_core import RealCore, core_of
 from conformance.recorders.run import Run, Stalled, run
+from conformance.recorders.stand_ins import Connector
 
 LATER = "0.33.0"
 COUNTS_ALL = "0.11.0"
 """Its hit rate has the look-ups of preempted requests in it: upstream's 25780."""
-KINDS = ("hits", "queue", "gaps", "twice", "adapters", "upgrade", "alive", "rate")
+FALLS = "0.18.0"
+"""Its counters fall: upstream's 36755. 0.19.0 cuts them off at 0, 37460 mends them."""
+SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+KINDS = ("hits", "queue", "gaps", "twice", "adapters", "upgrade", "alive", "rate", "counters")
 CONFIG: dict[str, Any] = {
     "num_blocks": 200, "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 256,
     "long_prefill_token_threshold": 0, "enable_prefix_caching": True,
     "enable_chunked_prefill": True, "max_model_len": 1024, "policy": "fcfs",
 }  # fmt: skip
+
+
+class Tier(Connector):
+    """A store outside that takes every full block at the end of the step that computes it, and
+    gives it back at once, as an offloading connector that loads while it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.scheduler: Any = None
+        self.block_size = 0
+        self.stored: set[Any] = set()
+        self.brought: dict[str, int] = {}
+        """Tokens that this step's admissions take from it."""
+
+    def get_num_new_matched_tokens(self, request: Any, found: int) -> tuple[int, bool]:
+        """Full blocks beyond the `found` tokens; one token is left to be computed."""
+        have = first = found // self.block_size
+        while have < (request.num_tokens - 1) // self.block_size and (
+            request.block_hashes[have] in self.stored
+        ):
+            have += 1
+        return (have - first) * self.block_size, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, external: int) -> None:
+        self.brought[request.request_id] = external
+
+    def build_connector_meta(self, plan: Any) -> None:
+        """The plan is made, no counter has moved yet: what it will have computed is stored."""
+        for name, count in plan.num_scheduled_tokens.items():
+            request = self.scheduler.requests[name]
+            full = (request.num_computed_tokens + count) // self.block_size
+            self.stored.update(request.block_hashes[:full])
+
+
+class WithTier(Run):
+    """A run whose scheduler has a `Tier`; its steps have `external`, what admissions took."""
+
+    def __init__(self, asked: dict[str, Any], core: RealCore) -> None:
+        super().__init__(asked, core)
+        self.tier = self.connector = self.scheduler.connector = Tier()
+        self.tier.scheduler, self.tier.block_size = self.scheduler, self.config["block_size"]
+
+    def _observe(self, plan: Any, held: dict[str, list[int]]) -> dict[str, Any]:
+        step = super()._observe(plan, held)
+        step["external"] = {name: count for name, count in self.tier.brought.items() if count}
+        self.tier.brought.clear()
+        return step
 
 
 class Workload:
@@ -65,8 +119,8 @@ class Workload:
             "seed": self.seed, "eos_token_id": 2, "config": self.config,
             "events": [self.events[step] for step in sorted(self.events)], "outputs": self.outputs,
         }  # fmt: skip
-        entry = _recorded(asked)
-        found = {**entry, "case": kind, "subject": subject, "goal": goal, **more}
+        entry, said = _counted(asked) if kind == "counters" else (_recorded(asked), {})
+        found = {**entry, **said, "case": kind, "subject": subject, "goal": goal, **more}
         if kind == "upgrade":
             later = run(asked, core_of(LATER), grows=False)
             found["later"] = {"release": LATER, "steps": later["steps"]}
@@ -82,6 +136,48 @@ def _recorded(asked: dict[str, Any]) -> Any:
         return made.recorded()
     except Stalled:
         return Run(copy.deepcopy(asked), core_of()).recorded(most=len(made.steps) - 1)
+
+
+def _counted(asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A workload with a `Tier`, at the pin; and what the counters of `FALLS` come to on its way:
+    their totals, and the step in which one would fall."""
+    entry = WithTier(copy.deepcopy(asked), core_of()).recorded()
+    core = core_of(FALLS)
+    made = WithTier(copy.deepcopy(asked), core)
+    new_stats = core.namespace.load("vllm.v1.metrics.stats").PromptTokenStats
+    totals = Counter("prompt_tokens_by_source", "-", ["source"], registry=CollectorRegistry())
+    found: dict[str, Any] = {"release": FALLS}
+    began: set[str] = set()
+    update = made._update
+
+    def counting(plan: Any, sampled: Any, reasons: Any) -> Any:
+        """As `OutputProcessor` hands a step's first tokens to `IterationStats`."""
+        planned = [made.live[name] for name in plan.num_scheduled_tokens]
+        ended = update(plan, sampled, reasons)
+        stats = new_stats()
+        for request in planned:
+            if request.num_output_tokens and request.request_id not in began:
+                began.add(request.request_id)
+                stats.update_from_output(
+                    request.num_cached_tokens, request.num_external_computed_tokens,
+                    request.num_prompt_tokens,
+                )  # fmt: skip
+        for source in SOURCES:
+            try:
+                totals.labels(source).inc(stats.get_by_source(source))
+            except ValueError as error:
+                found.setdefault("died", {"step": len(made.steps) - 1, "error": str(error)})
+        if "died" not in found:
+            found["totals"] = {s: int(totals.labels(s)._value.get()) for s in SOURCES}
+        return ended
+
+    made._update = counting  # type: ignore[method-assign]
+    theirs = made.recorded()["steps"]
+    assert [step["num_scheduled_tokens"] for step in theirs] == [
+        step["num_scheduled_tokens"] for step in entry["steps"]
+    ], f"{FALLS} decides this workload otherwise"
+    assert "died" in found, "no counter falls"
+    return entry, {"dashboard": found}
 
 
 def _hit_rate(asked: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -175,9 +271,22 @@ def rate(seed: int) -> Any:
     return work.recorded("rate", "r0", {"preemptions": 0, "steps": 80})
 
 
+def counters(seed: int) -> Any:
+    """A long prompt that is preempted before its first token, and a tier that has kept it."""
+    work = Workload(seed, num_blocks=60, max_num_batched_tokens=64)
+    begins = [3 + place for place in range(work.draw.randint(20, 60))]
+    for turn in range(6):
+        prompt = work.draw.randint(50, 60)
+        work.add(0, prompt, 50 + work.draw.randint(0, 9), begins if turn == 5 else None)
+    work.add(14, len(begins) // 16 * 16 + work.draw.randint(468, 480), 6, begins)
+    work.add(16, work.draw.randint(20, 40), 6)
+    return work.recorded("counters", "r7", {"falls": 0, "steps": 75}, tier=True)
+
+
 MAKE = {
     "hits": hits, "queue": queue, "gaps": gaps, "twice": twice, "adapters": adapters,
     "upgrade": upgrade, "alive": alive, "rate": rate,
+    "counters": counters,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mini_vllm.config import EngineConfig
+from mini_vllm.plan import ExternalTokens, Gate
 from mini_vllm.simulate.cost import LinearCost
 from mini_vllm.simulate.simulator import Simulator
 from mini_vllm.simulate.traces import TraceError, TraceRequest
@@ -57,6 +58,12 @@ CAUSES["rate"] = {
     "own-blocks": "a preempted request finds its own blocks again, and that is counted",
     "prompts-alike": "prompts begin alike without anybody's knowledge",
     "sent-twice": "a client sent a request again",
+}
+CAUSES["counters"] = {
+    "admitted-twice": "what the tier gave at the last admission is taken from what the first found",
+    "load-failed": "a load from the tier failed, and its tokens were taken off again",
+    "counted-again": "a prompt that was preempted is counted a second time",
+    "more-than-the-prompt": "more tokens are found than the prompt has",
 }
 ALLOWED = (
     "block_size", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold",
@@ -112,7 +119,7 @@ def contradiction(case: Case, cause: str) -> str:
         return _of_waiting(case, cause)
     return {
         "hits": _of_hits, "gaps": _of_gaps, "twice": _of_twice, "upgrade": _of_upgrade,
-        "alive": _of_alive, "rate": _of_rate,
+        "alive": _of_alive, "rate": _of_rate, "counters": _of_counters,
     }[case["case"]](case, cause)  # fmt: skip
 
 
@@ -250,7 +257,94 @@ def _of_rate(case: Case, cause: str) -> str:
     return "" if any(step["resumed"] for step in case["steps"]) else "no request is resumed"
 
 
+def admissions(case: Case, name: str) -> list[tuple[int, int, int]]:
+    """Each admission of a request: the step, the tokens found, those of the tier among them."""
+    return [
+        (
+            number,
+            step["num_computed_tokens"][name] - step["num_scheduled_tokens"][name],
+            step["external"].get(name, 0),
+        )
+        for number, step in enumerate(case["steps"])
+        if name in [*step["new"], *step["resumed"]]
+    ]
+
+
+def first_tokens(case: Case) -> dict[str, int]:
+    """The step of each request's first token: the first that has computed its whole prompt."""
+    found: dict[str, int] = {}
+    for number, step in enumerate(case["steps"]):
+        for name, add in adds(case).items():
+            if name in step["num_scheduled_tokens"] and (
+                step["num_computed_tokens"][name] >= len(add["prompt_token_ids"])
+            ):
+                found.setdefault(name, number)
+    return found
+
+
+def _of_counters(case: Case, cause: str) -> str:
+    died = case["dashboard"]["died"]["step"]
+    name = next(name for name, number in first_tokens(case).items() if number == died)
+    prompt = len(adds(case)[name]["prompt_token_ids"])
+    came = [each for each in admissions(case, name) if each[0] <= died]
+    if cause == "more-than-the-prompt":
+        number, found, _ = max(came, key=lambda each: each[1])
+        return (
+            "" if found > prompt else f"step {number}: {name} finds {found}, its prompt is {prompt}"
+        )
+    if cause == "counted-again":
+        said = [
+            number for number in range(died) if case["steps"][number]["sampled_token_ids"].get(name)
+        ]
+        if said:
+            return ""
+        return f"a prompt is counted with its first token, and {name} says none before step {died}"
+    if cause == "load-failed":
+        number, found, external = came[-1]
+        step = case["steps"][number]
+        if step["num_computed_tokens"][name] < found:
+            return ""
+        return (
+            f"step {number}: the tier gives {name} {external} tokens, and after it "
+            f"{step['num_computed_tokens'][name]} are computed, so it goes on behind them"
+        )
+    return "" if len(came) > 1 and came[0][1] < came[-1][2] else f"{name}: admitted {came}"
+
+
 # ------------------------------------------------------------------ what a knob does
+
+
+class Tier(Gate):
+    """The store of `counters`: it has each full block from the step after it was computed."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.stored: set[int] = set()
+        self.coming: list[tuple[Any, int]] = []
+        self.brought: dict[str, int] = {}
+        self.falls = 0
+        """First tokens with which 0.18.0's `local_cache_hit` falls."""
+
+    def begins(self, plan: Any) -> None:
+        for request, full in self.coming:
+            self.stored.update(request.block_hashes[:full])
+        self.coming.clear()
+
+    def found(self, request: Any, num_cached: int) -> ExternalTokens:
+        have = first = num_cached // self.block_size
+        most = (request.num_tokens - 1) // self.block_size
+        while have < most and request.block_hashes[have] in self.stored:
+            have += 1
+        self.brought[request.request_id] = (have - first) * self.block_size
+        return ExternalTokens(self.brought[request.request_id])
+
+    def scheduled(self, request: Any, num_new: int, plan: Any) -> None:
+        end = request.num_computed_tokens + num_new
+        self.coming.append((request, end // self.block_size))
+        if request.num_output_tokens == 0 and end >= request.num_prompt_tokens:
+            found = request.num_cached_tokens
+            found += found + 1 == request.num_prompt_tokens  # it recomputes a whole hit's last one
+            self.falls += found < self.brought[request.request_id]
 
 
 @dataclass(slots=True)
@@ -266,6 +360,8 @@ class Counts:
     """Tokens of the fullest step in which the subject gets one token."""
     worst_wait_of_subject: int = 0
     """Steps in which the subject waits for its first."""
+    falls: int = 0
+    """Requests with which a counter of 0.18.0 would fall."""
     plans: list[dict[str, int]] = field(default_factory=list)
     stuck: str = ""
 
@@ -304,10 +400,15 @@ def measure(case: Case, **knobs: Any) -> Counts:
     """
     if unknown := set(knobs) - set(ALLOWED):
         raise ValueError(f"{', '.join(sorted(unknown))}: need one of {', '.join(ALLOWED)}")
+    if case.get("tier") and (odd := {"release", "enable_prefix_caching"} & set(knobs)):
+        raise ValueError(f"{odd.pop()}: with a tier the simulator turns the other knobs only")
     config = {**case["config"], **knobs}
     release, loras = config.pop("release", "0.22.1"), config.pop("max_loras", None)
     cost = LinearCost({"step": 1.0}, "a second per step")
-    simulator = Simulator(EngineConfig.of(config), cost, release=release, max_loras=loras)
+    tiers = [Tier(config["block_size"])] if case.get("tier") else []
+    simulator = Simulator(
+        EngineConfig.of(config), cost, release=release, max_loras=loras, gates=tiers
+    )
     names = list(adds(case))
     subject = names.index(case["subject"])
     counts = Counts()
@@ -324,6 +425,7 @@ def measure(case: Case, **knobs: Any) -> Counts:
     except (RuntimeError, TraceError) as error:
         counts.stuck = str(error)
         return counts
+    counts.falls = sum(tier.falls for tier in tiers)
     counts.steps, counts.preemptions = round(result.duration), result.preemptions
     counts.computed_twice, counts.hits = result.recomputed_tokens or 0, result.hits
     own = next(each for each in result.outcomes if each.number == subject)

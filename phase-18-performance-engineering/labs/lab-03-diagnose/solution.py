@@ -1,4 +1,4 @@
-"""Lab 18-03: eight questions of people who run vLLM, each with one right answer.
+"""Lab 18-03: nine questions of people who run vLLM, each with one right answer.
 
 A case is a recording of vLLM's own scheduler: what was asked, and each step that it decided. You
 write one function per kind. It gets a case and gives the diagnosis: the cause by name, the request
@@ -138,6 +138,33 @@ def rate(case: Mapping[str, Any]) -> Diagnosis:
     ]
     again = next(step["resumed"][0] for step in case["steps"] if step["resumed"])
     return Diagnosis("own-blocks", again, sum(found), {"max_num_seqs": 4})
+
+
+def counters(case: Mapping[str, Any]) -> Diagnosis:
+    """*Counters can only be incremented by non-negative amounts.* The server died of it.
+
+    `case["dashboard"]` has what 0.18.0 had counted, and the step in which it died. A prompt is
+    counted in the step of its first token. The server has a tier that keeps blocks: of the tokens
+    that an admission finds, `step["external"]` has those that the tier gives.
+    request: whose first token came in that step. number: by what its `local_cache_hit` would grow.
+    """
+    died = case["dashboard"]["died"]["step"]
+    for name, add in _asked(case).items():
+        done = [
+            number
+            for number, step in enumerate(case["steps"])
+            if step["num_computed_tokens"].get(name, 0) >= len(add["prompt_token_ids"])
+        ]
+        if not done or done[0] != died:
+            continue
+        admitted = [
+            step for step in case["steps"][: died + 1] if name in [*step["new"], *step["resumed"]]
+        ]
+        first, last = admitted[0], admitted[-1]
+        found = first["num_computed_tokens"][name] - first["num_scheduled_tokens"][name]
+        grown = found - last["external"].get(name, 0)
+        return Diagnosis("admitted-twice", name, grown, {"max_num_batched_tokens": 256})
+    raise ValueError("no request's first token comes in that step")
 
 
 def _asked(case: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

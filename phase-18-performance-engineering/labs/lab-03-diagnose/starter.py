@@ -1,4 +1,4 @@
-"""Lab 18-03: eight questions of people who run vLLM, each with one right answer.
+"""Lab 18-03: nine questions of people who run vLLM, each with one right answer.
 
 A case is a recording of vLLM's own scheduler: what was asked, and each step that it decided. You
 write one function per kind. It gets a case and gives the diagnosis: the cause by name, the request
@@ -90,5 +90,16 @@ def rate(case: Mapping[str, Any]) -> Diagnosis:
 
     request: the first that is computed again. number: the tokens that requests found in the cache
     as they were resumed, of all together.
+    """
+    raise NotImplementedError
+
+
+def counters(case: Mapping[str, Any]) -> Diagnosis:
+    """*Counters can only be incremented by non-negative amounts.* The server died of it.
+
+    `case["dashboard"]` has what 0.18.0 had counted, and the step in which it died. A prompt is
+    counted in the step of its first token. The server has a tier that keeps blocks: of the tokens
+    that an admission finds, `step["external"]` has those that the tier gives.
+    request: whose first token came in that step. number: by what its `local_cache_hit` would grow.
     """
     raise NotImplementedError

@@ -15,7 +15,7 @@ FILE = Path(__file__).parent / "recordings" / "cases.jsonl.gz"
 
 @functools.cache
 def recorded():
-    """Three cases of each of eight kinds."""
+    """Three cases of each of nine kinds."""
     return judging.load(FILE)
 
 
@@ -51,6 +51,11 @@ def decided(case):
         found = [s["num_computed_tokens"][name] - s["num_scheduled_tokens"][name]
                  for s in steps for name in s["resumed"]]  # fmt: skip
         return next(step["resumed"][0] for step in steps if step["resumed"]), sum(found)
+    if kind == "counters":
+        died = case["dashboard"]["died"]["step"]
+        name = next(name for name, number in judging.first_tokens(case).items() if number == died)
+        came = judging.admissions(case, name)
+        return name, came[0][1] - came[-1][2]
     pairs = enumerate(zip(plans, (s["num_scheduled_tokens"] for s in case["later"]["steps"]),
                           strict=False))  # fmt: skip
     number, mine, theirs = next((k, a, b) for k, (a, b) in pairs if a != b)
@@ -128,8 +133,13 @@ def test_a_hit_rate_of_random_prompts(lab):
     graded(lab, "rate")
 
 
+def test_a_counter_that_falls(lab):
+    """A load that failed or a prompt counted twice suspected, when two admissions are mixed."""
+    graded(lab, "counters")
+
+
 @pytest.mark.parametrize(
-    "kind", ["hits", "queue", "gaps", "twice", "adapters", "upgrade", "alive", "rate"]
+    "kind", ["hits", "queue", "gaps", "twice", "adapters", "upgrade", "alive", "rate", "counters"]
 )
 def test_a_case_has_one_cause(lab, kind):
     """A case that two causes explain, and a simulator that decides otherwise than vLLM did."""
