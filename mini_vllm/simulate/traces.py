@@ -31,6 +31,8 @@ from mini_vllm.observe.flight import Flight, FlightError, hashes_of, pairs
 
 MOST_TOKENS = 1 << 24
 """Of a prompt or an output; more is taken for a slip."""
+MOST_SECONDS = 1e10
+"""Of a time; beyond it the clock could not tell two steps apart."""
 MOONCAKE_BLOCK = 512
 Row = Mapping[str, Any]
 
@@ -102,7 +104,10 @@ def read_trace(
             try:
                 request = make()
                 _check(request, before)
-            except (TraceError, KeyError, TypeError, ValueError, OverflowError) as error:
+            except (
+                TraceError, KeyError, TypeError, AttributeError, ValueError, OverflowError,
+                RecursionError,
+            ) as error:  # fmt: skip
                 reason = f"no {error}" if isinstance(error, KeyError) else str(error)
                 said = f"{path}, {where}: {reason}"
                 if skipped is None:
@@ -125,7 +130,7 @@ def format_of(path: Path) -> str:
     if path.is_dir():
         return "flight"
     try:
-        with _open(path) as file:
+        with _open(path, "surrogateescape") as file:
             first = file.readline(1 << 20)
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
@@ -174,7 +179,8 @@ def _azure(path: Path) -> Iterator[Line]:
     """`TIMESTAMP`, `ContextTokens`, `GeneratedTokens`."""
 
     def make(row: Row) -> TraceRequest:
-        at = datetime.fromisoformat(row["TIMESTAMP"][:26]) - datetime(2000, 1, 1)
+        stamp = datetime.fromisoformat(row["TIMESTAMP"][:26])  # of seven digits the last is cut
+        at = stamp.replace(tzinfo=None) - datetime(2000, 1, 1)
         lengths = _count(row, "ContextTokens"), _count(row, "GeneratedTokens")
         return TraceRequest(at.total_seconds(), *lengths)
 
@@ -215,13 +221,14 @@ def _bench(path: Path) -> Iterator[Line]:
     columns = [row.get(name) for name in ("start_times", "input_lens", "output_lens")]
     if not all(isinstance(column, list) for column in columns):
         raise TraceError(
-            "no start_times, input_lens and output_lens: made without --save-detailed, or by a "
-            "vLLM that does not write start_times"
+            f"{path}: no start_times, input_lens and output_lens: made without --save-detailed, or "
+            "by a vLLM that does not write start_times"
         )
     if len({len(column) for column in columns if column is not None}) != 1:
-        raise TraceError("start_times, input_lens and output_lens differ in length")
+        raise TraceError(f"{path}: start_times, input_lens and output_lens differ in length")
     places = sorted(
-        zip(*columns, range(len(columns[0] or ())), strict=True), key=lambda place: place[0]
+        zip(*columns, range(len(columns[0] or ())), strict=True),
+        key=lambda place: place[0] if isinstance(place[0], int | float) else math.inf,
     )
     for at, prompt_len, output_len, number in places:
         fields = {"at": at, "input_lens": prompt_len, "output_lens": output_len}
@@ -236,28 +243,36 @@ def _bench(path: Path) -> Iterator[Line]:
 def _flight(path: Path) -> Iterator[Line]:
     """The requests of a recorded server, with as many outputs as it said."""
     flight = Flight(path)
-    block = flight.head["block_size"]
     added: dict[int, dict[str, Any]] = {}
     said: dict[int, int] = {}
     counts: list[tuple[int, int]] = []
-    for line in flight:
-        if "add" in line:
-            added[line["add"]], said[line["add"]] = line, 0
-        elif "out" in line:
-            counts = pairs(line["said"]) if "said" in line else counts
-            for number, count in counts:
-                said[number] = said.get(number, 0) + count
+    try:
+        block = flight.head["block_size"]
+        for line in flight:
+            if "add" in line:
+                added[line["add"]], said[line["add"]] = line, 0
+            elif "out" in line:
+                counts = pairs(line["said"]) if "said" in line else counts
+                for number, count in counts:
+                    said[number] = said.get(number, 0) + count
+    except (KeyError, TypeError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise TraceError(f"{path}: not as the flight recorder writes it ({reason})") from None
     ids: dict[int, int] = {}
-    for number, line in added.items():
+
+    def make(number: int, line: Row) -> TraceRequest:
+        prompt = _count(line, "prompt")
         hashes = tuple(ids.setdefault(h, len(ids)) for h in hashes_of(line["hashes"]))
         # Hashes are of full blocks: the rest of a prompt has one of its own.
-        if line["prompt"] % block:
+        if prompt % block:
             hashes = (*hashes, -1 - number)
-        request = TraceRequest(
-            line["at"], line["prompt"], max(1, said[number]), hashes, block,
+        return TraceRequest(
+            _seconds(line, "at"), prompt, max(1, said[number]), hashes, block,
             line["priority"], line.get("lora", 0),
         )  # fmt: skip
-        yield f"request {number}", lambda request=request: request  # type: ignore[misc]
+
+    for number, line in added.items():
+        yield f"request {number}", lambda number=number, line=line: make(number, line)  # type: ignore[misc]
 
 
 FORMATS: dict[str, Callable[[Path], Iterator[Line]]] = {
@@ -308,25 +323,26 @@ def _at(request: TraceRequest, arrival: float) -> TraceRequest:
 # ------------------------------------------------------------------ reading
 
 
-def _open(path: Path) -> TextIO:
+def _open(path: Path, errors: str = "strict") -> TextIO:
     opener: Any = gzip.open if path.suffix == ".gz" else open
-    return opener(path, "rt", encoding="utf-8", newline="")
+    return opener(path, "rt", encoding="utf-8", newline="", errors=errors)
 
 
 def _head(path: Path) -> str:
-    with _open(path) as file:
+    with _open(path, "surrogateescape") as file:
         return file.read(1 << 20)
 
 
 def _each_line(path: Path, make: Callable[[str], TraceRequest]) -> Iterator[Line]:
-    with _open(path) as file:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
         for number, text in enumerate(file, 1):
             if text.strip():
-                yield f"line {number}", lambda text=text: make(text)  # type: ignore[misc]
+                yield f"line {number}", lambda text=text: make(text.decode())  # type: ignore[misc]
 
 
 def _each_row(path: Path, make: Callable[[Row], TraceRequest]) -> Iterator[Line]:
-    with _open(path) as file:
+    with _open(path, "surrogateescape") as file:  # no number of a row is read from such bytes
         reader = csv.DictReader(file)
         for row in reader:
             number = reader.line_num
@@ -353,7 +369,8 @@ def _object(text: str) -> Row:
 
 def _count(row: Row, name: str) -> int:
     value = row[name]
-    number = int(value) if isinstance(value, str) else value
+    digits = isinstance(value, str) and value.isascii() and value.strip().isdecimal()
+    number = int(value) if digits else value
     if type(number) is not int or not 1 <= number <= MOST_TOKENS:
         raise TraceError(f"{name}={value!r}: need a whole number from 1 to {MOST_TOKENS}")
     return number
@@ -361,8 +378,8 @@ def _count(row: Row, name: str) -> int:
 
 def _seconds(row: Row, name: str) -> float:
     value = float(row[name])
-    if not math.isfinite(value) or value < 0:
-        raise TraceError(f"{name}={row[name]!r}: need a time of 0 or more")
+    if not 0 <= value <= MOST_SECONDS * (1e3 if name == "timestamp" else 1):
+        raise TraceError(f"{name}={row[name]!r:.40}: need a time of 0 to {MOST_SECONDS:g} seconds")
     return value
 
 

@@ -69,7 +69,11 @@ def test_a_gzipped_file_and_a_limit(tmp_path):
         ({"output_length": -3}, "output_length=-3: need a whole number from 1"),
         ({"input_length": 1.5}, "input_length=1.5: need a whole number from 1"),
         ({"output_length": None}, "output_length=None: need a whole number"),
-        ({"timestamp": -1}, "timestamp=-1: need a time of 0 or more"),
+        ({"timestamp": -1}, "timestamp=-1: need a time of 0 to 1e+10 seconds"),
+        ({"timestamp": float("nan")}, "timestamp=nan: need a time of 0 to"),
+        ({"timestamp": 1e300}, "timestamp=1e+300: need a time of 0 to"),
+        ({"timestamp": 10**400}, "int too large to convert to float"),
+        ({"input_length": "6_00"}, "input_length='6_00': need a whole number from 1"),
         ({"timestamp": 100}, "arrives at 0.1 s, before the one above (1.5 s)"),
         ({"hash_ids": [0]}, "hash_ids has 1 entries: input_length=700 has 2 blocks of 512"),
         ({"hash_ids": [0, "x"]}, "hash_ids=[0, 'x']: need a list of integers"),
@@ -83,6 +87,50 @@ def test_a_bad_line_is_refused_by_its_number_or_counted(tmp_path, change, said):
     skipped = Skipped()
     assert len(list(read_trace(path, skipped=skipped))) == 2
     assert skipped.count == 1 and said in skipped.first[0]
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xfe\x00", b"\0" * 40, b"[" * 9000, b"null", b"[1]", b"{"])
+def test_a_line_of_other_bytes_is_one_line(tmp_path, bad):
+    """Of a file that another program wrote into only that line is lost."""
+    path, good = tmp_path / "t.jsonl", json.dumps(GOOD).encode()
+    path.write_bytes(b"\n".join((good, bad, good, b"")))
+    with pytest.raises(TraceError, match="line 2: "):
+        list(read_trace(path))
+    skipped = Skipped()
+    assert len(list(read_trace(path, skipped=skipped))) == 2 and skipped.count == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("b.json", '{"start_times": [1, "x", null], "input_lens": [1, 2, 3], '
+         '"output_lens": [1, 2, 3]}', "request 1: could not convert string"),
+        ("b.json", '{"start_times": [1], "input_lens": [1, 2], "output_lens": [1]}',
+         "b.json: start_times, input_lens and output_lens differ in length"),
+        ("s.json", '[{"conversations": "ab"}]', "entry 0: "),
+        ("s.json", '[{"conversations": [{"value": 5}, {"value": "b"}]}]', "entry 0: "),
+        ("f.jsonl", '{"flight": 1}\n', "f.jsonl: not as the flight recorder writes it"),
+        ("f.jsonl", '{"flight": 1, "block_size": 4}\n{"add": 0, "prompt": "x", "hashes": ""}\n',
+         "request 0: prompt='x': need a whole number"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00,1\n",
+         "line 2: GeneratedTokens=None"),
+    ],
+)  # fmt: skip
+def test_a_file_of_the_wrong_kinds_of_values_is_refused(tmp_path, name, text, said):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TraceError) as caught:
+        list(read_trace(tmp_path / name))
+    assert said in str(caught.value)
+
+
+def test_a_whole_second_of_the_trace_of_2024_is_a_time(tmp_path):
+    """Its stamps have a zone, and a whole second has no fraction."""
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,5,1\n"
+        "2024-05-10 00:00:01+00:00,5,1\n"
+    )
+    assert [each.arrival for each in read_trace(path)] == pytest.approx([0, 0.99007])
 
 
 def test_a_field_that_is_missing_is_named(tmp_path):
