@@ -10,6 +10,7 @@ from labkit.modules import load_module
 
 HERE = Path(__file__).parent
 held_out = load_module(HERE / "held_out.py")
+step_profile = load_module(HERE / "step_profile.py")
 BOUNDS = dict(zip(held_out.NAMES, (0.07, 0.15, 0.25, 0.07), strict=True))
 
 
@@ -44,3 +45,20 @@ def test_a_fit_of_other_prices_is_out_of_the_bounds(found):
 
 def test_directions_count_what_the_server_can_tell(found):
     assert held_out.directions(held_out.judge(found)) == (48, 2, 22)
+
+
+def test_an_operator_is_not_counted_for_what_it_calls():
+    """A forward pass of 100 µs: `a` of 60 calls `b` of 20, and `c` of 10 follows."""
+
+    def span(name, ts, dur, cat="cpu_op"):
+        return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": 1}
+
+    found = step_profile.steps_of([
+        span("gpu_model_runner: preprocess", 0, 5, "user_annotation"), span("before", 1, 2),
+        span(step_profile.FORWARD, 10, 100, "user_annotation"),
+        span("a", 12, 60), span("b", 20, 20), span("c", 80, 10),
+    ])  # fmt: skip
+    assert found == [
+        {"scopes": {"preprocess": 5, "forward": 100},
+         "operators": {"a": 40, "b": 20, "c": 10, "others": 0}}
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Lab 18-03: nine questions of people who run vLLM, each with one right answer.
+"""Lab 18-03: ten questions of people who run vLLM, each with one right answer.
 
 A case is a recording of vLLM's own scheduler: what was asked, and each step that it decided. You
 write one function per kind. It gets a case and gives the diagnosis: the cause by name, the request
@@ -8,7 +8,7 @@ goal. Each function is given three cases of its kind, so read the number from th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,49 @@ def counters(case: Mapping[str, Any]) -> Diagnosis:
         grown = found - last["external"].get(name, 0)
         return Diagnosis("admitted-twice", name, grown, {"max_num_batched_tokens": 256})
     raise ValueError("no request's first token comes in that step")
+
+
+def start(case: Mapping[str, Any]) -> Diagnosis:
+    """*A start takes minutes. What is it doing?* `case["other"]` has the lines of a quicker start.
+
+    A line is one of vLLM's log, with its process (`pid`), the processor seconds of that process so
+    far (`cpu`) and of its children that have ended (`children`). The causes and the lines between
+    which each passes are in `starts.PHASES`; `another-process` is one that only this start has.
+    request: the pid in whose lines the cause passes. number: the cause's processor milliseconds.
+    """
+    grown = {
+        cause: _spent(case["lines"], cause)[0] - _spent(case["other"], cause)[0] for cause in _FIXES
+    }
+    cause = max(grown, key=lambda name: grown[name])
+    number, pid = _spent(case["lines"], cause)
+    return Diagnosis(cause, pid, number, _FIXES[cause])
+
+
+_FIXES: dict[str, Mapping[str, Any]] = {
+    "inspection": {"kept_cache": True},
+    "another-process": {"multiprocessing": False},
+    "weights": {"load_format": "dummy"},
+    "compilation": {"kept_cache": True},
+}
+_BETWEEN = {
+    "inspection": ("vllm is imported", "Resolved architecture"),
+    "another-process": ("begins", "Initializing a V1 LLM engine"),
+    "weights": ("Starting to load model", "Loading weights took"),
+    "compilation": ("Loading weights took", "Warming up done"),
+}
+
+
+def _spent(lines: Sequence[Mapping[str, Any]], cause: str) -> tuple[int, str]:
+    """Processor milliseconds between a cause's two lines of one process, and its pid."""
+    first, last = _BETWEEN[cause]
+    began: dict[int, float] = {}
+    for line in lines:
+        pid, clock = line["pid"], line["cpu"] + line["children"]
+        if first in line["text"] and not (cause == "another-process" and pid == lines[0]["pid"]):
+            began.setdefault(pid, clock)
+        if last in line["text"] and pid in began:
+            return round(1000 * (clock - began[pid])), str(pid)
+    return 0, ""
 
 
 def _asked(case: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Lab 18-03: nine questions of people who run vLLM, each with one right answer.
+"""Lab 18-03: ten questions of people who run vLLM, each with one right answer.
 
 A case is a recording of vLLM's own scheduler: what was asked, and each step that it decided. You
 write one function per kind. It gets a case and gives the diagnosis: the cause by name, the request
@@ -101,5 +101,16 @@ def counters(case: Mapping[str, Any]) -> Diagnosis:
     counted in the step of its first token. The server has a tier that keeps blocks: of the tokens
     that an admission finds, `step["external"]` has those that the tier gives.
     request: whose first token came in that step. number: by what its `local_cache_hit` would grow.
+    """
+    raise NotImplementedError
+
+
+def start(case: Mapping[str, Any]) -> Diagnosis:
+    """*A start takes minutes. What is it doing?* `case["other"]` has the lines of a quicker start.
+
+    A line is one of vLLM's log, with its process (`pid`), the processor seconds of that process so
+    far (`cpu`) and of its children that have ended (`children`). The causes and the lines between
+    which each passes are in `starts.PHASES`; `another-process` is one that only this start has.
+    request: the pid in whose lines the cause passes. number: the cause's processor milliseconds.
     """
     raise NotImplementedError

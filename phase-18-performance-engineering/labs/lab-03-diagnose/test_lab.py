@@ -9,7 +9,8 @@ import pytest
 
 from labkit.modules import sibling
 
-judging = sibling(__file__, "judging")
+judging, starts = sibling(__file__, "judging"), sibling(__file__, "starts")
+STARTS = Path(__file__).parent / "recordings" / "starts.jsonl.gz"
 FILE = Path(__file__).parent / "recordings" / "cases.jsonl.gz"
 
 
@@ -17,6 +18,12 @@ FILE = Path(__file__).parent / "recordings" / "cases.jsonl.gz"
 def recorded():
     """Three cases of each of nine kinds."""
     return judging.load(FILE)
+
+
+@functools.cache
+def recorded_starts():
+    """Three starts of vLLM's CPU build, each beside a quicker one."""
+    return starts.load(STARTS)
 
 
 def tokens_twice(case):
@@ -136,6 +143,34 @@ def test_a_hit_rate_of_random_prompts(lab):
 def test_a_counter_that_falls(lab):
     """A load that failed or a prompt counted twice suspected, when two admissions are mixed."""
     graded(lab, "counters")
+
+
+def test_a_start_that_takes_minutes(lab):
+    """The weights suspected, which take a tenth of a second; or a phase that both starts have."""
+    for case in recorded_starts():
+        where = f"case 'start', seed {case['seed']}"
+        came = lab.start(case)
+        against = starts.contradiction(case, came.cause)
+        assert not against, f"{where}: the starts contradict your cause {came.cause!r}\n{against}"
+        expected = starts.spent(case["lines"], came.cause)
+        assert (came.request, came.number) == expected, (
+            f"{where}: another process or time\nexpected {expected}\n"
+            f"came     {(came.request, came.number)}"
+        )
+        assert len(came.fix) == 1, f"{where}: turn one setting\ncame     {came.fix}"
+        try:
+            missed = starts.missed(case, starts.measure(case, **came.fix))
+        except ValueError as error:
+            missed = str(error)
+        assert not missed, f"{where}: with {came.fix} the start misses its goal\n{missed}"
+
+
+def test_a_start_has_one_cause(lab):
+    """A pair of starts that two causes explain, or that no setting tells apart."""
+    for case in recorded_starts():
+        left = [cause for cause in starts.PHASES if not starts.contradiction(case, cause)]
+        assert left == [lab.start(case).cause], f"seed {case['seed']}: the cause that is left"
+        assert starts.missed(case, starts.measure(case)), f"seed {case['seed']}: it needs a fix"
 
 
 @pytest.mark.parametrize(
