@@ -3,7 +3,7 @@
     course engine run -m conformance.startup FILE
 
 Each start is a process of its own that makes an `LLM` of the shipped model and asks for one token,
-as `vllm/benchmarks/startup.py:121` `run_startup_in_subprocess` does. What is turned between starts
+as `vllm/benchmarks/startup.py:133` `run_startup_in_subprocess` does. What is turned between starts
 is in `STARTS`. A line has the wall clock since the start, and the processor time of its own process
 and of the children that it has waited for: on a machine that others use too, the second can be
 compared and the first cannot. Promises: nothing is computed here; the phases are the reader's.

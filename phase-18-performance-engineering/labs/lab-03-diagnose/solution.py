@@ -193,7 +193,7 @@ _BETWEEN = {
     "inspection": ("vllm is imported", "Resolved architecture"),
     "another-process": ("begins", "Initializing a V1 LLM engine"),
     "weights": ("Starting to load model", "Loading weights took"),
-    "compilation": ("Loading weights took", "Warming up done"),
+    "compilation": ("Warming up model", "Warming up done"),
 }
 
 

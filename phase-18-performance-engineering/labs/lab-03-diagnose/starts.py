@@ -22,7 +22,7 @@ PHASES = {
     "inspection": ("vllm is imported", "Resolved architecture"),
     "another-process": ("begins", "Initializing a V1 LLM engine"),
     "weights": ("Starting to load model", "Loading weights took"),
-    "compilation": ("Loading weights took", "Warming up done"),
+    "compilation": ("Warming up model", "Warming up done"),
 }
 """Lines of one process between which each of the causes passes."""
 
