@@ -90,7 +90,7 @@ def test_arrivals_in_any_order(lab):
     """Results stand in the list's order; those that are in are added in it, too."""
     late, early = lab.Arrival(2, "b" * 8, 1), lab.Arrival(0, "a" * 8, 4)
     same(run(lab, [late, early]).ttft_steps, (1, 1), "TTFT in the order of the list")
-    first = [lab.Arrival(0, "a" * 8, 1), lab.Arrival(0, "b" * 8, 1)]
+    first = [lab.Arrival(0, "a" * 8, 1), lab.Arrival(0, "b" * 5, 1)]
     same(run(lab, first, max_num_batched_tokens=8, max_num_seqs=8).ttft_steps, (1, 2), "in order")
 
 
@@ -179,6 +179,16 @@ def test_steps_come_before_ttft(lab):
     found = lab.grid_search(arrivals, (24,), (0, 8), 99, max_num_seqs=4)
     came = (found.threshold, found.metrics.total_steps, found.metrics.worst_ttft)
     same(came, (8, 11, 7), "(threshold, steps, worst TTFT): the other point has 12 steps and 3")
+    for rows, best, rank in (
+        (((0, 20, 3), (3, 25, 2), (3, 40, 8)), (16, 0), (15, 5, 16)),
+        (((0, 9, 7), (3, 28, 5), (3, 33, 5)), (16, 8), (12, 5, 16)),
+    ):
+        arrivals = [lab.Arrival(s, chr(97 + i) * p, o) for i, (s, p, o) in enumerate(rows)]
+        found = lab.grid_search(arrivals, (64, 24, 16), (8, 0), 20, max_num_seqs=4)
+        came = found.metrics
+        same((found.budget, found.threshold), best, f"(budget, threshold) under 20 of {rows}")
+        ranked = came.total_steps, came.worst_ttft, came.max_step_tokens
+        same(ranked, rank, "its steps, worst TTFT and fullest step")
 
 
 def test_unsatisfiable_slo_is_loud(lab):
@@ -192,6 +202,11 @@ def test_unsatisfiable_slo_is_loud(lab):
     assert "39" in said and "40" in said, (
         f"the message names the limit (39) and the smallest spike (40)\ncame     {said}"
     )
+    try:
+        lab.grid_search(chat(lab), (256,), (0, 16), 20, max_num_seqs=8)
+    except ValueError as error:
+        said = str(error)
+    assert "33" in said, f"threshold 16 reaches a spike of 33, no budget does\ncame     {said}"
 
 
 def test_what_is_refused(lab):

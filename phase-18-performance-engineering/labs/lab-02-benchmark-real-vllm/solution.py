@@ -84,13 +84,15 @@ def load_run(path: str | Path) -> Run:
     `request_rate` may be the text "inf". `max_concurrency` may be missing or null.
 
     Raises:
-        ValueError: not JSON, a field missing (those of `--save-detailed` are named with that
-            option), or lists of different lengths.
+        ValueError: not a JSON object, a field missing (those of `--save-detailed` are named with
+            that option), or lists of different lengths.
     """
     try:
         found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: need a JSON object")
     if missing := [name for name in ("duration", "completed", "request_rate") if name not in found]:
         raise ValueError(f"{path}: {', '.join(missing)} missing")
     if missing := [name for name in _FIELDS if name not in found]:

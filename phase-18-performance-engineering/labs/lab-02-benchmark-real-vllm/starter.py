@@ -78,8 +78,8 @@ def load_run(path: str | Path) -> Run:
     `request_rate` may be the text "inf". `max_concurrency` may be missing or null.
 
     Raises:
-        ValueError: not JSON, a field missing (those of `--save-detailed` are named with that
-            option), or lists of different lengths.
+        ValueError: not a JSON object, a field missing (those of `--save-detailed` are named with
+            that option), or lists of different lengths.
     """
     raise NotImplementedError
 

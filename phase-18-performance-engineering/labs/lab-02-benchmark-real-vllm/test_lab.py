@@ -22,7 +22,7 @@ def bench(**more):
     return {
         "duration": 2.0, "completed": 2, "request_rate": 4.0, "max_concurrency": None,
         "input_lens": [10, 20], "output_lens": [101, 3], "ttfts": [0.2, 0.4],
-        "itls": [[0.01] * 100, [0.1, 0.1]], "start_times": [0.0, 0.25], **more,
+        "itls": [[0.01] * 100, [0.1, 0.1]], "start_times": [7.0, 7.25], **more,
     }  # fmt: skip
 
 
@@ -47,6 +47,7 @@ def test_worked_example(lab, tmp_path, record_property):
     near(row.itl_mean_ms, 1200 / 102, "102 gaps, 100 of them of 10 ms: mean ITL in ms")
     near(row.tpot_mean_ms, 55.0, "two requests, of 10 and 100 ms per token: mean TPOT in ms")
     near((row.output_tps, row.total_tps), (104 / 2, 134 / 2), "tokens per second: output, all")
+    near(row.e2el_max_s, 1.2, "the longest request: 0.2 s and 100 gaps, whenever it began")
     record_property("measured.pooled", row.itl_mean_ms)
     record_property("measured.tpot", row.tpot_mean_ms)
 
@@ -136,6 +137,9 @@ def test_what_cannot_be_read(lab, tmp_path):
     )
     refused(lambda: load(lab, tmp_path, bench(ttfts=[0.1])), "lists of different lengths")
     refused(lambda: load(lab, tmp_path, "{"), "half a file")
+    refused(lambda: load(lab, tmp_path, "5"), "a number")
+    closed = load(lab, tmp_path, bench(request_rate="inf", max_concurrency=8))
+    same((closed.request_rate, closed.max_concurrency), (float("inf"), 8), "a closed loop of 8")
     no_rate = {key: value for key, value in bench().items() if key != "request_rate"}
     refused(lambda: load(lab, tmp_path, no_rate), "a file without a rate")
 
@@ -158,6 +162,7 @@ def test_knee_is_an_interval(lab):
     same(lab.knee(points, 5000), (12, None), "limit 5,000 ms: not reached")
     same(lab.knee(points[::-1], 610), (8, 12), "in any order, and a limit that is just kept")
     same(lab.knee([*points, (16, 700.0)], 800), (8, 12), "a pass behind a failure is luck")
+    same(lab.knee(points, 210), (4, 8), "a limit that the lowest rate just keeps")
     refused(lambda: lab.knee(points, 200), "a limit that the lowest rate breaks")
     refused(lambda: lab.knee([], 200), "no rates")
 
@@ -195,6 +200,10 @@ def test_a_table_that_can(lab):
     same(lab.audit(binds), [], "a cap within twice the concurrency, 5 % of the cache, 3.1 %")
     above = lab.Claim(**fine, max_num_seqs=26, change=0.08, spread=0.09)
     same(lab.audit(above), ["cap-cannot-bind", "delta-within-noise"], "a cap of 26, spread 9 %")
+    edge = {**fine, "output_tps": 1024.0, "change": -0.03}
+    same(lab.audit(lab.Claim(**edge)), ["delta-within-noise"], "the offered load, and the spread")
+    more = {**fine, "output_tps": 1025.0}
+    same(lab.audit(lab.Claim(**more)), ["throughput-above-offered"], "a token above what is asked")
 
 
 def test_differs_needs_runs(lab, record_property):
@@ -206,6 +215,8 @@ def test_differs_needs_runs(lab, record_property):
     same(lab.differs([1, 2, 3, 8], [9, 4, 7, 6]), False, "four runs each that overlap")
     same(lab.differs([5, 5, 5, 5], [5, 5, 5, 5]), False, "equal runs")
     same(lab.differs([1.0] * 3, [2.0, 2.1, 2.2, 2.3, 2.4]), True, "3 and 5 runs: 1 of 56")
+    near_one = [1 + 0.01 * place for place in range(19)]
+    same(lab.differs([50.0], near_one), True, "one run far from 19: 1 of 20, p is 0.05")
     refused(lambda: lab.differs([], [1.0]), "no runs")
     record_property("measured.runs", 4)
 

@@ -184,12 +184,14 @@ def start(case: Mapping[str, Any]) -> Diagnosis:
 
 
 _FIXES: dict[str, Mapping[str, Any]] = {
+    "imports": {"multiprocessing": False},
     "inspection": {"kept_cache": True},
     "another-process": {"multiprocessing": False},
     "weights": {"load_format": "dummy"},
     "compilation": {"kept_cache": True},
 }
 _BETWEEN = {
+    "imports": ("begins", "vllm is imported"),
     "inspection": ("vllm is imported", "Resolved architecture"),
     "another-process": ("begins", "Initializing a V1 LLM engine"),
     "weights": ("Starting to load model", "Loading weights took"),

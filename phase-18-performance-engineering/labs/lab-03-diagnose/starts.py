@@ -19,6 +19,7 @@ PAIRS = ((1890, 0, 2), (1891, 6, 7), (1892, 4, 2))
 SHARE = 0.75
 """A fix is to leave at most so much of the processor time."""
 PHASES = {
+    "imports": ("begins", "vllm is imported"),
     "inspection": ("vllm is imported", "Resolved architecture"),
     "another-process": ("begins", "Initializing a V1 LLM engine"),
     "weights": ("Starting to load model", "Loading weights took"),

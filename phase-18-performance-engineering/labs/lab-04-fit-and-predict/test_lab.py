@@ -126,6 +126,7 @@ def test_outside_the_hull_it_refuses(lab):
     assert cost.seconds([(1, 40)]) > 0, "the smallest fitted step is inside"
     for rows, name in (
         ([(1, 40)] * 17, "tokens"), ([(1, 900)], "decode_context"), ([(2, 0)], "prefill_pairs"),
+        ([(1, 3)], "decode_context"),
     ):  # fmt: skip
         try:
             came = f"{cost.seconds(rows)} seconds"
@@ -171,6 +172,7 @@ def test_time_to_first_token_by_budget(lab):
             f"expected {expected}\ncame     {came}"
         )
     refused(lambda: lab.time_to_first_token(cost, 0, 8), "a prompt of 0 tokens")
+    refused(lambda: lab.time_to_first_token(cost, 8, -1), "a budget of -1")
     small = lab.Cost(MACHINE, (0.0,) * 4, (1.0, 64.0, 1e9, 1e9))
     refused(lambda: lab.time_to_first_token(small, 96, 96), "a step above the hull")
 
@@ -179,6 +181,7 @@ def test_what_cannot_be_fitted(lab):
     """A fit on too few steps, or on a time of 0."""
     few = drawn(lab, 2, 11)
     refused(lambda: lab.fit(few), "11 steps for four prices")
+    assert lab.fit(drawn(lab, 2, 12)).prices, "12 steps are three per price"
     refused(lambda: lab.fit([*drawn(lab, 2), lab.Timed(((1, 1),), 0.0)]), "a step of 0 seconds")
     nan = lab.Timed(((1, 1),), float("nan"))
     refused(lambda: lab.fit([*drawn(lab, 2), nan]), "a step that was not timed")
