@@ -111,4 +111,7 @@ def test_a_file_is_read_by_the_pages_own_python_and_goes_nowhere(opened):
     assert page.locator(".flight [role=alert]").inner_text() == "the file is cut here"
     page.get_by_label("Request", exact=True).select_option("9")
     assert "is preempted" in page.locator(".flight-why").inner_text()
+    page.get_by_label("Request", exact=True).select_option("1")
+    page.get_by_label("Compare its prompt with").select_option("0")
+    page.locator(".flight-parts").filter(has_text="the first 7 blocks of 16 are equal").wait_for()
     assert sent == [] and page.complaints == []

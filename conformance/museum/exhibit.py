@@ -125,7 +125,21 @@ def run(
         died = str(error)
     finally:
         logging.disable(level)
-    steps = made.steps
+    return judged(made.steps, broken, stalls, stalled, died)
+
+
+def judged(
+    steps: Steps, broken: Callable[[Steps], int | None], stalls: bool, stalled: bool,
+    died: str = "",
+) -> Shown:  # fmt: skip
+    """What the steps of a run show.
+
+    Args:
+        steps: as a recording has them.
+        broken, stalls: as in `Exhibit`.
+        stalled: whether nothing was planned any more with work left.
+        died: the scheduler's own error that ended the run.
+    """
     planned = [i for i, each in enumerate(steps) if each["num_scheduled_tokens"]]
     behind = planned[-1] + 1 if planned else 0
     at = (behind if stalled else None) if stalls else broken(steps)

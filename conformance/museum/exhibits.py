@@ -7,6 +7,7 @@ pull requests at vllm-project/vllm.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -371,7 +372,7 @@ requests:
 
 def _spins(core: RealCore) -> Shown:
     given = spins.KNOWN[1]
-    found = spins.chunks(core.version, given)
+    found = spins.chunks(core.version, given, core=core)
     lines = [f"pictures [offset, length] {given['pictures']} in {given['num_tokens']} tokens"]
     lines += [f"chunk {number}: {tokens} tokens" for number, (tokens, _) in
               enumerate(found["chunks"])]  # fmt: skip
@@ -395,7 +396,7 @@ SPINS = Exhibit(
 
 
 def _doubt(core: RealCore) -> Shown:
-    found = frees.released(core.version, 3)
+    found = frees.released(core.version, 3, core)
     computed, doubt = found["num_computed_tokens"], found["num_output_placeholders"]
     lines = (
         f"the picture ends at token {frees.SIZES[found['pictures']]}",
@@ -417,24 +418,24 @@ DOUBT = Exhibit(
 )  # fmt: skip
 
 
-def _hazard(core: RealCore) -> Shown:
-    def broken(steps: Steps) -> int | None:
-        """`low` resumes with hits on blocks whose tokens no step has computed."""
-        computed: dict[int, int] = {}
-        for number, step in enumerate(steps):
-            table = step["block_ids"].get("low", [])
-            if number and "low" in (*step["resumed"], *step["new"]):
-                start = step["num_computed_tokens"]["low"] - step["num_scheduled_tokens"]["low"]
-                cached = start // SIZE
-                unwritten = [b for b in table[:cached] if computed.get(b, 0) < SIZE]
-                return number if unwritten else None
-            if "low" in step["num_scheduled_tokens"]:
-                done = step["num_computed_tokens"]["low"]
-                for place, block in enumerate(table):
-                    computed[block] = max(computed.get(block, 0), min(SIZE, done - place * SIZE))
-        return None
+def unwritten(steps: Steps) -> int | None:
+    """43569: the step in which `low` resumes with hits on blocks that no step has computed."""
+    computed: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        table = step["block_ids"].get("low", [])
+        if number and "low" in (*step["resumed"], *step["new"]):
+            start = step["num_computed_tokens"]["low"] - step["num_scheduled_tokens"]["low"]
+            missing = [b for b in table[: start // SIZE] if computed.get(b, 0) < SIZE]
+            return number if missing else None
+        if "low" in step["num_scheduled_tokens"]:
+            done = step["num_computed_tokens"]["low"]
+            for place, block in enumerate(table):
+                computed[block] = max(computed.get(block, 0), min(SIZE, done - place * SIZE))
+    return None
 
-    return run(core, hazard.WITH_A_THIRD, broken, stalls=False)
+
+def _hazard(core: RealCore) -> Shown:
+    return run(core, hazard.WITH_A_THIRD, unwritten, stalls=False)
 
 
 SIZE = 4
@@ -471,8 +472,12 @@ def _encoder_cache(core: RealCore) -> Any:
 
 
 def _dropped(core: RealCore) -> Shown:
-    cache = _encoder_cache(core)
-    first, other, again = _picture("a", "A"), _picture("b", "B"), _picture("c", "A")
+    return dropped(_encoder_cache(core), _picture)
+
+
+def dropped(cache: Any, picture: Callable[..., Any]) -> Shown:
+    """52482 on an encoder cache of 4; `picture` makes a request of a name and pictures."""
+    first, other, again = picture("a", "A"), picture("b", "B"), picture("c", "A")
     for request in (first, other, again):
         if request is again:
             cache.check_and_update_cache(again, 0)
@@ -502,8 +507,12 @@ DROPPED = Exhibit(
 
 
 def _carried(core: RealCore) -> Shown:
-    cache = _encoder_cache(core)
-    twice, other = _picture("r", "A", "A"), _picture("o", "C")
+    return carried(_encoder_cache(core), _picture)
+
+
+def carried(cache: Any, picture: Callable[..., Any]) -> Shown:
+    """54284 on an encoder cache of 4; `picture` makes a request of a name and pictures."""
+    twice, other = picture("r", "A", "A"), picture("o", "C")
     cache.can_allocate(twice, 0, 4, 0)
     cache.allocate(twice, 0)
     cache.check_and_update_cache(twice, 1)
@@ -536,7 +545,7 @@ def _spiral(core: RealCore) -> Shown:
         "windows": [None, 2 * spiral.SIZE], "cached": [list(range(8)), list(range(8))],
         "num_blocks": 8,
     }  # fmt: skip
-    found = spiral.asked(core.version, given)
+    found = spiral.asked(core.version, given, core=core)
     kinds = ("full attention", "the window")
     lines = [f"{kinds[kind]} finds {blocks} blocks" for kind, blocks in found["calls"]]
     lines.append(f"8 blocks are cached; the hit has {found['hit']}")
@@ -640,7 +649,11 @@ def _session(core: RealCore) -> Shown:
     scheduler.schedule()
     held = list(scheduler.requests["session"].all_token_ids)
     newcomer = core.make_request(_add("newcomer", [1, 2, 3, 99, 5]), 4, 2)
-    hits = scheduler.kv_cache_manager.get_computed_blocks(newcomer)[1]
+    return taken_back(held, scheduler.kv_cache_manager.get_computed_blocks(newcomer)[1])
+
+
+def taken_back(held: list[int], hits: int) -> Shown:
+    """49377: the tokens of a session, and how many of [1, 2, 3, 99, 5] a newcomer finds."""
     lines = (
         f"the session is computed over {held}",
         f"a newcomer with [1, 2, 3, 99, 5] gets {hits} cached tokens",
@@ -677,7 +690,11 @@ def _counted(core: RealCore) -> Shown:
         scheduler.update_from_output(
             plan, core.runner_output(plan, dict.fromkeys(plan.num_scheduled_tokens, 7))
         )
-    stats = manager.prefix_cache_stats
+    return counted(manager.prefix_cache_stats, preempted)
+
+
+def counted(stats: Any, preempted: set[str]) -> Shown:
+    """25780: the statistics of two prompts that share nothing, and who was preempted."""
     lines = (
         "two prompts of 4 tokens that share none",
         f"preempted: {', '.join(sorted(preempted))}",
@@ -700,7 +717,11 @@ COUNTED = Exhibit(
 
 def _flipped(core: RealCore) -> Shown:
     config = {**_CONFIG, "num_blocks": 6, "enable_prefix_caching": False}
-    pool = core.make_scheduler(config).kv_cache_manager.block_pool
+    return flipped(core.make_scheduler(config).kv_cache_manager.block_pool)
+
+
+def flipped(pool: Any) -> Shown:
+    """42656 on a pool of 5 usable blocks without prefix caching."""
     first = pool.get_new_blocks(2)
     ids = [block.block_id for block in first]
     pool.free_blocks(reversed(first))

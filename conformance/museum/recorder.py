@@ -1,4 +1,4 @@
-"""What releases decided for labs 19-02 to 19-04, from their own code.
+"""What releases decided for the museum's rooms in the page and for labs 19-02 to 19-04.
 
     python -m conformance.museum.recorder
 
@@ -16,6 +16,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 from conformance import recording, workload_file
 from conformance.museum.exhibits import EXHIBITS
 from conformance.real_core import core_of
+from conformance.real_core.places import PIN
 from conformance.recorders import connector
 from conformance.recorders.run import RefusedError, Run, Stalled
 from conformance.workloads import Workload
@@ -31,6 +33,7 @@ LABS = Path(__file__).parents[2] / "phase-19-capstone-maintainer-and-startup" / 
 MEND = LABS / "lab-02-mend-the-museum" / "recordings"
 JUDGE = LABS / "lab-03-is-this-a-bug" / "recordings"
 BISECT = LABS / "lab-04-bisect" / "recordings"
+ROOMS = Path(__file__).parent / "recordings"
 SIZE = 4
 PLANNED = ("num_scheduled_tokens", "preempted", "running", "waiting", "finished")
 """What of a step is compared: which block is which is another rule's."""
@@ -456,10 +459,34 @@ NEEDED = (
     "0.24.0", "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0",
     "0.33.0",
 )  # fmt: skip
-"""The releases that lab 19-04 asks, the oldest first; 0.11.1 is needed besides."""
-LABS_FILES = ((MEND, mend), (JUDGE, judged), (BISECT, verdicts))
+"""The releases that lab 19-04 asks, the oldest first."""
+
+
+# ------------------------------------------------------------------ the rooms in the page
+
+
+def rooms() -> dict[str, Any]:
+    """What `course museum run` shows of each exhibit, by release: those that it runs, and the pin.
+
+    Where no release behaves, the newest one asked stands in place of the first good one.
+    """
+    level = logging.root.manager.disable
+    found: dict[str, dict[str, Any]] = {}
+    for number, exhibit in EXHIBITS.items():
+        versions = {exhibit.bad, exhibit.good or NEEDED[-1], PIN}
+        found[str(number)] = {
+            version: asdict(exhibit.show(core_of(version)))
+            for version in sorted(versions, key=[*OLDER, *NEEDED].index)
+        }
+    logging.disable(level)
+    return {"shown.json": found}
+
+
+OLDER = ("0.11.1", "0.12.0", "0.17.0")
+"""Asked by an exhibit or a lab, and not by lab 19-04."""
+FILES = ((MEND, mend), (JUDGE, judged), (BISECT, verdicts), (ROOMS, rooms))
 
 
 if __name__ == "__main__":
-    for folder, made in LABS_FILES:
+    for folder, made in FILES:
         write(folder, made())

@@ -18,7 +18,7 @@ from typing import Any
 
 from conformance import workloads
 from conformance.features import ROOT
-from conformance.real_core import core_of
+from conformance.real_core import RealCore, core_of
 
 LAB = ROOT / "phase-14-model-architectures" / "labs" / "lab-04-the-spiral"
 KEPT = LAB / "recordings" / "hits.jsonl.gz"
@@ -44,9 +44,14 @@ def case(seed: int) -> dict[str, Any]:
     return {"seed": seed, "windows": kinds, "cached": cached, "num_blocks": num_blocks}
 
 
-def asked(version: str, given: dict[str, Any], eagle: bool = True) -> dict[str, Any]:
-    """The hit in blocks, and the blocks that each look-up found: [[kind, found], ...]."""
-    core = copy.copy(core_of(version))
+def asked(
+    version: str, given: dict[str, Any], eagle: bool = True, core: RealCore | None = None
+) -> dict[str, Any]:
+    """The hit in blocks, and the blocks that each look-up found: [[kind, found], ...].
+
+    `core` is the release's where it is loaded already.
+    """
+    core = copy.copy(core or core_of(version))
     core._need_features = lambda *arguments: None  # type: ignore[method-assign]
     config = workloads.generate(3)["config"] | {
         "block_size": SIZE, "num_blocks": 200, "max_model_len": 4096, "policy": "fcfs",

@@ -24,7 +24,7 @@ from typing import Any
 
 from conformance.features.multimodal import recorder
 from conformance.features.spec_decode.recorder import with_drafts
-from conformance.real_core import core_of
+from conformance.real_core import RealCore, core_of
 from conformance.real_core.answers import Place
 from conformance.recorders.run import Run, Stalled
 
@@ -114,17 +114,17 @@ def story(version: str, seed: int) -> dict[str, Any]:
     return {"seed": seed, "size": size, "requests": requests, "calls": calls}
 
 
-def released(version: str, seed: int) -> dict[str, Any]:
+def released(version: str, seed: int, core: RealCore | None = None) -> dict[str, Any]:
     """Which pictures `_free_encoder_inputs` gives up, of a request that stands somewhere.
 
     `num_output_placeholders` are tokens that are planned and not known: drafts of plans in flight,
-    of which any may be rejected.
+    of which any may be rejected. `core` is the release's where it is loaded already.
     """
     rng = random.Random(seed)
     config = recorder.generate(0)["config"] | {
         "encoder_cache_size": 64, "encoder_compute_budget": 64,
     }  # fmt: skip
-    scheduler = core_of(version).make_scheduler(config)
+    scheduler = (core or core_of(version)).make_scheduler(config)
     letters = "".join(rng.sample("ABCDE", rng.choice((1, 2, 3))))
     request = request_of("r", letters)
     ends = [f.mm_position.offset + f.mm_position.length for f in request.mm_features]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.real_core import core_of
+from conformance.real_core import RealCore, core_of
 
 RELEASES = ("0.22.1", "0.27.1", "0.33.0")
 STALL = 3
@@ -48,13 +48,15 @@ def case(seed: int) -> dict[str, Any]:
     }
 
 
-def chunks(version: str, given: Mapping[str, Any], most: int = 200) -> dict[str, Any]:
+def chunks(
+    version: str, given: Mapping[str, Any], most: int = 200, core: RealCore | None = None
+) -> dict[str, Any]:
     """What a release schedules: [[tokens, pictures encoded], ...], and whether it came to an end.
 
     The chunks are those up to the first token of the answer, or up to the first of `STALL` empty
-    plans in a row.
+    plans in a row. `core` is the release's where it is loaded already.
     """
-    core = core_of(version)
+    core = core or core_of(version)
     size = given["block_size"] or 16
     config: dict[str, Any] = {
         "num_blocks": 200, "block_size": size, "max_num_seqs": 4,
