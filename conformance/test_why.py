@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import random
 import re
 import sys
@@ -21,7 +22,8 @@ import pytest
 from conformance import recording, replay, why
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.block_pool import KVCacheBlock
-from mini_vllm.observe.why import GETS, WAITS, Span, explain
+from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.observe.why import GETS, WAITS, Log, Span, explain
 
 RECORDINGS = Path(__file__).parent / "recordings"
 FILES = ("basic", "pressure", "priority", "prefix", "whole-prompts", "lora", "grammar", "async")
@@ -270,8 +272,60 @@ def test_where_two_prompts_part_is_said_by_the_token():
     for other in others:
         a, b = found.tokens[first], found.tokens[other]
         equal = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-        [line] = why.prefix_lines(found, first, other)
+        line, *_ = why.prefix_lines(found, first, other)
         assert (f"token {equal} is the first" in line) == (equal is not None)
+
+
+def hashes_of(found: why.Explained, entry: Any) -> dict[str, list[int]]:
+    """Block hashes of every prompt, of the mini engine's own manager."""
+    kv = KVCacheManager(2, found.block_size)
+    adds = [add for event in entry["events"] for add in event["add"]]
+    requests = {add["request_id"]: replay.mini_request(add, 2) for add in adds}
+    for request in requests.values():
+        kv._extend_hashes(request)
+    return {name: list(request.block_hashes) for name, request in requests.items()}
+
+
+@pytest.mark.parametrize(("file", "count"), [("lora", 20), ("encoder", 20), ("prefix", 10)])
+def test_what_is_said_to_be_shared_has_equal_hashes_and_what_follows_has_not(file, count, tmp_path):
+    """Also where the tokens are equal and an adapter or a picture is not."""
+    told: Counter[str] = Counter()
+    for entry in itertools.islice(recording.read(RECORDINGS / f"{file}.jsonl.gz"), count):
+        recording.write(tmp_path / "one.jsonl.gz", [entry])
+        found = why.follow(tmp_path / "one.jsonl.gz")
+        hashes = hashes_of(found, entry)
+        for one, other in itertools.permutations(found.names, 2):
+            line, *more = why.prefix_lines(found, one, other)
+            pairs = zip(hashes[one], hashes[other], strict=False)
+            shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+            said = re.search(r"(\d+|no) blocks? (?:of \d+ can be|is) shared", line)
+            assert said and int(said[1].replace("no", "0")) == shared, (entry["seed"], line)
+            most = (len(found.tokens[one]) - 1) // found.block_size
+            assert bool(more) == (shared > most), (entry["seed"], one, other)
+            equal = found.tokens[one] == found.tokens[other]
+            told["an adapter"] += "adapter" in line and equal
+            told["a picture"] += "picture" in line
+            told["the last token"] += bool(more)
+    assert told["an adapter"] > 2 if file == "lora" else True, told
+    assert told["a picture"] > 2 if file == "encoder" else True, told
+    assert told["the last token"] > 2 if file == "prefix" else True, told
+
+
+def test_a_file_without_tokens_names_the_adapter_and_rules_out_the_salt():
+    found = why.Explained(
+        Log(), names={"0": "x", "1": "y", "2": "z"}, block_size=4,
+        hashes={"0": [1, 2, 3], "1": [1, 2, 4], "2": [9, 2, 3]}, prompts=dict.fromkeys("012", 12),
+    )  # fmt: skip
+    [first, second] = why.prefix_lines(found, "0", "y")
+    assert first == "the first 2 blocks of 4 are equal"
+    assert "a token between 8 and 11. The adapters are the same" in second
+    [_, second] = why.prefix_lines(found, "0", "2")
+    assert "a token between 0 and 3, or the cache_salt" in second
+    *_, last = why.prefix_lines(found, "0", "0")
+    assert last.startswith("at most 2 of them can hit: the last of the 12 tokens of 0")
+    found.adapters["1"] = 7
+    [line] = why.prefix_lines(found, "1", "0")
+    assert line.startswith("1 is of adapter 7, 0 of the base model: the adapter is part of every")
 
 
 def test_what_cannot_be_explained_is_said(capsys):

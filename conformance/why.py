@@ -12,6 +12,7 @@ says, its reasons are the server's; at the first other decision the reasons end,
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,12 @@ class Explained:
     hashes: dict[str, list[int]] = field(default_factory=dict)
     """Block hashes of each prompt; empty where the file has tokens."""
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    prompts: dict[str, int] = field(default_factory=dict)
+    """Tokens of each prompt."""
+    adapters: dict[str, int] = field(default_factory=dict)
+    """Numbers of those that have one."""
+    pictures: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Hash, offset and length of each; a server's recording with pictures is not followed."""
     block_size: int = 0
     ends: str = ""
     """Why the reasons end before the file does; empty if they do not."""
@@ -125,6 +132,8 @@ def _follow_flight(path: Path, seen: Seen | None) -> Explained:
             number = str(line["add"])
             found.names[number] = str(line.get("id", number))
             found.hashes[number] = hashes_of(line["hashes"])
+            found.prompts[number] = line["prompt"]
+            found.adapters[number] = line.get("lora", 0)
         if "step" in line:
             began = line["t"][0] if began is None else began
             found.times.append(line["t"][0] - began)
@@ -162,6 +171,9 @@ def _follow_recording(path: Path, seed: int | None, seen: Seen | None) -> Explai
         for add in event["add"]:
             found.names[add["request_id"]] = add["request_id"]
             found.tokens[add["request_id"]] = add["prompt_token_ids"]
+            found.prompts[add["request_id"]] = len(add["prompt_token_ids"])
+            found.adapters[add["request_id"]] = add.get("lora") or 0
+            found.pictures[add["request_id"]] = add.get("mm") or []
     for index, recorded in enumerate(entry["steps"]):
         got = driven.step(
             events.get(index, {}), recorded.get("sampled_token_ids"),
@@ -223,33 +235,64 @@ def summary(found: Explained) -> list[str]:
 
 
 def prefix_lines(found: Explained, request: str, other: str) -> list[str]:
-    """Where the prompts of two requests part, as the cache sees them."""
+    """Where the prompts of two requests part, as the cache sees them: by a token or by a key.
+
+    An adapter is part of every block's key, a salt of the first block's and so of every chain's
+    (`vllm/v1/core/kv_cache_utils.py:524` `generate_block_hash_extra_keys`).
+    """
     mine, theirs = found.number_of(request), found.number_of(other)
-    size = found.block_size
-    if found.tokens:
-        pair = found.tokens[mine], found.tokens[theirs]
-        equal = next((i for i, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), None)
-        if equal is None:
-            return [f"one prompt begins with the other: {min(map(len, pair))} tokens are equal"]
+    adapters = found.adapters.get(mine, 0), found.adapters.get(theirs, 0)
+    if adapters[0] != adapters[1]:
+        of = [f"adapter {number}" if number else "the base model" for number in adapters]
         return [
-            f"token {equal} is the first that differs ({pair[0][equal]} and {pair[1][equal]}): "
-            f"{equal // size} blocks of {size} can be shared"
+            f"{request} is of {of[0]}, {other} of {of[1]}: the adapter is part of every block's "
+            "key, so no block is shared"
         ]
-    hashes = found.hashes[mine], found.hashes[theirs]
-    shared = next(
-        (i for i, (a, b) in enumerate(zip(*hashes, strict=False)) if a != b),
-        min(map(len, hashes)),
-    )
-    lines = [f"the first {shared} blocks of {size} are equal"]
-    if shared < min(map(len, hashes)):
-        low, high = shared * size, (shared + 1) * size - 1
+    shared, lines = _by_token(found, mine, theirs) if found.tokens else _by_key(found, mine, theirs)
+    most = (found.prompts[mine] - 1) // found.block_size
+    if shared > most:
         lines.append(
-            f"block {shared} differs: a token between {low} and {high}, or what else is part of a "
-            "block's key (salt, adapter, picture). The file has no tokens, so it cannot say which"
+            f"at most {most} of them can hit: the last of the {found.prompts[mine]} tokens of "
+            f"{request} is always computed"
         )
-    else:
-        lines.append("one of the prompts has no further full block")
     return lines
+
+
+def _by_token(found: Explained, mine: str, theirs: str) -> tuple[int, list[str]]:
+    """Blocks that are equal, and why no more; the file has the tokens."""
+    size, pair = found.block_size, (found.tokens[mine], found.tokens[theirs])
+    length = min(map(len, pair))
+    equal = next((i for i, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), length)
+    pictures = found.pictures.get(mine, []), found.pictures.get(theirs, [])
+    for one, another in itertools.zip_longest(*pictures):
+        if one != another:
+            at = min(each["offset"] for each in (one, another) if each)
+            if at < equal:
+                return at // size, [f"the picture at token {at} is the first that differs: "
+                                    f"{at // size} blocks of {size} can be shared"]  # fmt: skip
+            break
+    can = f"{equal // size} blocks of {size} can be shared"
+    if equal == length:
+        return equal // size, [f"one prompt begins with the other: {equal} tokens are equal, {can}"]
+    values = f"{pair[0][equal]} and {pair[1][equal]}"
+    return equal // size, [f"token {equal} is the first that differs ({values}): {can}"]
+
+
+def _by_key(found: Explained, mine: str, theirs: str) -> tuple[int, list[str]]:
+    """The same by the hashes of blocks; the file has no tokens."""
+    size, hashes = found.block_size, (found.hashes[mine], found.hashes[theirs])
+    length = min(map(len, hashes))
+    shared = next((i for i, (a, b) in enumerate(zip(*hashes, strict=False)) if a != b), length)
+    lines = [f"the first {shared} blocks of {size} are equal"]
+    if shared == length:
+        lines.append("one of the prompts has no further full block")
+    else:
+        salt = "" if shared else ", or the cache_salt, which is part of the first block's key"
+        lines.append(
+            f"block {shared} differs: a token between {shared * size} and {(shared + 1) * size - 1}"
+            f"{salt}. The adapters are the same. The file has no tokens, so it cannot say which"
+        )
+    return shared, lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
