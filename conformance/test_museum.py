@@ -97,8 +97,27 @@ def test_the_tour_has_every_exhibit_and_a_run_keeps_the_cause_covered(capsys):
     assert all(str(number) in said for number in EXHIBITS)
     assert museum.run(terminal.make_console(), 39734, "0.22.1", reveal=False) == 1
     covered = capsys.readouterr().out
-    assert "has it, first at step 0" in covered and "cause" not in covered
+    assert "vLLM 0.22.1 has it:" in covered
+    assert not any(word in covered for word in ("cause ", "first at step", "breaks "))
     museum.run(terminal.make_console(), 39734, "0.22.1", reveal=True)
-    assert "cause   A prompt that is longer" in capsys.readouterr().out
+    revealed = capsys.readouterr().out
+    assert "has it, first at step 0" in revealed
+    assert "cause   A prompt that is longer" in revealed
     with pytest.raises(CourseError, match="7 is not exhibited; there are 49097"):
         museum.run(terminal.make_console(), 7, "", reveal=False)
+
+
+def test_a_release_that_is_not_here_answers_from_the_recording_and_a_named_one_is_refused(
+    capsys, monkeypatch
+):
+    def absent(version):
+        raise CourseError(f"vLLM {version} is not here")
+
+    monkeypatch.setattr(museum, "core", absent)
+    assert museum.run(terminal.make_console(), 49674, "", reveal=False) == 0
+    said = capsys.readouterr().out
+    assert "vLLM 0.29.0 is not here" in said
+    assert "vLLM 0.29.0 recorded; has it:" in said
+    assert "vLLM 0.30.0 recorded; does not have it:" in said
+    with pytest.raises(CourseError, match=r"vLLM 0\.29\.0 is not here"):
+        museum.run(terminal.make_console(), 49674, "0.29.0", reveal=False)

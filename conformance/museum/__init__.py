@@ -5,7 +5,7 @@ course museum run 49097              on the release that has it, and on the firs
 course museum run 49097 --release 0.27.1
 """
 
-from conformance.museum.exhibit import INVARIANTS, Exhibit, Shown
+from conformance.museum.exhibit import INVARIANTS, Exhibit, Shown, recorded
 from conformance.museum.exhibits import EXHIBITS
 
-__all__ = ["EXHIBITS", "INVARIANTS", "Exhibit", "Shown"]
+__all__ = ["EXHIBITS", "INVARIANTS", "Exhibit", "Shown", "recorded"]

@@ -7,9 +7,12 @@ here is named with the command that brings it.
 from __future__ import annotations
 
 import copy
+import functools
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from conformance import workload_file
@@ -28,6 +31,8 @@ INVARIANTS = {
 """The rooms: which of them breaks is the first question of every exhibit."""
 
 Steps = Sequence[Mapping[str, Any]]
+RECORDED = Path(__file__).parent / "recordings" / "shown.json"
+"""What `python -m conformance.museum.recorder` kept of each exhibit, by release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,20 @@ class Shown:
     """What there was to see, the deciding line last."""
     step: int | None = None
     """The step at which the invariant breaks; None where there are no steps, or it holds."""
+
+
+def recorded(number: int) -> dict[str, Shown]:
+    """What was recorded of an exhibit, the oldest release first."""
+    return {
+        version: Shown(kept["broken"], tuple(kept["lines"]), kept["step"])
+        for version, kept in _kept()[str(number)].items()
+    }
+
+
+@functools.cache
+def _kept() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from conformance import recording, workload_file
+from conformance.museum.exhibit import RECORDED
 from conformance.museum.exhibits import EXHIBITS
 from conformance.real_core import core_of
 from conformance.real_core.places import PIN
@@ -33,7 +34,7 @@ LABS = Path(__file__).parents[2] / "phase-19-capstone-maintainer-and-startup" / 
 MEND = LABS / "lab-02-mend-the-museum" / "recordings"
 JUDGE = LABS / "lab-03-is-this-a-bug" / "recordings"
 BISECT = LABS / "lab-04-bisect" / "recordings"
-ROOMS = Path(__file__).parent / "recordings"
+ROOMS = RECORDED.parent
 SIZE = 4
 PLANNED = ("num_scheduled_tokens", "preempted", "running", "waiting", "finished")
 """What of a step is compared: which block is which is another rule's."""
@@ -479,7 +480,7 @@ def rooms() -> dict[str, Any]:
             for version in sorted(versions, key=[*OLDER, *NEEDED].index)
         }
     logging.disable(level)
-    return {"shown.json": found}
+    return {RECORDED.name: found}
 
 
 OLDER = ("0.11.1", "0.12.0", "0.17.0")

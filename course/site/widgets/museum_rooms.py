@@ -6,22 +6,17 @@ a release that lies with the site; what `python -m conformance.museum.recorder` 
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import conformance.museum
 from conformance import workload_file
-from conformance.museum import EXHIBITS, INVARIANTS, Exhibit
+from conformance.museum import EXHIBITS, INVARIANTS, Exhibit, Shown, recorded
 from conformance.workloads import Workload
 from course.site import live_real
 from course.site.play_pins import RUNTIME_BYTES
 from course.site.widgets.scheduler_desk import MODEL_BYTES
 
-RECORDED = Path(conformance.museum.__file__).parent / "recordings" / "shown.json"
 FIRST = "In which step is it seen first?"
 NOTHING = "From which step on is nothing planned?"
 
@@ -35,7 +30,7 @@ def document() -> dict[str, Any]:
                 "number": number, "title": each.title, "report": each.report, "also": each.also,
                 "url": each.url, "given": given(each), "room": each.invariant,
                 "cause": each.cause, "mend": each.mend, "bad": each.bad, "good": each.good,
-                "step": _recorded(number)[each.bad]["step"] if each.workload else None,
+                "step": _recorded(number)[each.bad].step if each.workload else None,
                 "when": NOTHING if each.stalls else FIRST,
                 "answers": [
                     _answer(f"vLLM {version}", "recorded", shown)
@@ -65,30 +60,24 @@ def ask(number: int) -> list[dict[str, Any]]:
     exhibit = EXHIBITS[number]
     answers = []
     if number in PARTS:
-        answers.append(_answer(PARTS[number].name, "mini", asdict(PARTS[number].show())))
+        answers.append(_answer(PARTS[number].name, "mini", PARTS[number].show()))
     here = live_real.releases()
     for version, shown in _recorded(number).items():
         how = "recorded"
         if version in here:
-            how, shown = "run", asdict(exhibit.show(live_real.core(version)))
+            how, shown = "run", exhibit.show(live_real.core(version))
         answers.append(_answer(f"vLLM {version}", how, shown))
     return answers
 
 
-def _recorded(number: int) -> dict[str, dict[str, Any]]:
+def _recorded(number: int) -> dict[str, Shown]:
     """What was recorded of an exhibit, by release: the pin first, then by age."""
-    kept = _file()[str(number)]
+    kept = recorded(number)
     return dict(sorted(kept.items(), key=lambda item: item[0] != live_real.PIN))
 
 
-@functools.cache
-def _file() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
-    return found
-
-
-def _answer(of: str, how: str, shown: Mapping[str, Any]) -> dict[str, Any]:
-    return {"of": of, "how": how, **shown, "lines": list(shown["lines"])}
+def _answer(of: str, how: str, shown: Shown) -> dict[str, Any]:
+    return {"of": of, "how": how, **asdict(shown), "lines": list(shown.lines)}
 
 
 # ------------------------------------------------------------------ what a scheduler is given
