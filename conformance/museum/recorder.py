@@ -70,6 +70,22 @@ def admission(rng: random.Random) -> Workload:
     return drawn(rng, config, rng.randint(2, 4), 12)
 
 
+def shared(rng: random.Random) -> Workload:
+    """The same, with prompts that begin alike: what is hit is free, or others hold it."""
+    config = (
+        f"num_blocks: {rng.randint(6, 10)}, max_num_seqs: 4, "
+        f"max_num_batched_tokens: {rng.randint(4, 8)}"
+    )
+    lines = [f"config: {{{config}}}", "requests:"]
+    for index in range(rng.randint(3, 5)):
+        prompt = [9] * rng.choice((0, 4, 8, 12)) + [20 + index] * rng.randint(1, 9)
+        lines.append(
+            f"- {{id: r{index}, prompt: {prompt}, max_tokens: {rng.randint(1, 6)}, "
+            f"step: {rng.randint(0, 9)}}}"
+        )
+    return workload_file.parse("\n".join(lines))
+
+
 def walk(rng: random.Random) -> Workload:
     """Priorities, two plans in flight, few blocks."""
     config = (
@@ -252,6 +268,7 @@ def mend() -> Mapping[str, Any]:
     """The recordings of lab 19-02, by file name; lists of recordings and plain values."""
     return {
         "37307.jsonl.gz": list(plans(admission, "0.18.0", "0.19.0", 4000, 30, 10)),
+        "37307-hits.jsonl.gz": list(plans(shared, "0.18.0", "0.19.0", 4000, 20, 5)),
         "49097.jsonl.gz": list(plans(walk, "0.27.1", "0.28.0", 9000, 20, 10)),
         "52482.json": evictions("0.28.0", 30),
         "25780.json": look_ups("0.11.1", 20),

@@ -45,19 +45,34 @@ def test_good_plan_passes(lab):
         "Out of scope: speed", "Open questions for maintainers: none",
     ))  # fmt: skip
     same(lab.lint_plan(short), [], f"{short!r}:")
+    for name, text in (
+        ("Test plan:", "tests/v1/core/test_scheduler.py: EXPECT three steps"),
+        ("Blast radius:", "tp none, QUANT none, lora none, Spec none"),
+        ("Fix sketch:", "see Out of scope: it says what is left"),
+    ):
+        same(lab.lint_plan(given(name, text)), [], f"{name} {text!r} in the good plan:")
+    fill = " word" * (450 - len(GOOD.split()))
+    same(lab.lint_plan(GOOD + fill), [], "the good plan, 450 words:")
+    same(lab.lint_plan(f"{GOOD}{fill} word"), ["too-long"], "the good plan, 451 words:")
 
 
 def test_each_code_is_found(lab):
     """Its own words, and no code besides."""
     for name, text, code in (
         ("Issue:", "it hangs", "no-issue-number"),
+        ("Issue:", "39734, it hangs", "no-issue-number"),
         ("Reproduced at:", "main, last week", "no-commit"),
         ("Cause (file:line):", "the scheduler forgets", "cause-without-location"),
         ("Cause (file:line):", "scheduler.py, somewhere", "cause-without-location"),
+        ("Cause (file:line):", "scheduler:548", "cause-without-location"),
         ("Test plan:", "a test asserts it", "test-without-file"),
+        ("Test plan:", "asserts it in tests/v1/core", "test-without-file"),
+        ("Test plan:", "tests/test_a.py, unequal lengths", "test-without-assertion"),
         ("Test plan:", "tests/v1/core/test_scheduler.py runs", "test-without-assertion"),
         ("Blast radius:", "TP none, quant none, LoRA none", "blast-radius-incomplete"),
         ("Blast radius:", "a specific one, TP, quant, LoRA", "blast-radius-incomplete"),
+        ("Blast radius:", "HTTP, quant, LoRA, spec", "blast-radius-incomplete"),
+        ("Blast radius:", "TP, quant, FloRA, spec", "blast-radius-incomplete"),
         ("Out of scope:", " - ", "empty-out-of-scope"),
         ("Open questions for maintainers:", "\n- a?\n- b?\n- c?", "too-many-questions"),
         ("Fix sketch:", "word " * 451, "too-long"),
@@ -70,6 +85,8 @@ def test_missing_field_reported_once(lab):
     for name in HEADS:
         came = lab.lint_plan(GOOD.replace(field(name), ""))
         same(came, [f"missing:{name[:-1]}"], f"the good plan without {name!r}:")
+    small = GOOD.replace("Issue:", "issue:")
+    same(lab.lint_plan(small), ["missing:Issue"], "the good plan with `issue:` for `Issue:`:")
     same(lab.lint_plan(""), sorted(f"missing:{name[:-1]}" for name in HEADS), "an empty plan:")
 
 
@@ -79,12 +96,19 @@ def test_order_of_the_fields(lab):
     same(lab.lint_plan(swapped), ["order"], "the good plan with Issue at the end:")
     twice = GOOD + "\n" + field("Issue:")
     same(lab.lint_plan(twice), ["order"], "the good plan with a second Issue at the end:")
+    twice = field("Issue:") + GOOD
+    same(lab.lint_plan(twice), ["order"], "the good plan with Issue twice at the beginning:")
+    both = ["missing:Fix sketch", "order"]
+    swapped = swapped.replace(field("Fix sketch:"), "")
+    same(lab.lint_plan(swapped), both, "Issue at the end, and no Fix sketch:")
 
 
 def test_a_commit_is_no_issue_number(lab):
     """An issue number has digits only, and digits are hexadecimal."""
     came = lab.lint_plan(given("Reproduced at:", "see #4356900"))
     same(came, ["no-commit"], "Reproduced at: see #4356900, an issue with seven digits:")
+    named = given("Reproduced at:", "main").replace("Fix sketch:", "Fix sketch: as 0decac0 has it,")
+    same(lab.lint_plan(named), ["no-commit"], "Reproduced at: main, a commit in the fix sketch:")
     for text in ("0decac0", "v0.22.1 (0decac0d96c42b49572498019f0a0e3600f50398)", "1234567"):
         same(lab.lint_plan(given("Reproduced at:", text)), [], f"Reproduced at: {text}:")
     for text in ("0decac", "0decac0" * 6, "xdecac0d"):
@@ -96,8 +120,8 @@ def test_questions_are_the_items_of_the_list(lab):
     name = "Open questions for maintainers:"
     one = "\n- Here? Or there? Or in both?\n- Which release?"
     same(lab.lint_plan(given(name, one)), [], f"two items, four question marks, {one!r}:")
-    three = "\n1. this\n2. that\n3. and that"
-    same(lab.lint_plan(given(name, three)), ["too-many-questions"], f"three items, {three!r}:")
+    for three in ("\n1. this\n2. that\n3. and that", "\n  * this\n  * that\n  * and that"):
+        same(lab.lint_plan(given(name, three)), ["too-many-questions"], f"three items, {three!r}:")
 
 
 def candidate(lab: Any, **other: Any) -> Any:

@@ -146,11 +146,20 @@ def test_what_is_admitted_fits(lab, record_property):
         "37307.jsonl.gz", EngineParts(scheduler=lab.Admission),
         "Admission, on workloads that 0.19.0 decided:",
     )  # fmt: skip
+    agree(
+        "37307-hits.jsonl.gz", EngineParts(scheduler=lab.Admission),
+        "Admission, on prompts that begin alike, as 0.19.0 decided:",
+    )  # fmt: skip
     record_property("measured.storm_step", shown(37307)["step"])
 
 
 def test_nobody_is_stepped_over(lab, record_property):
     """49097: the place moves back only with a victim that was planned."""
+    scheduler = lab.Walk(KVCacheManager(8, lab.SIZE, False), SchedulerConfig())
+    for index, victim, place in ((1, 0, 0), (1, 2, 1), (1, 1, 1), (0, 0, 0)):
+        for planned in (True, False):
+            came = scheduler.place_after(index, victim, planned)
+            same(came, place, f"the place after index {index}, victim {victim}, {planned=}:")
     agree(
         "49097.jsonl.gz", EngineParts(async_scheduler=lab.Walk),
         "Walk, on workloads that 0.28.0 decided with two plans in flight:",
@@ -196,6 +205,13 @@ def test_the_door_refuses_what_never_ends(lab, record_property):
             f"{blocks - 1} usable blocks of 4, a prompt of {prompt}, max_tokens {most}, alone at "
             f"0.22.1, which {'ends' if ends else 'stands still'}:",
         )  # fmt: skip
+    busy = door(lab, 5)
+    busy.add_request(asks("a", 12, 2))
+    busy.schedule()
+    same(
+        busy.can_be_served(12, 2), True,
+        "4 usable blocks of 4, of which a request holds 3: a prompt of 12, max_tokens 2, alone:",
+    )  # fmt: skip
     record_property("measured.door_room", shown(39734)["invariant"])
 
 

@@ -31,6 +31,12 @@ def test_nobody_takes_what_was_found(lab, record_property):
     same(lab.taken_between(refused), None, f"{refused}, a looks again in a later step:")
     other = [["found", "a", [1]], ["found", "b", []], ["allocated", "b", []]]
     same(lab.taken_between([*other, ["handed out", "", [1]]]), 3, f"{other}, then [1] handed out:")
+    two = [["found", "a", [1, 3]], ["found", "b", [2]], ["adopted", "", [2]]]
+    same(lab.taken_between([*two, ["handed out", "", [3]]]), 3, f"{two}, then [3] handed out:")
+    again = [["found", "a", [1]], ["found", "a", [2]], ["handed out", "", [1]]]
+    same(lab.taken_between(again), None, f"{again}, a has looked again before:")
+    own = [["found", "a", [1]], ["adopted", "", [1]], ["handed out", "", [1]]]
+    same(lab.taken_between(own), None, f"{own}, [1] was adopted before:")
     report = recorded(37076)["report"]
     same(
         lab.taken_between(report), 2, f"the manager of 0.22.1, called as the report does, {report}:"
@@ -51,6 +57,13 @@ def test_the_smallest_key_is_admitted_first(lab, record_property):
     same(lab.overtaken(keys, [step]), 0, f"{step} with {keys}:")
     same(lab.overtaken({**keys, "a": (0, 3.0, "a")}, [step]), None, "the same, a arrived at 3.0:")
     same(lab.overtaken({**keys, "a": (1, 0.0, "a")}, [step]), None, "the same, a has priority 1:")
+    same(lab.overtaken({**keys, "b": (0, 1.0, "b")}, [step]), 0, "the same arrival, a before b:")
+    many = {"a": (0, 1.0, "a"), "b": (0, 2.0, "b"), "c": (1, 0.0, "c"), "d": (0, 0.0, "d")}
+    for admitted in (["b", "d"], ["d", "b"]):
+        step = {"admitted": admitted, "preempted": [], "waiting": ["c", "a"]}
+        same(lab.overtaken(many, [step]), 0, f"{step} with {many}:")
+    step = {"admitted": ["b"], "preempted": ["a"], "waiting": ["a"]}
+    same(lab.overtaken(keys, [step]), 0, f"{step}, a was preempted in this step, {keys}:")
     found = []
     for number, run in enumerate(recorded(41951)["priority"]):
         found.append(lab.overtaken(run["keys"], run["steps"]))
@@ -76,6 +89,16 @@ def test_whole_blocks_hit(lab, record_property):
     same(
         lab.missed(exact, 16), None, f"{exact}: the last token is computed, so its block is not hit"
     )
+    seven, eight = [7] * 40, [8] * 40
+    for asks, at in (
+        ([[seven, 0], [eight, 0], [[*seven, 1], 0]], 2),
+        ([[eight, 0], [seven, 0], [[*seven, 1], 0]], 2),
+        ([[seven, 0], [[*seven, 1], 16]], 1),
+        ([[seven, 0], [[*seven, 1], 32]], None),
+        ([[seven[:20], 0], [[*seven[:20], 1], 32]], None),
+    ):
+        told = [(prompt[:1], len(prompt), hits) for prompt, hits in asks]
+        same(lab.missed(asks, 16), at, f"blocks of 16, (first token, tokens, hits) {told}:")
     found = []
     for number, asks in enumerate(recorded(51198)["hybrid"]):
         found.append(lab.missed(asks, 16))

@@ -136,6 +136,15 @@ def test_without_spare_questions_it_is_bisection(lab):
         same(lab.careful(list(said), bad, none, 0), expected, f"drawn {seed}, {line(said)}, {bad}:")
         same(len(none.asked), len(plain.asked), f"questions without spare ones, drawn {seed}:")
         lab.careful(list(said), bad, some, 1)
+        versions = list(said)
+        first, end = expected
+        inside = versions[versions.index(first) : versions.index(end) if end else len(said)]
+        open_ = [version for version in inside if version not in (bad, *plain.asked)]
+        assert bool(open_) == (len(some.asked) > len(plain.asked)), (
+            f"drawn {seed}, {line(said)}, {bad} known, one spare question: between the ends "
+            f"{open_} were not asked; expected one question more where there are some, came "
+            f"{len(some.asked)} and {len(plain.asked)} without it"
+        )
         bound = len(plain.asked) + 1 + math.ceil(math.log2(len(said) + 1))
         assert len(some.asked) <= bound, (
             f"drawn {seed}, {line(said)}, {bad} known, one spare question: at most {bound} in all; "

@@ -40,11 +40,12 @@ def answer(lab: Any, **other: Any) -> Any:
 
 
 def test_worked_scores(lab):
-    """The six of the page."""
+    """The six of the page, and what a word alone does not decide."""
     for other, expected in (
         ({}, 3), ({"arithmetic_shown": False}, 2), ({"peeked": True}, 2),
         ({"followups_ok": False}, 2), ({"derived": False, "followups_ok": False}, 1),
         ({"derived": False, "followups_ok": False, "knew_of": False}, 0),
+        ({"derived": False}, 1), ({"knew_of": False}, 3),
     ):  # fmt: skip
         same(lab.score(answer(lab, **other)), expected, f"the best answer, but {other}:")
 
@@ -72,9 +73,11 @@ def test_caps_never_raise_a_score(lab):
 
 def test_row_takes_minimum(lab):
     """A mean hides the question that an interviewer remembers."""
-    given = [answer(lab), answer(lab, peeked=True), answer(lab, row="latency")]
-    came = lab.matrix([*given, answer(lab, derived=False, followups_ok=False)])
-    same(came["memory"], 1, "memory with 3, 2 and 1:")
+    given = [answer(lab, derived=False, followups_ok=False), answer(lab, peeked=True)]
+    given += [answer(lab), answer(lab, row="latency")]
+    same(lab.matrix(given[::-1])["memory"], 1, "memory with 3, 2 and 1:")
+    came = lab.matrix(given)
+    same(came["memory"], 1, "memory with 1, 2 and 3:")
     same(came["latency"], 3, "latency with 3:")
     same(list(came), list(lab.ROWS), "the rows, in the map's order:")
 
@@ -113,6 +116,8 @@ def test_session_counts(lab, record_property):
     same(by_phase, [0, 0, 1, 1, 2, 2, 3, 3], "phases of the rapid fire, sorted:")
     same(sorted(phase for phase, *_ in loop.systems), [4, 5, 6, 7, 8], "phases of systems:")
     same(sorted(phase for phase, _ in loop.breadth), [12, 14, 16, 17], "phases of breadth:")
+    loop = lab.draw(bank(), 0, SCENARIOS, SYMPTOMS, breadth=(9, 18))
+    same(sorted(phase for phase, _ in loop.breadth), [9, 18], "breadth of phases 9 and 18:")
     for seed in range(30):
         asked = texts(drawn(lab, seed, bank(2)))
         same(len(asked), len(set(asked)), f"seed {seed}, 2 questions a phase, asked {asked}:")
@@ -130,6 +135,14 @@ def test_draw_is_deterministic_and_seed_dependent(lab):
     assert random.getstate() == state, (
         "expected the module's own random state as it was, came another: use random.Random(seed)"
     )
+    loops = [drawn(lab, seed) for seed in range(30)]
+    for what, found in (
+        ("scenario", {each.scenario["title"] for each in loops}),
+        ("symptoms", {tuple(sorted(s["ask"] for s in each.symptoms)) for each in loops}),
+        ("question of session 2", {each.systems[0] for each in loops}),
+        ("question of session 5", {each.breadth[0] for each in loops}),
+    ):
+        assert len(found) > 1, f"thirty seeds: expected more than one {what}, came {found}"
     others = {tuple(texts(drawn(lab, seed))) for seed in range(10)}
     assert len(others) == 10, f"expected ten loops of ten seeds, came {len(others)}"
     shuffled = any([p for p, _ in drawn(lab, s).rapid] != [0, 0, 1, 1, 2, 2, 3, 3]
@@ -151,13 +164,20 @@ def test_too_few_questions_is_loud(lab):
             )
 
 
-def test_the_bank_is_the_courses(lab):
+def test_the_bank_is_the_courses(lab, tmp_path):
     """Only questions; a heading of another kind is none."""
     came = lab.load_bank(ROOT)
     same([phase for phase in range(15) if phase not in came], [], "phases 0 to 14 without any:")
     assert "What problem does PagedAttention solve, and how?" in came[2], (
         f"expected the first question of phase 02 without its number, came {came[2][:1]}"
     )
+    pages = {phase: next(ROOT.glob(f"phase-{phase:02d}-*")) / "INTERVIEW.md" for phase in came}
+    heads = {p: page.read_text(encoding="utf-8").count("\n## Q") for p, page in pages.items()}
+    same({p: len(found) for p, found in came.items()}, heads, "questions of each phase:")
+    bare = tmp_path / "phase-07-x" / "INTERVIEW.md"
+    bare.parent.mkdir()
+    bare.write_text("# x\n\n## Rapid fire\n", encoding="utf-8")
+    same(lab.load_bank(tmp_path), {}, "a phase whose page has no question:")
     wrong = [text for found in came.values() for text in found if text.startswith(("Rapid", "Q"))]
     same(wrong, [], "texts that begin with Rapid or a number:")
 
