@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +77,51 @@ def test_a_wrong_file_is_refused_by_key(tmp_path):
     for wrong, said in (
         (text.replace("servers: 2", "servers: 0"), "servers=0: need int, 1 or more"),
         (text.replace("policy: load ", "policy: best "), "policy='best': need one of load"),
-        (text.replace("looks: 2", "look: 2"), "need the keys servers"),
+        (text.replace("looks: 2", "look: 2"), "looks missing; need the keys servers"),
+        (text + "\nport: 80\n", "port unknown; need the keys servers"),
+        (text.replace("max-model-len: 2048", "max-model-len:"), "flags: max-model-len=None: need"),
+        (text.replace("model: byte-llama", "model: [a]"), "model=['a']: need str"),
+        (text.replace("interval: 15", "interval: 0.5"), "interval=0.5: need int, 1 or more"),
+        ("", "need the keys servers"),
+        ("servers: [", "service.yaml: not YAML: while parsing"),
     ):
         path.write_text(wrong, encoding="utf-8")
         with pytest.raises(ValueError, match=re.escape(said)):
             SERVICE.read(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"service\.yaml: not UTF-8"):
+        SERVICE.read(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["service", "drill"])
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("num-blocks: 1024", "no-such-flag: 3", "server a ended with 2: No such option"),
+        ("model: byte-llama", "model: no-model", "server a ended with"),
+        ("looks: 2", "looks: no", "looks=False: need int, 1 or more"),
+    ],
+)
+def test_what_cannot_be_started_is_said_in_one_line(tmp_path, name, old, new, said):
+    path = tmp_path / "service.yaml"
+    text = (FOLDER / "service.yaml").read_text(encoding="utf-8")
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    command = [sys.executable, str(FOLDER / f"{name}.py"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode > 0 and said in done.stderr, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_without_its_library_it_says_what_to_install():
+    script = (
+        "import runpy, sys; sys.modules['prometheus_client'] = None; "
+        f"runpy.run_path({str(FOLDER / 'service.py')!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.stderr.startswith("prometheus_client is not installed: put `uv run --extra serve`")
 
 
 def test_counters_are_read_from_a_page_of_metrics():

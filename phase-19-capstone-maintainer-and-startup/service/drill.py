@@ -3,7 +3,8 @@
     python phase-19-capstone-maintainer-and-startup/service/drill.py
 
 Promises: nothing is timed. A look is taken when the drill takes it; what a fault needs to have
-happened first is asked until it has. Exit code 1 where an alarm is missing, or one too many.
+happened first is asked until it has. Exit code 1 where an alarm is missing, or one too many; 2
+where the service cannot be started or a fault cannot be injected, with what is wrong.
 """
 
 from __future__ import annotations
@@ -133,7 +134,11 @@ def _answered(port: int, prompt: str) -> bool:
 
 def main() -> int:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else SERVICE.HERE / "service.yaml"
-    found = drill(SERVICE.read(path))
+    try:
+        found = drill(SERVICE.read(path))
+    except (OSError, ValueError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 2
     for each in found:
         health = ", ".join(f"{name} {200 if ok else 'none'}" for name, ok in each.health.items())
         print(

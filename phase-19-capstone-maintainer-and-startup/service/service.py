@@ -16,14 +16,23 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+import yaml
+
+try:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+except ModuleNotFoundError:
+    sys.exit(
+        "prometheus_client is not installed: put `uv run --extra serve` before the command, or "
+        "pip install '.[serve]'"
+    )
 
 from labkit.yaml_files import read_yaml
 from mini_vllm.kv_transfer.router import POLICIES, Router
@@ -42,14 +51,28 @@ def read(path: Path) -> dict[str, Any]:
     """The service of a file.
 
     Raises:
-        ValueError: a key is missing, unknown or of another kind; it is named.
+        OSError: it cannot be read.
+        ValueError: it is not YAML, or a key is missing, unknown or of another kind; it is named.
     """
-    found = read_yaml(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or set(found) != set(KEYS):
+    try:
+        found = read_yaml(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error.reason})") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    if not isinstance(found, dict):
         raise ValueError(f"{path}: need the keys {', '.join(KEYS)}")
+    for what, names in (("missing", KEYS.keys() - found), ("unknown", found.keys() - KEYS)):
+        if names:
+            named = ", ".join(sorted(map(str, names)))
+            raise ValueError(f"{path}: {named} {what}; need the keys {', '.join(KEYS)}")
     for key, kind in KEYS.items():
         if type(found[key]) is not kind or (kind is int and found[key] < 1):
-            raise ValueError(f"{path}: {key}={found[key]!r}: need {kind.__name__}, 1 or more")
+            need = "int, 1 or more" if kind is int else kind.__name__
+            raise ValueError(f"{path}: {key}={found[key]!r}: need {need}")
+    for name, value in found["flags"].items():
+        if type(value) not in (str, int, float):
+            raise ValueError(f"{path}: flags: {name}={value!r}: need a text or a number")
     if found["policy"] not in POLICIES:
         raise ValueError(f"{path}: policy={found['policy']!r}: need one of {', '.join(POLICIES)}")
     return found
@@ -72,9 +95,17 @@ class Server:
     stalled: bool = False
 
     def start(self) -> None:
-        """Begin, and wait until it listens. Raises RuntimeError where it ends instead."""
+        """Begin, and wait until it listens.
+
+        Raises:
+            RuntimeError: it ends instead; with the last line that it said.
+        """
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
+            self._begin(said)
+
+    def _begin(self, said: IO[str]) -> None:
         self.process = subprocess.Popen(
-            self.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self.command, stdout=subprocess.PIPE, stderr=said, text=True
         )
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -82,12 +113,21 @@ class Server:
                 self.port = int(found[1])
                 break
         else:
-            raise RuntimeError(f"server {self.name} ended with {self.process.wait()}")
+            raise RuntimeError(self._ended(said))
         while self.get("/health") is None:  # its address is said before it answers
             if self.process.poll() is not None:
-                raise RuntimeError(f"server {self.name} ended with {self.process.returncode}")
+                raise RuntimeError(self._ended(said))
         self.in_flight, self.tokens, self.idle_looks = 0, -1.0, 0
         self.up, self.stalled = True, False
+
+    def _ended(self, said: IO[str]) -> str:
+        """That it has ended, and the last words of its error."""
+        assert self.process is not None
+        status = self.process.wait()
+        said.seek(0)
+        lines = [line.strip(" │\n") for line in said]
+        last = next((line for line in reversed(lines) if re.search(r"\w", line)), "it said nothing")
+        return f"server {self.name} ended with {status}: {last}"
 
     def stop(self) -> None:
         """End it, at once: its requests are broken off."""
@@ -238,7 +278,11 @@ class Gateway(BaseHTTPRequestHandler):
             self.say(404, b"need /metrics, /alive, /health, or POST to /v1/...")
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdecimal():
+            self.say(400, b'{"error": "Content-Length: need a number"}', "application/json")
+            return
+        body = self.rfile.read(int(length))
         taken = self.service.take(body)
         if taken is None:
             self.service.requests.labels("none", "refused").inc()
@@ -305,6 +349,15 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
+    try:
+        _serve(config)
+    except RuntimeError as error:  # a server that does not start, with its own words
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _serve(config: Mapping[str, Any]) -> None:
     with running(config) as (service, port):
         names = ", ".join(f"{s.name} at {s.port}" for s in service.servers)
         print(f"gateway at http://{HOST}:{port}/v1, servers {names}; Ctrl-C ends it", flush=True)
@@ -314,7 +367,6 @@ def main() -> int:
                 for alarm in service.look():
                     print(alarm, flush=True)
                 waiting.wait(config["interval"])
-    return 0
 
 
 if __name__ == "__main__":
