@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import shadow, workload_file, workloads
-from conformance.real_core import RealCore, core_of
+from conformance.real_core import RealCore, core_of, why_not
 from conformance.real_core.places import tree_of
 from conformance.recorders.run import RefusedError, Run, Stalled
 from course.files import load_module
@@ -222,6 +222,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The contribution's tests, without and with it.")
     parser.add_argument("--workloads", type=int, default=0, help="also so many drawn workloads")
     arguments = parser.parse_args()
+    if arguments.workloads < 0:
+        parser.error(f"--workloads={arguments.workloads}: need 0 or more")
+    if problems := list(filter(None, map(why_not, RELEASES))):
+        print("\n".join(dict.fromkeys(problems)), file=sys.stderr)
+        return 2
     for version in RELEASES:
         for patched in (False, True):
             print(f"vLLM {version}{', patched' if patched else ''}")
