@@ -71,6 +71,10 @@ def test_a_bug_is_decided_before_it_is_shown_and_each_answer_says_where_it_is_fr
     assert "3 of 24 seen, 2 named at the first try" in box.inner_text()
     assert "No part of the mini engine has this bug" in box.inner_text()
     assert barriers(page, ".museum") == []
+    beside_one_another = page.locator(".museum-answers").evaluate(
+        "(e) => getComputedStyle(e).display"
+    )
+    assert beside_one_another == "grid"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.complaints == []
 

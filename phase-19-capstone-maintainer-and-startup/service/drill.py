@@ -116,7 +116,9 @@ def drill(config: dict[str, Any]) -> list[Found]:
         thread = threading.Thread(target=stuck, daemon=True)
         thread.start()
         until(port, lambda: not idle(), "the long request")
-        (held,) = (server for server in service.servers if server.in_flight)
+        held = next((server for server in service.servers if server.in_flight), None)
+        if held is None:
+            raise RuntimeError("the long request ended too soon: a step of it must last minutes")
         judge("a server that stands still", [f"{held.name} stalled"], config["looks"] + 2)
         held.stop()
         thread.join()
