@@ -113,6 +113,7 @@ def test_what_cannot_be_started_is_said_in_one_line(tmp_path, name, old, new, sa
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_without_its_library_it_says_what_to_install():
     script = (
         "import runpy, sys; sys.modules['prometheus_client'] = None; "
