@@ -217,6 +217,13 @@ def words_check(console: Console, root: Path) -> int:
         terminal.say(console, f"{figures}  {page.path}", "red" if page.over else "")
     for phase, total in sorted(sums.items()):
         terminal.say(console, f"{total:>7,} {'':>7} {'':>6}  phase {phase}", "bold")
+    if aloud := habits.worst(root, [page.path for page in counted]):
+        terminal.say(
+            console, "Pages to read aloud: habits to a thousand words (CONTRIBUTING)", "dim"
+        )
+    for read in aloud:
+        told = ", ".join(f"{number} {name}" for name, number in read.found.items() if number)
+        terminal.say(console, f"{read.share:>7.1f}  {read.path}: {told}")
     over = [page for page in counted if page.over]
     first = sum(sums.get(phase, 0) for phase in words.FIRST_PHASES)
     limit = words.FIRST_PHASES_LIMIT
@@ -228,10 +235,6 @@ def words_check(console: Console, root: Path) -> int:
     )
     for page in over:
         terminal.say(console, f"{page.path}: {page.over} words over {page.budget:,}", "red")
-    terminal.say(console, "Pages to read aloud: habits to a thousand words (CONTRIBUTING)", "dim")
-    for read in habits.worst(root, [page.path for page in counted]):
-        told = ", ".join(f"{number} {name}" for name, number in read.found.items() if number)
-        terminal.say(console, f"{read.share:>7.1f}  {read.path}: {told}")
     return 1 if bad else 0
 
 

@@ -69,7 +69,7 @@ def of(path: str, text: str) -> Habit:
 
 
 def worst(root: Path, paths: Iterable[str]) -> list[Habit]:
-    """The pages with the most habits to a thousand words, the worst first."""
+    """The pages with the most habits to a thousand words, the worst first; none without any."""
     counted = [of(path, (root / path).read_text(encoding="utf-8")) for path in paths]
-    counted = [page for page in counted if page.words >= LEAST_WORDS]
+    counted = [page for page in counted if page.words >= LEAST_WORDS and page.total]
     return sorted(counted, key=lambda page: (-page.share, page.path))[:SHOWN]
