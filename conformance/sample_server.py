@@ -2,7 +2,7 @@
 
     course engine run -m conformance.sample_server FOLDER
 
-Or with the Python of an environment that holds another release; `0.27.1.0000.jsonl.gz` is of the
+Or with the Python of an environment that holds another release; `0.27.1/` holds one of the
 build for processors of that release.
 
 `vllm-flight-recorder` writes it, in the environment of the real engine: 24 prompts that begin

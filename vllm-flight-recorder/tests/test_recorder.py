@@ -165,11 +165,11 @@ def test_a_later_release_is_read_back_with_its_rules(record, version, kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "release", "steps"), [("sample", "0.22.1", 138), ("0.27.1", "0.27.1", 69)]
+    ("folder", "release", "steps"), [(".", "0.22.1", 138), ("0.27.1", "0.27.1", 69)]
 )
-def test_what_whole_servers_recorded_is_read_back(name, release, steps):
+def test_what_whole_servers_recorded_is_read_back(folder, release, steps):
     """Both by `python -m conformance.sample_server`, each in an environment of its release."""
-    path = recordings.SAMPLE.with_name(f"{name}.0000.jsonl.gz")
+    path = recordings.SAMPLE.parent / folder
     flight = Flight(path)
     assert flight.head["vllm"].partition("+")[0] == release
     preempted = sum(len(line.get("preempted", ())) for line in flight if "step" in line)
