@@ -23,6 +23,7 @@ from conformance.features.hybrid.replaying import kv_specs_of
 from conformance.replay import MakeRequest, mini_request, mini_scheduler
 from mini_vllm.kv.coordinator import HybridKVCacheManager
 from mini_vllm.kv_cache import KVCacheManager
+from mini_vllm.observe import counts
 from mini_vllm.observe.flight import Flight, FlightError, Line, hashes_of, pairs
 from mini_vllm.releases import parts_of
 from mini_vllm.request import Request
@@ -347,6 +348,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, metavar="FILE", help="a segment, or a folder of them")
     arguments = parser.parse_args(argv)
     try:
+        if (poorer := counts.read(arguments.file)) is not None:
+            print(*poorer.lines, sep="\n", file=sys.stderr)
+            return 2
         result = replay(arguments.file)
     except (FlightError, NotReplayable) as error:
         print(error, file=sys.stderr)

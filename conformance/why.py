@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import flight, recording, replay
+from mini_vllm.observe import counts
 from mini_vllm.observe.flight import Flight, FlightError, hashes_of
 from mini_vllm.observe.why import Log, Span, explain
 from mini_vllm.plan import SchedulerOutput
@@ -308,6 +309,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(file: Path, request: str | None, prefix: str | None, seed: int | None) -> int:
     """Print; the exit code."""
     try:
+        if (poorer := counts.read(file)) is not None:
+            print(*poorer.lines, sep="\n")
+            return 0 if request is None else 2
         found = follow(file, seed)
         if request is None:
             lines = summary(found)

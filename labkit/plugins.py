@@ -17,7 +17,7 @@ def put_on_path(package: Path, into: Path, *others: Path) -> None:
         others: further folders for the path.
     """
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    name, version = project["name"], project["version"]
+    name, version = project["name"], project.get("version", "0")
     folder = into / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(

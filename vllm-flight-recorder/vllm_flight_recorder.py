@@ -9,6 +9,10 @@ the standard library and vLLM. README.md beside this file describes each line th
 
 `Recording` is vLLM's own scheduler, the asynchronous one where that is on, with five methods that
 note what went in and what came out. It decides nothing.
+
+Where the flag cannot be set, `Counting` is a stat logger, found by its entry point, which writes
+what vLLM counts of each step where `VLLM_FLIGHT_RECORDER_COUNTS` is set: a poorer source, which
+names no request while it runs. It obeys the same promises.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ FORMAT = 1
 """Of the lines; a reader refuses another one."""
 DIRECTORY = "VLLM_FLIGHT_RECORDER_DIR"
 MAX_MB = "VLLM_FLIGHT_RECORDER_MAX_MB"
+COUNTS = "VLLM_FLIGHT_RECORDER_COUNTS"
+"""A folder; unset, the stat logger writes nothing."""
 SEGMENTS = 4
 """Files of one recording; when a new one begins, the second oldest goes. The first one stays: it
 holds the configuration and how it all began."""
@@ -383,6 +389,75 @@ class Files:
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: what could be written is there
             self.file.close()
+
+
+# ---------------------------------------------------------------------- the poorer source
+
+
+class Counter:
+    """What vLLM tells its stat loggers, a line for each step that it tells of."""
+
+    def __init__(self, directory: str) -> None:
+        self.files: Files | None = None
+        self.is_on = bool(directory)
+        self.note("begin", directory)
+
+    def note(self, method: str, *arguments: Any) -> None:
+        """As of a `Recorder`: a failure ends the counting and reaches no further."""
+        if self.is_on:
+            try:
+                getattr(self, method)(*arguments)
+            except Exception as error:
+                self.is_on = False
+                logger.error("vllm-flight-recorder stops counting: %r", error)
+
+    def begin(self, directory: str) -> None:
+        most = int(float(os.environ.get(MAX_MB, "1024")) * 1e6)
+        self.files = Files(Path(directory), most)
+        self.files.write({"counts": FORMAT, "vllm": version(), "t": now()})
+
+    def counted(self, scheduler: Any, iteration: Any) -> None:
+        line: dict[str, Any] = {"t": now()}
+        if scheduler is not None:
+            line["running"] = scheduler.num_running_reqs
+            line["waiting"] = scheduler.num_waiting_reqs
+            line["usage"] = round(scheduler.kv_cache_usage, 6)
+        if iteration is not None:
+            line["prompt"] = iteration.num_prompt_tokens
+            line["out"] = iteration.num_generation_tokens
+            line["preempted"] = iteration.num_preempted_reqs
+            ended = [
+                [r.num_prompt_tokens, r.num_generation_tokens, round(r.queued_time, 6)]
+                for r in iteration.finished_requests
+            ]
+            if ended:
+                line["ended"] = ended
+        assert self.files is not None
+        self.files.write(line)
+
+
+def __getattr__(name: str) -> Any:
+    """`Counting`, a class of vLLM's kind, made where a server asks for it."""
+    if name != "Counting":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Counting(StatLoggerBase):
+        """What the entry point names."""
+
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            self.counter = Counter(os.environ.get(COUNTS, ""))
+
+        def record(
+            self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any
+        ) -> None:
+            self.counter.note("counted", scheduler_stats, iteration_stats)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    globals()[name] = Counting
+    return Counting
 
 
 # ---------------------------------------------------------------------- what is written
