@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,21 @@ def test_health_says_200_where_the_gateway_says_that_nothing_moves(found):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs a prometheus on the PATH")
+def test_a_real_prometheus_fires_the_same_alarms(found):
+    assert [each.fires for each in found] == [
+        [DRILL.RULES[alarm] for alarm in each.due] for each in found
+    ]
+    assert sum(bool(each.fires) for each in found) == 2
+
+
+def test_without_a_prometheus_the_service_goes_on_alone(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with SERVICE.watched(SERVICE.Service(SERVICE.read(FOLDER / "service.yaml")), 1, 1) as beside:
+        assert beside is None
+
+
+@pytest.mark.slow
 def test_the_drill_fails_a_service_that_asks_health_alone(monkeypatch):
     look = SERVICE.Service.look
 
@@ -52,7 +68,7 @@ def test_the_drill_fails_a_service_that_asks_health_alone(monkeypatch):
 
     monkeypatch.setattr(SERVICE.Service, "look", up_alone)
     monkeypatch.setattr(SERVICE, "PATIENCE", 5)  # else a request to the stalled server waits long
-    found = DRILL.drill(SERVICE.read(FOLDER / "service.yaml"))
+    found = DRILL.drill(SERVICE.read(FOLDER / "service.yaml") | {"prometheus": False})
     assert [each.name for each in found if not each.passed] == [STILL]
 
 

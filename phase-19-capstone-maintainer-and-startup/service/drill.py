@@ -28,6 +28,11 @@ LONG = "x" * 2000
 """A prompt whose step, at the file's price for pairs, lasts minutes: nothing moves meanwhile."""
 
 
+RULES = {f"{name} {what}": f"{rule} {name}" for name in "abcdefgh" for what, rule in
+         (("down", "ServerDown"), ("stalled", "ServerStandsStill"))}  # fmt: skip
+"""What `alarms.yaml` calls an alarm of the service."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What one part of the drill saw."""
@@ -41,10 +46,13 @@ class Found:
     """The gateway's `/alive`."""
     served: int
     """Of four requests after the alarms, how many were answered with 200."""
+    fires: list[str] | None = None
+    """What a real Prometheus fires of the two alarms; None where there is none."""
 
     @property
     def passed(self) -> bool:
-        return self.alarms == self.due and self.served == 4
+        fires = self.fires is None or self.fires == [RULES[each] for each in self.due]
+        return self.alarms == self.due and self.served == 4 and fires
 
 
 def post(port: int, prompt: str, **more: Any) -> http.client.HTTPResponse:
@@ -77,7 +85,23 @@ def until(port: int, holds: Callable[[], bool], what: str) -> None:
 def drill(config: dict[str, Any]) -> list[Found]:
     """The whole drill, on servers of its own."""
     found: list[Found] = []
-    with SERVICE.running(config) as (service, port):
+    with SERVICE.running(config) as (service, port), _beside(config, service, port) as prometheus:
+
+        def fired(due: list[str]) -> list[str] | None:
+            """What Prometheus fires, once it is what is due; it scrapes and judges by itself."""
+            if prometheus is None:
+                return None
+            prometheus.follow(service)
+            seen: list[str] = []
+
+            def is_due() -> bool:
+                alerts = prometheus.alerts() or []
+                seen[:] = [each for each in alerts if each in RULES.values()]
+                return seen == [RULES[each] for each in due]
+
+            with contextlib.suppress(RuntimeError):  # what it fires instead is told
+                until(port, is_due, "the alarms of Prometheus")
+            return seen
 
         def idle() -> bool:
             return not any(server.in_flight for server in service.servers)
@@ -85,10 +109,11 @@ def drill(config: dict[str, Any]) -> list[Found]:
         def judge(name: str, due: list[str], looks: int = 1) -> None:
             for _ in range(looks):
                 alarms = service.look()
+            fires = fired(due)
             alive = status(port, "/alive")
             health = {s.name: s.get("/health") is not None for s in service.servers}
             served = sum(_answered(port, f"{name} {number}") for number in range(4))
-            found.append(Found(name, due, alarms, health, alive, served))
+            found.append(Found(name, due, alarms, health, alive, served, fires))
 
         judge("nothing", [])
 
@@ -128,6 +153,11 @@ def drill(config: dict[str, Any]) -> list[Found]:
     return found
 
 
+def _beside(config: dict[str, Any], service: Any, port: int) -> Any:
+    """A Prometheus that scrapes each second, where the file asks for one."""
+    return SERVICE.watched(service, port, 1) if config["prometheus"] else contextlib.nullcontext()
+
+
 def _answered(port: int, prompt: str) -> bool:
     answer = post(port, prompt)
     answer.read()
@@ -147,6 +177,7 @@ def main() -> int:
             f"{'ok  ' if each.passed else 'FAIL'} {each.name}: alarms {each.alarms or 'none'}, "
             f"due {each.due or 'none'}; /health {health}; /alive {each.alive}; "
             f"{each.served} of 4 served"
+            + ("" if each.fires is None else f"; Prometheus fires {each.fires or 'none'}")
         )
     return 0 if all(each.passed for each in found) else 1
 

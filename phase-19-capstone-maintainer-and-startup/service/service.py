@@ -2,7 +2,9 @@
 
     python phase-19-capstone-maintainer-and-startup/service/service.py [service.yaml]
 
-Promises: everything listens on the loopback address and on a free port, and ends with the service.
+Where a `prometheus` is on the PATH and the file asks for it, it scrapes all of them and judges
+`alarms.yaml`. Promises: everything listens on the loopback address and on a free port, and ends
+with the service.
 A server is up when its `/health` answers, and alive when tokens come while it has work: the second
 is what the gateway routes by (upstream reports of the first without the second: 53130, 39734).
 """
@@ -14,6 +16,8 @@ import http.client
 import itertools
 import json
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -42,7 +46,7 @@ HOST = "127.0.0.1"
 PATIENCE = 60
 """Seconds after which a connection to a server counts as broken."""
 KEYS = {"servers": int, "model": str, "flags": dict, "policy": str, "most_in_flight": int,
-        "looks": int, "interval": int}  # fmt: skip
+        "looks": int, "interval": int, "prometheus": bool}  # fmt: skip
 COUNTED = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 """Of a server: what must rise while it has work."""
 
@@ -321,6 +325,84 @@ class Gateway(BaseHTTPRequestHandler):
             connection.close()
 
 
+@dataclass(slots=True)
+class Prometheus:
+    """A Prometheus of the machine that scrapes the service and judges its alarms."""
+
+    port: int
+    targets: Path
+
+    def follow(self, service: Service) -> None:
+        """Say where the servers listen now; it looks at the file by itself."""
+        groups = [
+            {"targets": [f"{HOST}:{server.port}"], "labels": {"server": server.name}}
+            for server in service.servers
+        ]
+        beside = self.targets.with_suffix(".new")
+        beside.write_text(json.dumps(groups), encoding="utf-8")
+        beside.replace(self.targets)
+
+    def alerts(self) -> list[str] | None:
+        """What fires, as "ServerDown a"; None while it does not answer."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE)
+        try:
+            connection.request("GET", "/api/v1/alerts")
+            found = json.loads(connection.getresponse().read())["data"]["alerts"]
+        except (OSError, http.client.HTTPException, ValueError, KeyError):
+            return None
+        finally:
+            connection.close()
+        return sorted(
+            f"{a['labels']['alertname']} {a['labels'].get('server', '')}".strip()
+            for a in found
+            if a["state"] == "firing"
+        )
+
+
+@contextlib.contextmanager
+def watched(service: Service, gateway: int, seconds: int) -> Iterator[Prometheus | None]:
+    """A Prometheus beside the service; None where the machine has no such program.
+
+    Args:
+        gateway: its port.
+        seconds: between two scrapes, and between two judgements of the alarms.
+    """
+    program = shutil.which("prometheus")
+    if program is None:
+        yield None
+        return
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="service-") as folder:
+        made = Prometheus(port, Path(folder) / "servers.json")
+        made.follow(service)
+        config = {
+            "global": {"scrape_interval": f"{seconds}s", "evaluation_interval": f"{seconds}s"},
+            "rule_files": [str(HERE / "alarms.yaml")],
+            "scrape_configs": [
+                {"job_name": "gateway", "static_configs": [{"targets": [f"{HOST}:{gateway}"]}],
+                 "honor_labels": True},
+                {"job_name": "servers", "file_sd_configs": [{"files": [str(made.targets)]}]},
+            ],
+        }  # fmt: skip
+        file = Path(folder) / "prometheus.yml"
+        file.write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
+        command = [program, f"--config.file={file}", f"--storage.tsdb.path={folder}/data",
+                   f"--web.listen-address={HOST}:{port}"]  # fmt: skip
+        with (Path(folder) / "said.log").open("w") as said:
+            process = subprocess.Popen(command, stdout=said, stderr=said)
+            try:
+                while made.alerts() is None:
+                    if process.poll() is not None:
+                        last = (Path(folder) / "said.log").read_text().strip().splitlines()[-1:]
+                        raise RuntimeError(f"prometheus ended with {process.returncode}: {last}")
+                yield made
+            finally:
+                process.kill()
+                process.wait()
+
+
 @contextlib.contextmanager
 def running(config: Mapping[str, Any]) -> Iterator[tuple[Service, int]]:
     """The service, and the gateway's port; everything has ended afterwards."""
@@ -362,7 +444,12 @@ def _serve(config: Mapping[str, Any]) -> None:
         names = ", ".join(f"{s.name} at {s.port}" for s in service.servers)
         print(f"gateway at http://{HOST}:{port}/v1, servers {names}; Ctrl-C ends it", flush=True)
         waiting = threading.Event()
-        with contextlib.suppress(KeyboardInterrupt):
+        beside = watched(service, port, config["interval"]) if config["prometheus"] else None
+        with contextlib.suppress(KeyboardInterrupt), beside or contextlib.nullcontext() as found:
+            if found is not None:
+                print(f"Prometheus at http://{HOST}:{found.port}/alerts", flush=True)
+            elif config["prometheus"]:
+                print("no prometheus on the PATH: the service looks by itself alone", flush=True)
             while True:
                 for alarm in service.look():
                     print(alarm, flush=True)
