@@ -379,6 +379,21 @@ def test_every_kept_release_serves_the_same_text():
     assert len({tuple(text) for text in texts.values()}) == 1, texts
 
 
+def test_what_is_under_way_at_a_reset_is_dropped_as_at_the_pin():
+    said = {}
+    for version in (PIN, "0.33.0"):
+        engine = LLM("toy", release=version, block_size=4, async_scheduling=True).llm_engine
+        texts = said[version] = {}
+        for name in "abc":
+            params = SamplingParams(max_tokens=6, temperature=0.0)
+            engine.add_request([ord(name)] * 9, params, request_id=name)
+        for step in range(40):
+            if step == 4:
+                engine.reset_prefix_cache(reset_running_requests=True)
+            texts |= {request.request_id: list(request.all_token_ids) for request in engine.step()}
+    assert said[PIN] == said["0.33.0"] and [len(tokens) for tokens in said[PIN].values()] == [15] * 3
+
+
 def test_a_threshold_that_would_cut_padding_is_refused():
     asked = {"speculative_config": NGRAM, "long_prefill_token_threshold": 2}
     with pytest.raises(ValueError, match=r"release='0\.26\.0' with long_prefill_token_threshold=2"):

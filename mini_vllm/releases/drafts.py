@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from mini_vllm.config import SchedulerConfig
 from mini_vllm.kv_cache import KVCacheManager
@@ -161,12 +160,6 @@ class DraftSlots(Gate):
         """Nothing of it is taken."""
         self.left = self.budget
 
-    def admission(
-        self, request: Request, plan: SchedulerOutput
-    ) -> Literal["admit", "skip", "stop"]:
-        """ "stop" when there is no slot for a token besides."""
-        return "admit" if self.left > 1 else "stop"
-
     def limit(self, request: Request, start: int, num_new: int) -> int:
         """What is left, without the request's own slot."""
         return min(num_new, max(self.left - 1, 0))
@@ -196,6 +189,11 @@ class SlotsByRequest(Scheduler):
             self._slots = DraftSlots(whole)
             gates = (self._slots, *gates)
         super().__init__(kv, config, gates)
+
+    def _admit(self, request: Request, plan: SchedulerOutput, budget: int) -> int | None:
+        if self._slots is not None and self._slots.left <= 1:
+            return 0  # before any gate is asked
+        return super()._admit(request, plan, budget)
 
     def _num_admitted(self, request: Request, num_cached: int, budget: int) -> int:
         if self._slots is not None:
