@@ -68,7 +68,8 @@ ROOMS = {
             "limit_mm_per_prompt", "disable_chunked_mm_input", "max_num_encoder_input_tokens",
             "encoder_cache_size", "ec_transfer_config",
         ),
-        options=("multi_modal_data",), parts=("encoder_cache_manager", "encoder_gate"),
+        options=("multi_modal_data",),
+        parts=("encoder_cache_manager", "encoder_gate", "synchronous_alone"),
         needs="a model that sees, such as byte-sees",
     ),
     "kv_transfer": Room(

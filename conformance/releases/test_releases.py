@@ -391,7 +391,15 @@ def test_what_is_under_way_at_a_reset_is_dropped_as_at_the_pin():
             if step == 4:
                 engine.reset_prefix_cache(reset_running_requests=True)
             texts |= {request.request_id: list(request.all_token_ids) for request in engine.step()}
-    assert said[PIN] == said["0.33.0"] and [len(tokens) for tokens in said[PIN].values()] == [15] * 3
+    assert (
+        said[PIN] == said["0.33.0"] and [len(tokens) for tokens in said[PIN].values()] == [15] * 3
+    )
+
+
+def test_pictures_beside_0_27_1_are_refused_with_plans_ahead():
+    """There a picture at the end of a prompt is released a step later than at the pin."""
+    with pytest.raises(ValueError, match=r"release='0\.27\.1' with a model that sees and async"):
+        LLM("byte-sees", release="0.27.1", async_scheduling=True)
 
 
 def test_a_threshold_that_would_cut_padding_is_refused():

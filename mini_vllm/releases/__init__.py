@@ -80,7 +80,10 @@ PARTS = {
     "0.27.0": _with(UnhashedFirst, *_PADDED, ahead=_STALE),
     "0.27.1": _with(
         UnhashedFirst, *_PADDED, ahead=_STALE,
-        rooms={"multimodal": {"encoder_cache_manager": ReferencesNoted}, **_PADS},
+        rooms={
+            "multimodal": {"encoder_cache_manager": ReferencesNoted, "synchronous_alone": True},
+            **_PADS,
+        },
     ),
     "0.28.0": _with(UnhashedFirstAlways, SlotsByRequest, *_PADDED, ahead=_STALE),
     "0.29.0": _with(
