@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from conformance import hazard, parts, recording, releases, shadow
+from conformance.features.core import check_stop
 from conformance.real_core import core_of, why_not
 from conformance.recorders import combined
 from conformance.releases import __main__ as counts
@@ -338,6 +339,16 @@ class LengthFirst(v0_33_0.StopBeforeMinTokens):
 
 def test_requests_end_where_the_check_of_0_33_0_ends_them():
     assert stops_that_differ(parts_of("0.33.0").request) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "others"), [("0.28.0", "0.29.0"), ("0.29.0", "0.28.0")])
+def test_stops_come_before_min_tokens_since_0_29_0(version, others):
+    if problem := why_not(version):
+        pytest.skip(problem)
+    cases = list(check_stop.cases(core_of(version)))
+    assert not any(parts.replay_check_stop(case, parts_of(version).request) for case in cases)
+    assert any(parts.replay_check_stop(case, parts_of(others).request) for case in cases)
 
 
 @pytest.mark.slow

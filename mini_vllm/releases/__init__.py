@@ -87,13 +87,19 @@ PARTS = {
     ),
     "0.28.0": _with(UnhashedFirstAlways, SlotsByRequest, *_PADDED, ahead=_STALE),
     "0.29.0": _with(
-        UnhashedFirstAlways, SlotsByRequest, PaddedWhereRoom, LookaheadAtAdmission, ahead=_STALE
+        UnhashedFirstAlways, SlotsByRequest, PaddedWhereRoom, LookaheadAtAdmission, ahead=_STALE,
+        request=StopBeforeMinTokens,
     ),
     "0.30.0": _with(
-        UnhashedFirstAlways, SlotsByRequest, HitsPadded, LookaheadAtAdmission, ahead=_STALE
+        UnhashedFirstAlways, SlotsByRequest, HitsPadded, LookaheadAtAdmission, ahead=_STALE,
+        request=StopBeforeMinTokens,
     ),
-    "0.31.0": _with(UnhashedFirstAlways, *_SINCE_0_31, ahead=_STALE),
-    "0.32.0": _with(UnhashedFirstAlways, *_SINCE_0_31, ahead=_STALE),
+    "0.31.0": _with(
+        UnhashedFirstAlways, *_SINCE_0_31, ahead=_STALE, request=StopBeforeMinTokens
+    ),
+    "0.32.0": _with(
+        UnhashedFirstAlways, *_SINCE_0_31, ahead=_STALE, request=StopBeforeMinTokens
+    ),
     "0.33.0": _with(
         UnhashedFirstAlways, *_SINCE_0_31, ResumedAreNew, ScanGoesOn,
         only=(AcceptedCachedAtOnce,), ahead=_STALE, request=StopBeforeMinTokens,
