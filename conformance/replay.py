@@ -51,6 +51,9 @@ FEATURE_FIELDS = tuple(dict.fromkeys(name for feature in FEATURES for name in fe
 
 FIELDS = SCHEDULE_FIELDS + FEATURE_FIELDS + UPDATE_FIELDS
 
+GATES = {"lora": "adapter_gate", "structured_output": "wait_gate"}
+"""The parts of rooms that are gates, by feature."""
+
 Build = Callable[[Mapping[str, Any]], Scheduler]
 MakeRequest = Callable[[Mapping[str, Any], int], Request]
 
@@ -182,10 +185,14 @@ def builders(release: str | EngineParts) -> tuple[Build, MakeRequest]:
 
     def build(config: Mapping[str, Any], **named: Any) -> Scheduler:
         is_async = bool(config.get("async_scheduling"))
+        gates = {
+            room: gate for room, name in GATES.items() if (gate := parts.of_room(room, name, 0))
+        }
         mine = {
             "scheduler": parts.async_scheduler if is_async else parts.scheduler,
             "kv_cache_manager": parts.kv_cache_manager,
             "block_pool": parts.block_pool,
+            **({"gates": gates} if gates else {}),
         }
         return mini_scheduler(config, **{**mine, **named})
 

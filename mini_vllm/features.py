@@ -55,10 +55,12 @@ ROOMS = {
             "decode_context_parallel_size", "rank_transport", "rank_timeout_s", "rank_pool",
         ),
     ),
-    "spec_decode": Room("speculator", ("speculative_config",), parts=("drafter", "verifier")),
+    "spec_decode": Room(
+        "speculator", ("speculative_config",), parts=("drafter", "verifier", "pads_admissions"),
+    ),
     "lora": Room(
         "adapters", ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras"),
-        options=("lora_request",), parts=("adapter_slots", "adapter_delta"),
+        options=("lora_request",), parts=("adapter_gate", "adapter_slots", "adapter_delta"),
     ),
     "multimodal": Room(
         "pictures",
@@ -66,7 +68,8 @@ ROOMS = {
             "limit_mm_per_prompt", "disable_chunked_mm_input", "max_num_encoder_input_tokens",
             "encoder_cache_size", "ec_transfer_config",
         ),
-        options=("multi_modal_data",), parts=("encoder_cache_manager", "encoder_gate"),
+        options=("multi_modal_data",),
+        parts=("encoder_cache_manager", "encoder_gate", "synchronous_alone"),
         needs="a model that sees, such as byte-sees",
     ),
     "kv_transfer": Room(

@@ -7,21 +7,18 @@ import dataclasses
 import pytest
 
 from conformance import hazard, parts, recording, releases, shadow
-from conformance.decisions import FAMILIES
+from conformance.features.core import check_stop
 from conformance.real_core import core_of, why_not
 from conformance.recorders import combined
 from conformance.releases import __main__ as counts
-from conformance.releases import record, rules, survey
+from conformance.releases import features, record, rules, survey
 from conformance.replay import first_difference, replay, replay_files
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.parts import EngineParts
-from mini_vllm.releases import PARTS, parts_of, v0_27_1, v0_33_0
+from mini_vllm.releases import PARTS, PIN, parts_of, v0_27_1, v0_33_0
 from mini_vllm.releases.loads import LoadsReserve
-from mini_vllm.releases.lookahead import LookaheadAtAdmission
 from mini_vllm.request import Request, RequestStatus
-from mini_vllm.scheduler import Scheduler
-from mini_vllm.structured_output import StructuredOutputsParams
 
 EVERY = list(releases.RELEASES)
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 2}
@@ -75,18 +72,25 @@ def test_a_share_of_the_other_releases_is_decided_by_their_rules(version):
     assert (pin > 0) == (table_on("SINCE_THE_PIN.md")[version][1] != "0")
 
 
-@pytest.mark.parametrize("version", EVERY)
-def test_the_rules_of_a_kept_release_are_its_parts(version):
-    with_rules, own = rules.parts_with(rules.DECIDED_BY[version]), parts_of(version)
+@pytest.mark.parametrize("version", rules.ALL)
+def test_the_rules_of_a_release_are_its_parts(version):
+    with_rules, own = rules.parts_with(rules.ALL[version]), parts_of(version)
     assert with_rules.block_pool is own.block_pool
-    new = set(with_rules.scheduler.__mro__[1:-1]) - set(Scheduler.__mro__)
-    beyond = {LoadsReserve, LookaheadAtAdmission}  # of loads and of drafts: plain ones have neither
-    mine = set(own.scheduler.__mro__[1:-1]) - set(Scheduler.__mro__) - {own.scheduler}
-    assert new == mine - beyond
+    for theirs, ours in (
+        (with_rules.scheduler, own.scheduler), (with_rules.async_scheduler, own.async_scheduler),
+    ):  # fmt: skip
+        of_loads = {LoadsReserve}  # proved with connectors, where they are served
+        assert set(theirs.__mro__[1:]) == set(ours.__mro__[1:]) - of_loads
+    assert with_rules.of_room("lora", "adapter_gate", 0) == own.of_room("lora", "adapter_gate", 0)
+    assert set(rules.DECIDED_BY[version]) <= set(rules.ALL[version])
+
+
+def test_every_release_with_parts_has_its_rules():
+    assert [PIN, *rules.ALL] == list(PARTS)
 
 
 @pytest.mark.parametrize(
-    ("names", "problem"), [(("9",), "need some of"), (("1", "1 with caching"), "at most one")]
+    ("names", "problem"), [(("99",), "need some of"), (("1", "1 with caching"), "at most one")]
 )
 def test_rules_that_cannot_be_had_together_are_refused(names, problem):
     with pytest.raises(ValueError, match=problem):
@@ -100,25 +104,96 @@ def test_a_release_is_explained_kind_by_kind():
     text = list(survey.report(core_of("0.32.0"), 30))
     plain = next(line for line in text if line.startswith("plain"))
     assert plain.split()[1:] == ["30", "26", "0", "0", "1,", "2"]
-    assert any(line.startswith("drafts: no set of rules is enough") for line in text)
+    assert not any("no set of rules is enough" in line for line in text)
 
 
-@pytest.mark.parametrize("family", ["drafts", "asynchronous drafts"])
-def test_drafts_are_decided_as_by_0_23_0_with_its_rule_and_not_without(family):
-    if problem := why_not("0.23.0"):
+SHOWN_BY = {
+    "6": ("0.23.0", {"drafts"}, 2, ()),
+    "7": ("0.26.0", {"drafts"}, 3, ()),
+    "7 with hits": ("0.30.0", {"drafts"}, 3, ("7 with room",)),
+    "8": ("0.27.1", {"drafts", "async"}, 1, ()),
+    "9": ("0.28.0", {"drafts"}, 11, ()),
+    "10": ("0.31.0", {"grammars"}, 0, ()),
+    "11": ("0.33.0", {"adapters", "async"}, 0, ()),
+    "12": ("0.33.0", {"drafts"}, 12, ()),
+}
+"""Rule -> release, features and seed of a workload that shows it, and what stands in its place."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", SHOWN_BY)
+def test_a_rule_of_a_feature_left_out_or_misread_is_caught(rule):
+    version, wanted, seed, instead = SHOWN_BY[rule]
+    if problem := why_not(version):
         pytest.skip(problem)
-    core, features = core_of("0.23.0"), FAMILIES[family]
-    entries = [combined.run(combined.generate(seed, features), core) for seed in range(24)]
-    for made, differ in ((parts_of("0.23.0"), 0), (rules.parts_with(()), 7)):
-        found = [replay(e, *releases.builders(made))[1] for e in entries]
-        assert sum(each is not None for each in found) >= differ
-        assert differ or found == [None] * len(entries)
+    entry = combined.run(combined.generate(seed, wanted), core_of(version))
+    every = rules.ALL[version]
+    for chosen, is_alike in ((every, True), ((*(r for r in every if r != rule), *instead), False)):
+        assert (replay(entry, *releases.builders(rules.parts_with(chosen)))[1] is None) is is_alike
+
+
+def near_the_models_length():
+    """Who comes second has eight of nine tokens cached, and no room for four drafts."""
+    workload = combined.generate(3, {"drafts"})
+    workload["config"] |= {
+        "num_blocks": 40, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 64,
+        "long_prefill_token_threshold": 0, "enable_prefix_caching": True, "max_model_len": 12,
+        "policy": "fcfs", "speculative": {"method": "ngram", "num_speculative_tokens": 4},
+    }  # fmt: skip
+    one = {
+        "prompt_token_ids": list(range(3, 12)), "max_tokens": 3, "ignore_eos": True, "priority": 0,
+    }  # fmt: skip
+    workload["events"] = [
+        {
+            "step": step,
+            "add": [{**one, "request_id": name, "arrival_time": float(step)}],
+            "abort": [],
+        }
+        for step, name in enumerate(("first", "second"))
+    ]
+    workload["outputs"] = {name: [9] * 9 for name in ("first", "second")}
+    return workload
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "step"), [("0.28.0", 3), ("0.29.0", 1)])
+def test_padding_that_the_models_length_does_not_hold_makes_wait_until_0_29(version, step):
+    if problem := why_not(version):
+        pytest.skip(problem)
+    entry = combined.run(near_the_models_length(), core_of(version))
+    assert next(i for i, s in enumerate(entry["steps"]) if "second" in s["new"]) == step
+    assert replay(entry, *releases.builders(version))[1] is None
+    instead = {"0.28.0": "7 with room", "0.29.0": "7"}[version]
+    misread = (*(r for r in rules.ALL[version] if not r.startswith("7")), instead)
+    assert replay(entry, *releases.builders(rules.parts_with(misread)))[1] is not None
+
+
+def test_the_table_of_features_says_what_the_engine_takes():
+    rows = features.rows_kept()
+    assert list(rows) == list(PARTS), "python -m conformance.releases.features --write"
+    for version, cells in rows.items():
+        assert cells[-1] == features.elsewhere(version)
+        for kind, cell in zip(features.KINDS, cells[1:-1], strict=True):
+            takes = features.is_served(version, kind, set(features.KINDS[kind](0)))
+            how, _, counted = cell.partition(": ")
+            assert how == ("served" if takes else "refused"), (version, kind)
+            differ, _, of = counted.partition(" of ")
+            assert int(of) >= 90 and (not takes or differ == "0"), (version, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", PARTS)
+def test_workloads_with_features_are_recorded_anew_from_each_archive(version):
+    if problem := why_not(version):
+        pytest.skip(problem)
+    row = features.row(version, [3])
+    assert [cell for cell in row if cell.startswith("served") and ": 0 of" not in cell] == []
 
 
 REFUSED = {
     "0.23.0": ({"tensor_parallel_size": 2},),
-    "0.27.1": ({"speculative_config": NGRAM}, {"tensor_parallel_size": 2}),
-    "0.33.0": ({"speculative_config": NGRAM}, {"enable_lora": True}),
+    "0.27.1": ({"tensor_parallel_size": 2},),
+    "0.33.0": ({"kv_transfer_config": {"kv_connector": "simulated"}}, {"tensor_parallel_size": 2}),
 }
 
 
@@ -128,14 +203,6 @@ def test_a_feature_that_was_not_compared_with_a_release_is_refused_by_name(versi
         (name,) = asked
         with pytest.raises(ValueError, match=f"release='{version}' with {name}: need a release"):
             LLM("toy", release=version, **asked)
-
-
-def test_a_grammar_beside_0_33_0_is_refused_at_the_request():
-    llm = LLM("toy", release="0.33.0")
-    params = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(regex="a+"))
-    with pytest.raises(ValueError, match=r"release='0\.33\.0' with structured_outputs: need"):
-        llm.generate(["a"], params)
-    assert llm.generate(["a"], SamplingParams(max_tokens=2))[0].outputs[0].token_ids
 
 
 @pytest.mark.parametrize("version", EVERY)
@@ -173,7 +240,7 @@ class NoScanRule(v0_33_0.LoneRequestUncapped, v0_33_0.ResumedAreNew):
     """0.33.0 where a request that preempts itself ends the scan."""
 
 
-class OnlyRunningCount(v0_33_0.Scheduler0330):
+class OnlyRunningCount(parts_of("0.33.0").scheduler):
     """A request counts as alone although others wait."""
 
     def _clamp_new_tokens(self, num_new_tokens, token_budget):
@@ -275,6 +342,16 @@ def test_requests_end_where_the_check_of_0_33_0_ends_them():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("version", "others"), [("0.28.0", "0.29.0"), ("0.29.0", "0.28.0")])
+def test_stops_come_before_min_tokens_since_0_29_0(version, others):
+    if problem := why_not(version):
+        pytest.skip(problem)
+    cases = list(check_stop.cases(core_of(version)))
+    assert not any(parts.replay_check_stop(case, parts_of(version).request) for case in cases)
+    assert any(parts.replay_check_stop(case, parts_of(others).request) for case in cases)
+
+
+@pytest.mark.slow
 def test_the_pins_stop_check_and_misread_ones_are_caught():
     assert stops_that_differ(Request) == 888
     assert stops_that_differ(LengthBeforeMinTokens) > 0
@@ -299,7 +376,7 @@ def test_min_tokens_holds_nothing_back_that_ends_a_request_in_0_33_0():
     assert stopped(parts_of("0.33.0").request, *case) == (True, RequestStatus.FINISHED_STOPPED)
 
 
-def test_every_release_serves_the_same_text():
+def test_every_kept_release_serves_the_same_text():
     prompts = ["The scheduler", "def add(a, b):"]
     texts = {
         version: [
@@ -308,9 +385,56 @@ def test_every_release_serves_the_same_text():
                 num_blocks=24, block_size=4, dtype="float64", release=version
             ).generate(prompts, SamplingParams(max_tokens=12))
         ]
-        for version in PARTS
+        for version in (PIN, *EVERY)
     }
     assert len({tuple(text) for text in texts.values()}) == 1, texts
+
+
+def test_what_is_under_way_at_a_reset_is_dropped_as_at_the_pin():
+    said = {}
+    for version in (PIN, "0.33.0"):
+        engine = LLM("toy", release=version, block_size=4, async_scheduling=True).llm_engine
+        texts = said[version] = {}
+        for name in "abc":
+            params = SamplingParams(max_tokens=6, temperature=0.0)
+            engine.add_request([ord(name)] * 9, params, request_id=name)
+        for step in range(40):
+            if step == 4:
+                engine.reset_prefix_cache(reset_running_requests=True)
+            texts |= {request.request_id: list(request.all_token_ids) for request in engine.step()}
+    assert (
+        said[PIN] == said["0.33.0"] and [len(tokens) for tokens in said[PIN].values()] == [15] * 3
+    )
+
+
+def test_pictures_beside_0_27_1_are_refused_with_plans_ahead():
+    """There a picture at the end of a prompt is released a step later than at the pin."""
+    with pytest.raises(ValueError, match=r"release='0\.27\.1' with a model that sees and async"):
+        LLM("byte-sees", release="0.27.1", async_scheduling=True)
+
+
+def test_a_threshold_that_would_cut_padding_is_refused():
+    asked = {"speculative_config": NGRAM, "long_prefill_token_threshold": 2}
+    with pytest.raises(ValueError, match=r"release='0\.26\.0' with long_prefill_token_threshold=2"):
+        LLM("toy", release="0.26.0", **asked)
+    assert LLM("toy", release="0.24.0", **asked)
+
+
+@pytest.mark.parametrize(("method", "is_async"), [("ngram", False), ("ngram_gpu", True)])
+def test_who_is_padded_says_what_the_pin_says(method, is_async):
+    said, plans = {}, []
+    for version in (PIN, "0.33.0"):
+        llm = LLM(
+            "toy", release=version, num_blocks=24, block_size=4, max_num_seqs=3,
+            async_scheduling=is_async, speculative_config={**NGRAM, "method": method},
+        )  # fmt: skip
+        llm.llm_engine.observers.append(plans.append)
+        params = SamplingParams(max_tokens=8, temperature=0.0)
+        outputs = llm.generate(["abcdabcdabcde"] * 6, params)
+        said[version] = [output.outputs[0].token_ids for output in outputs]
+    assert said[PIN] == said["0.33.0"]
+    padded = [p for p in plans if p.spec_token_ids.keys() & set(p.scheduled_new_req_ids)]
+    assert padded and all(-1 not in drafts for p in padded for drafts in p.spec_token_ids.values())
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
@@ -320,8 +444,8 @@ def test_a_release_can_plan_ahead(async_scheduling):
 
 
 def test_an_unknown_release_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"release='0\.31\.0': need one of 0\.22\.1, 0\.23\.0"):
-        LLM(release="0.31.0")
+    with pytest.raises(ValueError, match=r"release='0\.25\.0': need one of 0\.22\.1, 0\.23\.0"):
+        LLM(release="0.25.0")
     with pytest.raises(ValueError, match=r"parts and release='0\.33\.0': give one or the other"):
         LLM(release="0.33.0", parts=EngineParts())
 

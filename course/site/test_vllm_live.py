@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.known_releases import RELEASES
 from conformance.real_core import why_not
 from course.site import live, real_payload, vllm_live, widgets
 from course.site.test_live_real import workload
@@ -16,7 +17,7 @@ PROVED = [
         marks=[pytest.mark.skipif(bool(why_not(release)), reason=why_not(release))]
         + ([] if release == PIN else [pytest.mark.slow]),
     )
-    for release in PARTS
+    for release in (PIN, *RELEASES)
 ]
 
 

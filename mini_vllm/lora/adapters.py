@@ -49,7 +49,9 @@ class Adapters(Feature):
             raise ValueError(f"enable_lora=True: {kind} has no projections to adapt")
         check_extra_keys(parts.request, parts.kv_cache_manager, parts.block_pool)
         self.config = config
-        self.gate = AdapterGate(config.max_loras)
+        self.gate: AdapterGate = parts.of_room("lora", "adapter_gate", AdapterGate)(
+            config.max_loras
+        )
         self.projections = projections(loaded.model.config)
         self.dtype = loaded.dtype
         self.model = AdaptedModel(
@@ -191,7 +193,8 @@ class Adapters(Feature):
 def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Adapters | None:
     """Adapters, where `enable_lora` is True; the other arguments are those of `LoRAConfig`.
 
-    Its parts: `adapter_slots(count)`, something with `ensure`, `resident`, `slot_of` and `stats`;
+    Its parts: `adapter_gate(max_loras)`, as `AdapterGate`;
+    `adapter_slots(count)`, something with `ensure`, `resident`, `slot_of` and `stats`;
     `adapter_delta(x, A, B, scaling)`, what an adapter adds to a projection's output.
 
     Raises:

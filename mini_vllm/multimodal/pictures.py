@@ -178,6 +178,12 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Pictures:
         if setup.arguments.get(name):
             raise ValueError(f"{name}={setup.arguments[name]!r}: need a model without pictures")
     assert isinstance(loaded.model, Transformer)
+    is_async = setup.config.scheduler.async_scheduling
+    if is_async and setup.parts.of_room("multimodal", "synchronous_alone", False):
+        raise ValueError(
+            f"{setup.parts.origin} with a model that sees and async_scheduling=True: need a "
+            f"release whose decisions were compared with both, such as the pin's"
+        )
     check_block_keys(setup.parts.kv_cache_manager, setup.parts.block_pool)
     folder = resolve(setup.model)  # type: ignore[arg-type]
     path = folder / "config.json"

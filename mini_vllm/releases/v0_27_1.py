@@ -1,4 +1,4 @@
-"""What had changed by 0.27.1: one rule of the free queue, one of the encoder cache.
+"""What had changed by 0.27.1 in the free queue.
 
 Places are those of the release's own archive; the pin has none of these lines.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mini_vllm.block_pool import BlockPool, FreeKVCacheBlockQueue, KVCacheBlock
-from mini_vllm.parts import EngineParts
-from mini_vllm.releases.encoder_cache import ReferencesNoted
 
 
 def prepend(queue: FreeKVCacheBlockQueue, blocks: Sequence[KVCacheBlock]) -> None:
@@ -45,12 +43,3 @@ class UnhashedFirst(BlockPool):
         for block in freed:
             if not self.is_worthless(block):
                 self.free_queue.append(block)
-
-
-PARTS = EngineParts(
-    block_pool=UnhashedFirst,
-    rooms={
-        "multimodal": {"encoder_cache_manager": ReferencesNoted}, "lora": {},
-        "structured_output": {},
-    },
-)  # fmt: skip

@@ -6,9 +6,7 @@ of its own, so that a test can leave one out.
 
 from __future__ import annotations
 
-from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import KVCacheBlock
-from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.releases.v0_27_1 import UnhashedFirst
 from mini_vllm.request import Request, RequestStatus
@@ -72,14 +70,6 @@ class ScanGoesOn(Scheduler):
         return self._schedule_running(plan, budget, index)
 
 
-class Scheduler0330(LoneRequestUncapped, ResumedAreNew, ScanGoesOn):
-    """`Scheduler` with the rules of 0.33.0."""
-
-
-class AsyncScheduler0330(LoneRequestUncapped, ResumedAreNew, ScanGoesOn, AsyncScheduler):
-    """`AsyncScheduler` with the rules of 0.33.0."""
-
-
 class StopBeforeMinTokens(Request):
     """EOS, stop ids and the length caps end a request before `min_tokens` is reached, too.
 
@@ -104,11 +94,3 @@ class StopBeforeMinTokens(Request):
         ):
             self.status = RequestStatus.FINISHED_LENGTH
         return self.is_finished
-
-
-PARTS = EngineParts(
-    block_pool=UnhashedFirstAlways,
-    scheduler=Scheduler0330,
-    async_scheduler=AsyncScheduler0330,
-    request=StopBeforeMinTokens,
-)

@@ -78,10 +78,10 @@ class Speculator(Feature):
     # ------------------------------------------------------------------ moments
 
     def after_schedule(self, plan: SchedulerOutput) -> None:
-        """With a plan in flight: take back what it rejects, put in the drafts made after it."""
+        """With a plan in flight: take back what it rejects. Put drafts in for placeholders."""
         if self._before is not None:
             plan.subtract_rejected(*self._before)
-            self._fill_placeholders(plan)
+        self._fill_placeholders(plan)
 
     def after_execute(
         self,
@@ -119,10 +119,13 @@ class Speculator(Feature):
     def _fill_placeholders(self, plan: SchedulerOutput) -> None:
         """Put the drafts into a plan made before they were known, which has -1 in their place.
 
-        Where fewer were found than were planned, token 0 stands in: a guess like any other.
+        Where fewer were found than were planned, token 0 stands in: a guess like any other, drawn
+        from no law. A release that pads who is admitted plans them where there are none.
         """
         for request_id, planned in plan.spec_token_ids.items():
             if planned[0] == -1:
+                if request_id not in self._drafts:
+                    self._laws.pop(request_id, None)
                 found = [*self._drafts.get(request_id, ()), *[0] * len(planned)]
                 plan.spec_token_ids[request_id] = found[: len(planned)]
 
@@ -257,13 +260,21 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Speculator:
     """Speculation, as `speculative_config` says. Raises ValueError as `open_speculator`.
 
     Its parts: `drafter(context, n, k)`, at most k tokens that followed the context's last n tokens
-    before; `verifier`, see `Verifier`.
+    before; `verifier`, see `Verifier`; `pads_admissions`, whether the scheduler gives placeholders
+    to who is admitted. Such a one may cut their tokens and not the placeholders, so that rows are
+    read that were not computed (PR 54028, open): that threshold is refused.
     """
     loaded, of_room = setup.load(), setup.parts.of_room
     speculator, setup.config = open_speculator(
         arguments["speculative_config"], setup.config, loaded,
         of_room("spec_decode", "drafter"), of_room("spec_decode", "verifier"), setup.masks,
     )  # fmt: skip
+    threshold = setup.config.scheduler.long_prefill_token_threshold
+    if of_room("spec_decode", "pads_admissions", False) and 0 < threshold <= speculator.k:
+        raise ValueError(
+            f"{setup.parts.origin} with long_prefill_token_threshold={threshold}: need 0, or more "
+            f"than num_speculative_tokens={speculator.k}, since it pads who is admitted"
+        )
     setup.choose_tokens = speculator.verify
     return speculator
 

@@ -20,7 +20,7 @@ from mini_vllm.multimodal.encoder_cache_manager import EncoderCacheManager
 from mini_vllm.multimodal.gate import EncoderGate
 from mini_vllm.multimodal.inputs import BlockKeys, MultiModalFeatureSpec, PlaceholderRange
 from mini_vllm.parts import EngineParts
-from mini_vllm.releases import encoder_cache, v0_27_1, v0_33_0
+from mini_vllm.releases import encoder_cache, parts_of, v0_33_0
 
 MANAGERS = {
     "0.22.1": EncoderCacheManager,
@@ -32,7 +32,7 @@ MANAGERS = {
 """Ours, by the release whose counts they keep."""
 BASES = {
     "0.22.1": EngineParts(),
-    "0.27.1": v0_27_1.PARTS,
+    "0.27.1": parts_of("0.27.1"),
     "0.28.0": EngineParts(block_pool=v0_33_0.UnhashedFirstAlways),
 }
 """Ours besides, where whole schedules are compared."""
