@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter
-
 from conformance.real_core import RealCore, core_of
 from conformance.recorders.run import Run, Stalled, run
 from conformance.recorders.stand_ins import Connector
@@ -145,6 +143,8 @@ def _counted(asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     core = core_of(FALLS)
     made = WithTier(copy.deepcopy(asked), core)
     new_stats = core.namespace.load("vllm.v1.metrics.stats").PromptTokenStats
+    from prometheus_client import CollectorRegistry, Counter  # the recorder's alone
+
     totals = Counter("prompt_tokens_by_source", "-", ["source"], registry=CollectorRegistry())
     found: dict[str, Any] = {"release": FALLS}
     began: set[str] = set()
