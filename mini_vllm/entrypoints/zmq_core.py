@@ -135,11 +135,23 @@ class ZmqCore:
                 self._poller.register(asking, zmq.POLLIN)
                 self._clients.append((asking, self._socket(zmq.PUSH, telling_at, "outputs")))
             shaking.send(wire.pack({"status": "READY"} | about))
-            for monitor in self._monitors:  # a front end that died meanwhile never connects
-                if not monitor.poll(int(1e3 * timeout)):
-                    raise FrontEndGone(f"the front end at {address} left after its answer")
+            if not self._all_connected(timeout):
+                raise FrontEndGone(f"the front end at {address} left after its answer")
+        for monitor in self._monitors:
+            self._poller.register(monitor, zmq.POLLIN)
+
+    def _all_connected(self, timeout: float) -> bool:
+        """Whether every socket came to its front end in time. A front end that dies meanwhile
+        leaves the ones that have come, which is heard at once; the others never come."""
+        poller, coming = zmq.Poller(), set(self._monitors)
+        for monitor in self._monitors:
+            poller.register(monitor, zmq.POLLIN)
+        until = time.monotonic() + timeout
+        while coming and (found := poller.poll(max(0, int(1e3 * (until - time.monotonic()))))):
+            for monitor, _ in found:
                 self._heard(monitor)
-                self._poller.register(monitor, zmq.POLLIN)
+                coming.discard(monitor)
+        return not coming
 
     @staticmethod
     def _wait(shaking: Any, leaving: Any, timeout: float) -> list[tuple[Any, int]]:

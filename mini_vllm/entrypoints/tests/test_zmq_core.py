@@ -227,7 +227,23 @@ def test_a_call_is_answered_and_one_that_is_not_there_is_refused_by_name(front):
 def test_a_core_ends_when_its_front_end_has_gone(front):
     thread = front.begin(engine())
     front.close()
-    thread.join(20)
+    thread.join(120)
+    assert not thread.is_alive()
+    assert isinstance(front.error, FrontEndGone)
+
+
+def test_a_core_whose_front_end_goes_before_every_socket_has_come_ends_at_once(front):
+    """A connection that never comes hides no other one that breaks."""
+    front.sockets["hear"].close(0)
+    thread = front.hello(engine(), timeout=600.0)
+    name, _ = front.receive("shake")
+    addresses = {"inputs": [front.address("ask")], "outputs": [front.address("hear")]}
+    answer = msgspec.msgpack.encode({"addresses": addresses, "parallel_config": {}})
+    front.sockets["shake"].send_multipart([name, answer])
+    front.receive("ask")
+    front.receive("shake")
+    front.close()
+    thread.join(120)
     assert not thread.is_alive()
     assert isinstance(front.error, FrontEndGone)
 
