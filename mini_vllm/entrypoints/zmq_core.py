@@ -141,15 +141,16 @@ class ZmqCore:
             self._poller.register(monitor, zmq.POLLIN)
 
     def _all_connected(self, timeout: float) -> bool:
-        """Whether every socket came to its front end in time. A front end that dies meanwhile
-        leaves the ones that have come, which is heard at once; the others never come."""
+        """Whether every socket came to its front end in time, and none was left meanwhile: the
+        others then never come."""
         poller, coming = zmq.Poller(), set(self._monitors)
         for monitor in self._monitors:
             poller.register(monitor, zmq.POLLIN)
         until = time.monotonic() + timeout
         while coming and (found := poller.poll(max(0, int(1e3 * (until - time.monotonic()))))):
             for monitor, _ in found:
-                self._heard(monitor)
+                if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
+                    return False
                 coming.discard(monitor)
         return not coming
 
