@@ -66,7 +66,7 @@ def test_pages_with_places_fit_and_have_no_serious_barrier(open_with, path, widt
 
 def test_without_javascript_a_landing_page_leads_everywhere_and_shows_no_progress(open_page):
     page = open_page(LANDING, javascript=False)
-    assert page.locator(".place-map a").count() == 12
+    assert page.locator(".place-map a").count() == 13
     assert page.get_by_role("link", name="Start with the guide").is_visible()
     assert not page.locator(".place-now").is_visible()
     page = open_page(EXERCISES, javascript=False)
