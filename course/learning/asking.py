@@ -81,11 +81,11 @@ def run_reading(console: Console, root: Path, phase: str) -> int:
         have = [p.parent.name[6:8] for p in quiz.files(root) if (p.parent / PAGE).is_file()]
         told = f"Phases with one: {', '.join(have)}."
         raise CourseError(f"Phase {phase or repr(phase)} has no reading lab. {told}")
-    tree = root / "upstream"
-    where = "upstream/" if tree.is_dir() else "not here yet: course upstream fetch"
-    terminal.say(
-        console, f"vLLM at the pin is in {where}. Answer with path:line; any line of it counts."
-    )
+    where = "vLLM at the pin is in upstream/."
+    if not (root / "upstream").is_dir():
+        where = "vLLM at the pin is not here yet: course upstream fetch"
+    terminal.say(console, where)
+    terminal.say(console, "Answer with path:line; any line that decides it counts.")
     right, asked_for = _ask(console, questions, quiz.Boxes(root / FOLDER))
     terminal.say(console, f"\n{right} of {asked_for} right.", "bold")
     return 0 if right == asked_for else 1
