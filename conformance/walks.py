@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import enum
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -67,7 +68,7 @@ class Walked:
 
 
 def record(walk: Walk) -> Walked:
-    """Run it; of several calls the first that goes through the most lines.
+    """Run it; of several calls the first that goes through the most lines and returns something.
 
     Raises:
         ValueError: the function did not run, or went through more than `MOST_EVENTS` lines.
@@ -106,7 +107,25 @@ def record(walk: Walk) -> Walked:
     calls = [made for made in calls if len(made.events) <= MOST_EVENTS]
     if not calls:
         raise ValueError(f"{walk.path} {walk.symbol}: no call of at most {MOST_EVENTS} lines")
-    return max(calls, key=lambda made: len(made.lines))
+    dull = ("None", "0", "False", "[]")
+    chosen = max(calls, key=lambda made: (len(made.lines), made.returns not in dull))
+    return _renumbered(chosen)
+
+
+def _renumbered(made: Walked) -> Walked:
+    """With the hashes called by the order in which this one call shows them."""
+    seen: dict[str, str] = {}
+
+    def name(match: re.Match[str]) -> str:
+        return seen.setdefault(match[0], f"hash {len(seen) + 1}")
+
+    def mended(text: str) -> str:
+        return re.sub(r"hash \d+", name, text)
+
+    events = [
+        (line, {key: mended(text) for key, text in values.items()}) for line, values in made.events
+    ]
+    return Walked(events, mended(made.returns))
 
 
 def _runner(walk: Walk) -> Callable[[], Any]:

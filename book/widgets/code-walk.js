@@ -26,7 +26,7 @@ CourseWidgets.walks = (() => {
 
         const lit = el("span", { class: "walk-lit", "aria-hidden": "true" });
         const box = el("section", { class: "walk widget-box", "aria-label": `${host.dataset.symbol}, line by line` });
-        const said = el("p", { class: "walk-said" }, walk.said);
+        const said = el("p", { class: "walk-said" }, `${walk.said} (Run: ${walk.ran}.)`);
         const where = el("p", { class: "walk-where", "aria-live": "polite" });
         const table = el("dl", { class: "walk-values", "aria-label": "Values before the line" });
         const names = [...new Set(steps.flatMap((step) => step.changed))];

@@ -167,7 +167,7 @@ WALKS = (
          "A request with three cached blocks gets a fourth.", "prefix", 1,
          {"free blocks": "self.block_pool.get_num_free_blocks()"}),
     Walk(f"{_CORE}/block_pool.py", "BlockPool.free_blocks",
-         "A request has ended and gives its blocks back, the last one first.", "prefix", 1,
+         "A request gives its blocks back, the last one first.", "prefix", 1,
          {"ref_cnt": "block.ref_cnt", "free blocks": "self.get_num_free_blocks()"}),
     Walk(f"{_CORE}/block_pool.py", "BlockPool.touch",
          "Cached blocks are hit; those that are free leave the free queue.", "prefix", 1,
@@ -203,7 +203,7 @@ WALKS = (
          call=lambda f: f(np.array([1, 2, 3, 9, 8, 1, 2, 3]), 2, 3, 100, 2), names={"np": np}),
     Walk("vllm/distributed/device_communicators/custom_all_reduce.py",
          "CustomAllreduce.should_custom_ar",
-         "64 tokens of 4,096 values in bfloat16 on four ranks with NVLink; 8 MiB is the bound.",
+         "A contiguous 64 x 4,096 in bfloat16, four ranks with NVLink, a bound of 8 MiB.",
          call=lambda f: f(
              SimpleNamespace(disabled=False, world_size=4, fully_connected=True, max_size=8 << 20),
              SimpleNamespace(numel=lambda: 64 * 4096, element_size=lambda: 2)),
@@ -221,7 +221,7 @@ WALKS = (
          {"self.num_free_slots": "self.num_free_slots",
           "self.num_freeable_slots": "self.num_freeable_slots"}),
     Walk(f"{_CORE}/single_type_kv_cache_manager.py", "SlidingWindowManager.get_num_skipped_tokens",
-         "How many of the computed tokens the window has passed.", "hybrid", 1,
+         "17 tokens are computed and the window holds 4, the next token among them.", "hybrid", 7,
          {"self.sliding_window": "self.sliding_window"}),
     Walk(_SCHEDULER, "Scheduler._update_waiting_for_remote_kv",
          "What was loaded from elsewhere has come.", "connector", 1,
@@ -255,7 +255,12 @@ def document(path: str, symbol: str) -> dict[str, Any]:
         gone = [name for name in before if name not in values]
         events.append([line, changed, gone] if gone else [line, changed])
         before = values
-    return {"said": walk.said, "events": events, "returns": made.returns}
+    ran = (
+        f"workload {walk.number} of the recording {walk.profile}, on the pinned scheduler"
+        if walk.profile
+        else "this function alone, on arguments made for it"
+    )
+    return {"said": walk.said, "ran": ran, "events": events, "returns": made.returns}
 
 
 def host(path: str, symbol: str) -> str:

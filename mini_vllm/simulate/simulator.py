@@ -244,7 +244,7 @@ class Simulator:
         """
         if release != PIN and parts is None and (drafts or max_loras or gates):
             raise ValueError(
-                f"release={release!r}: with drafts, adapters or gates only {PIN} is proved"
+                f"release={release!r}: drafts, adapters and gates are simulated at {PIN} alone"
             )
         if drafts and max_loras:
             raise ValueError("max_loras with drafts: need one of them")

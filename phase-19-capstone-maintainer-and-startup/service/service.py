@@ -395,7 +395,7 @@ def watched(service: Service, gateway: int, seconds: int) -> Iterator[Prometheus
             try:
                 while made.alerts() is None:
                     if process.poll() is not None:
-                        last = (Path(folder) / "said.log").read_text().strip().splitlines()[-1:]
+                        last = (Path(folder) / "said.log").read_text().strip().rpartition("\n")[2]
                         raise RuntimeError(f"prometheus ended with {process.returncode}: {last}")
                 yield made
             finally:

@@ -194,7 +194,7 @@ def test_a_step_outside_the_cost_ends_the_simulation_by_name():
 def test_what_is_not_proved_is_refused():
     for wrong in ({"drafts": Drafts(2, 0.5)}, {"max_loras": 2}):
         with pytest.raises(
-            ValueError, match=r"with drafts, adapters or gates only 0\.22\.1 is proved"
+            ValueError, match=r"drafts, adapters and gates are simulated at 0\.22\.1 alone"
         ):
             run([], release="0.33.0", **wrong)
     with pytest.raises(ValueError, match="max_loras with drafts"):

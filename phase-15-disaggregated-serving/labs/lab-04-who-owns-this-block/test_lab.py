@@ -79,6 +79,18 @@ def wanted(story):
         yield moment, owner
 
 
+def as_wanted(lab, story, rule):
+    """`Mended` goes through a story as O1 to O4 want; it, the last moment and its owner."""
+    of = lab.Mended()
+    for number, (moment, owner) in enumerate(wanted(story), 1):
+        came = heard(lab, of, moment["events"])
+        assert came == owner, (
+            f"{story['name']!r}: {rule}; under way is {moment['busy'] or 'nothing'}\n"
+            f"{told(story, number)}\nexpected {owner}\ncame     {came}"
+        )
+    return of, moment, owner
+
+
 def test_a_load_and_a_send(lab):
     """The request taken for the owner of what a wire writes, or a peer reads."""
     for story in the_twelve():
@@ -122,13 +134,7 @@ def test_a_report_about_nothing(lab):
     same(len(strays), 5, "stories")
     for story in strays:
         as_the_pin(lab, story)
-        of = lab.Mended()
-        for number, (moment, owner) in enumerate(wanted(story), 1):
-            came = heard(lab, of, moment["events"])
-            assert came == owner, (
-                f"{story['name']!r}: this {story['stray']!r} is about nothing (O3)\n"
-                f"{told(story, number)}\nexpected {owner}\ncame     {came}"
-            )
+        as_wanted(lab, story, f"this {story['stray']!r} is about nothing (O3)")
 
 
 def test_every_recorded_story(lab):
@@ -189,13 +195,7 @@ def test_mended_until_the_first_mistake(lab):
 def test_mended_never_gives_away_what_is_in_use(lab):
     """The first of two reports taken for the last (O1, O2), a stray one for an order (O3)."""
     for story in recorded():
-        of = lab.Mended()
-        for number, (moment, owner) in enumerate(wanted(story), 1):
-            came = heard(lab, of, moment["events"])
-            assert came == owner, (
-                f"{story['name']!r}: under way is {moment['busy'] or 'nothing'} (O1 to O3)\n"
-                f"{told(story, number)}\nexpected {owner}\ncame     {came}"
-            )
+        of, moment, owner = as_wanted(lab, story, "what is under way keeps its blocks (O1 to O3)")
         for event in ("sent", "received"):
             if owner == "pool" and "line" in moment:
                 same(heard(lab, of, [event]), "pool", f"{story['name']!r}: another {event!r} (O3)")
