@@ -23,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from math import log
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -264,6 +265,8 @@ def predicted(found: dict[str, Any], cost: Any, setting: dict[str, int]) -> list
 
 
 NAMES = ("ITL mean", "TTFT p50", "TTFT p99", "duration")
+T_16 = 2.120
+"""Student's t at 97.5 % with 16 degrees of freedom."""
 
 
 def numbers(repeat: dict[str, Any]) -> list[float]:
@@ -290,36 +293,61 @@ def judge(found: dict[str, Any]) -> list[dict[str, Any]]:
             "real": [fmean(each) for each in real],
             "predicted": [fmean(each) for each in said],
             "error": [fmean(p) / fmean(r) - 1 for r, p in zip(real, said, strict=True)],
+            "middle": [geometric_mean(each) for each in real],
             "range": [[min(each), max(each)] for each in real],
             "spread": [(max(each) - min(each)) / fmean(each) for each in real],
         })  # fmt: skip
     return rows
 
 
-def directions(rows: list[dict[str, Any]]) -> tuple[int, int, int]:
+def told_apart(found: dict[str, Any]) -> list[float]:
+    """Per number of `NAMES`: how far apart the logarithms of two settings' geometric means must be.
+
+    Half of a 95 % interval of their difference. A number is a setting's part, a repetition's part
+    (the same requests in every setting) and noise; the noise of all nine settings is pooled, which
+    leaves 16 degrees of freedom. Three runs of one setting alone would tell little: three and
+    three without any difference between them lie wholly apart in 1 of 10 cases.
+    """
+    import numpy as np
+
+    runs = np.log([[numbers(each) for each in row["repeats"]] for row in found["rows"]])
+    settings, repeats, _ = runs.shape
+    noise = runs - runs.mean(0) - runs.mean(1, keepdims=True) + runs.mean((0, 1))
+    variance = (noise**2).sum((0, 1)) / ((settings - 1) * (repeats - 1))
+    return (T_16 * np.sqrt(2 * variance / repeats)).tolist()
+
+
+def directions(
+    rows: list[dict[str, Any]], apart: list[float] | None = None
+) -> tuple[int, int, int]:
     """Pairs of settings that differ in one knob: right, wrong, and too near for the server to tell.
 
-    Too near are two settings whose repetitions overlap on the server.
+    With `apart` (`told_apart`) too near are two settings whose means lie within it; without, two
+    whose repetitions overlap.
     """
     right = wrong = near = 0
     for place, one in enumerate(rows):
         for other in rows[place + 1 :]:
             if sum(one["setting"][k] != other["setting"][k] for k in one["setting"]) != 1:
                 continue
-            for (low, high), said, (low2, high2), said2 in zip(
-                one["range"], one["predicted"], other["range"], other["predicted"], strict=True
-            ):
-                if low2 <= high and low <= high2:
+            for k in range(len(NAMES)):
+                rise = log(other["middle"][k] / one["middle"][k])
+                if apart is not None:
+                    unclear = abs(rise) < apart[k]
+                else:
+                    (low, high), (low2, high2) = one["range"][k], other["range"][k]
+                    unclear = low2 <= high and low <= high2
+                if unclear:
                     near += 1
-                elif (low2 > high) == (said2 > said):
+                elif (rise > 0) == (other["predicted"][k] > one["predicted"][k]):
                     right += 1
                 else:
                     wrong += 1
     return right, wrong, near
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """For a reader."""
+def table(rows: list[dict[str, Any]], apart: list[float]) -> str:
+    """For a reader; `apart` as `told_apart` gives it."""
     lines = [f"{'budget x seqs':<16}" + "".join(f"{name:>26}" for name in NAMES)]
     for row in rows:
         budget, seqs = row["setting"].values()
@@ -329,11 +357,13 @@ def table(rows: list[dict[str, Any]]) -> str:
         ]
         mark = "*" if row["held_out"] else " "
         lines.append(f"{f'{budget} x {seqs}':<15}{mark}" + "".join(f"{c:>26}" for c in cells))
-    right, wrong, near = directions(rows)
+    right, wrong, near = directions(rows, apart)
     lines.append(
         "measured in ms, error of the prediction, half the spread of 3 repeats; * held out"
     )
-    lines.append(f"directions: {right} right, {wrong} wrong, {near} overlap on the server")
+    lines.append(
+        f"directions: {right} right, {wrong} wrong, {near} too near for the server to tell"
+    )
     return "\n".join(lines)
 
 
@@ -356,7 +386,7 @@ def main() -> None:
         sys.path.insert(0, str(ROOT))
         found = load(arguments.judge)
         print(found["processor"], fitted(found).terms, sep="\n")
-        print(table(judge(found)))
+        print(table(judge(found), told_apart(found)))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,12 @@ def test_a_fit_of_other_prices_is_out_of_the_bounds(found):
 
 
 def test_directions_count_what_the_server_can_tell(found):
-    assert held_out.directions(held_out.judge(found)) == (48, 2, 22)
+    rows = held_out.judge(found)
+    assert held_out.directions(rows, held_out.told_apart(found)) == (45, 0, 27)
+    assert held_out.directions(rows) == (48, 2, 22)
+    for row in rows:
+        row["predicted"] = [1 / each for each in row["predicted"]]
+    assert held_out.directions(rows, held_out.told_apart(found)) == (0, 45, 27)
 
 
 def test_an_operator_is_not_counted_for_what_it_calls():
