@@ -237,6 +237,7 @@ def challenge(
 ) -> None:
     """Beat a number: problems of the engine with a score that is counted, not clocked."""
     from course.challenges import ledger, shown
+    from course.challenges.gpu import shown as races
 
     console = terminal.make_console()
     given = [word for word, is_given in (
@@ -252,6 +253,15 @@ def challenge(
         if check or share is not None:
             raise CourseError("Name a challenge: course challenge queue --check")
         shown.listing(console, course_root())
+        races.listing(console, course_root())
+        return
+    if name in races.TITLES:
+        if share is not None or seed:
+            raise CourseError(f"{name} is clocked on your card: it has no --seed and no --share")
+        race = races.load(name)
+        if check:
+            raise typer.Exit(0 if races.check(console, course_root(), race, note) else 1)
+        races.contract(console, course_root(), race)
         return
     chosen = shown.pick(name)
     if check:

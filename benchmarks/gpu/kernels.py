@@ -1,13 +1,13 @@
 """Paged decode attention: lab 02-04's second kernel, FlashAttention 3, vLLM's Triton kernel.
 
-    python -m benchmarks.gpu.kernels --out kernels.json                   # an H100 or H200, vLLM
+    python -m benchmarks.gpu.kernels --out kernels.json                   # an H100 or H200
     TRITON_INTERPRET=1 python -m benchmarks.gpu.kernels --dry-run         # no GPU: torch and Triton
 
 The three run in one process on the same tensors, launched one by one and replayed from a CUDA
 graph, which takes the host's part away. The yardstick is a device-to-device copy in the same run;
 bytes are those that decode must move whatever the kernel: K, V, tables, queries and outputs, once.
-Calls `vllm/v1/attention/ops/triton_unified_attention.py:763` `unified_attention` and the varlen
-function of vLLM's FlashAttention build.
+Calls `vllm/v1/attention/ops/triton_unified_attention.py:763` `unified_attention` of the pinned tree
+and the varlen function of an installed vLLM's FlashAttention build.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.provenance import provenance
+from course.challenges.gpu import pinned
+from course.challenges.gpu.race import vllm_attention
 from course.files import load_module
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,8 +34,7 @@ SHAPES = (
     *((256, context) for context in (1024, 4096)),
 )
 """Requests, and the tokens each has in the cache."""
-SEGMENTS = 16
-"""vLLM's kernel splits a long context into so many parts; each writes a partial result."""
+TREE = ROOT / "upstream"
 Launch = Callable[[], Any]
 
 
@@ -58,27 +59,10 @@ def flash_attention_3(tensors: dict[str, Any], context: int) -> Launch:
 
 
 def vllm_triton(tensors: dict[str, Any], context: int) -> Launch:
-    """vLLM's own Triton kernel, with room for the partial results of its segments."""
-    import torch
-    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
-
-    query, lengths = tensors["query"], tensors["seq_lens"]
-    starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=query.device)
-    out = torch.empty_like(query)
-    threshold = 128 // KV_HEADS
-    rows = max(threshold, len(lengths))
-    partials = torch.empty((rows, HEADS, SEGMENTS, HEAD_DIM), device=query.device)
-    largest, sums = (torch.empty((rows, HEADS, SEGMENTS), device=query.device) for _ in range(2))
-
-    def launch() -> Any:
-        unified_attention(
-            query, tensors["k_cache"], tensors["v_cache"], out, starts, 1, lengths, context,
-            HEAD_DIM**-0.5, True, (-1, -1), tensors["block_tables"], 0.0, None, None, None,
-            threshold, SEGMENTS, partials, largest, sums,
-        )  # fmt: skip
-        return out
-
-    return launch
+    """vLLM's own Triton kernel, of the pinned tree: it needs no vLLM that is installed."""
+    if not (TREE / pinned.OPS).is_dir():
+        raise ImportError(f"{TREE} holds no vLLM: course upstream fetch")
+    return vllm_attention(pinned.unified_attention(TREE), tensors, context)
 
 
 def milliseconds(launch: Launch) -> float:

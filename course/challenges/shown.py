@@ -28,7 +28,7 @@ def pick(name: str) -> Challenge:
     try:
         return judge.load(name)
     except KeyError:
-        listed = ", ".join(judge.NAMES)
+        listed = ", ".join((*judge.NAMES, "paged", "tile"))
         raise CourseError(
             f"There is no challenge {name!r}. The challenges are: {listed}."
         ) from None
@@ -52,11 +52,16 @@ def listing(console: Console, root: Path) -> None:
 
 def contract(console: Console, root: Path, challenge: Challenge) -> None:
     """A challenge's contract, its marks, where one's file is, and one's tries."""
+    told(console, root, challenge, judge.standard(challenge))
+
+
+def told(console: Console, root: Path, challenge: Challenge, vllm: int) -> None:
+    """As `contract`, given vLLM's own score."""
     text = challenge.starter.read_text(encoding="utf-8")
     raw(console, text.split('"""')[1].strip())
     console.print()
     order = "at most" if challenge.meter.FEWER else "at least"
-    for name, score in challenge.needed(judge.standard(challenge)):
+    for name, score in challenge.needed(vllm):
         say(console, f"  {name:<8} {order} {score:,} {challenge.meter.UNIT}")
     console.print()
     tried(console, challenge, ledger.read(root, challenge))
