@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.gpu.provenance import provenance
 from course.challenges.gpu import pinned
-from course.challenges.gpu.race import vllm_attention
+from course.challenges.gpu.race import replayed, vllm_attention
 from course.files import load_module
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,21 +70,6 @@ def milliseconds(launch: Launch) -> float:
     import triton
 
     return float(triton.testing.do_bench(launch, warmup=50, rep=250, return_mode="median"))
-
-
-def replayed(launch: Launch) -> Launch:
-    """The same launches as a CUDA graph. They must allocate nothing that outlives them."""
-    import torch
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # whatever is compiled or allocated first, is before capture
-        launch(), launch()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    return graph.replay
 
 
 def must_move(lab: Any, batch: int, context: int, width: int) -> int:
