@@ -39,6 +39,19 @@ def kernels(found: dict[str, Any]) -> str:
     return markdown_table(header, rows)
 
 
+def replayed(found: dict[str, Any]) -> str:
+    """Microseconds replayed from a CUDA graph, and shares, of the kernels that a file has."""
+    names = [name for name in KERNELS if name in found["rows"][0]]
+    rows = [
+        [
+            f"{row['batch']} x {row['context']:,}",
+            *(f"{row[name]['graph_us']:.1f} ({row[name]['graph_share']:.1%})" for name in names),
+        ]
+        for row in found["rows"]
+    ]
+    return markdown_table(["requests x tokens", *(f"{name}, µs" for name in names)], rows)
+
+
 def decode(found: dict[str, Any], copy: float) -> str:
     """Milliseconds of a decode step per arm and batch, beside the reading of the weights."""
     arms = found["arms"]
@@ -72,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = load("kernels")
     tables = {
         "kernels": kernels(found),
+        "h200": replayed(load("kernels_h200")),
         "decode": decode(load("models"), found["copy_bytes_per_s"]),
     }
     for name, table in tables.items():

@@ -32,8 +32,8 @@ TITLES = {
     "tile": "The tile of a kernel for experts, against the one tuned for your card",
 }
 MARKS = {
-    "paged": (("bronze", 700, 1000), ("vLLM's", 1000, 1000), ("silver", 1100, 1000)),
-    "tile": (("bronze", 800, 1000), ("vLLM's", 1000, 1000), ("silver", 1050, 1000)),
+    "paged": (("bronze", 700, 1000), ("vLLM's", 1000, 1000), ("silver", 1400, 1000)),
+    "tile": (("bronze", 850, 1000), ("vLLM's", 1000, 1000), ("silver", 1030, 1000)),
 }
 
 

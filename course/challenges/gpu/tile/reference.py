@@ -1,29 +1,27 @@
-"""The tile of a kernel for experts, raced against the one in vLLM's table for your card.
+"""The fastest tiles of `sweep.py` on an H200, of the nearest number of tokens.
 
-Write `tile(tokens, experts, width, k, top_k)`: how the pinned kernel
-(`vllm/model_executor/layers/fused_moe/fused_moe.py:295` `fused_moe_kernel`) cuts its two products,
-[pairs, k] by [experts, 2 width, k] and [pairs, width] by [experts, k, width], in bfloat16. It gives
-back
-
-    BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K    powers of two from 16 on
-    GROUP_SIZE_M                                rows of tiles that run side by side, a power of two
-    num_warps, num_stages                       of a program: 1, 2, 4, 8; stages in flight, 1 to 8
-
-Raced are 1 to 4,096 tokens of a layer of 128 experts of width 384, eight per token, k = 2,048:
-Qwen3-30B-A3B on two ranks. vLLM takes the tile of the table for the card, of the nearest number of
-tokens (`get_moe_configs`), or a rule where it has no table (`get_default_config`). The kernel is
-the same, the routing is sorted before; the score is vLLM's time over yours, in thousandths.
-
-This one is a tile for everything. With few tokens an expert has one row or two: what does a tile of
-64 rows compute, and what does it read? With many, which tile reads each weight once?
+Of an expert's rows there are tokens * top_k / experts: a tile of 16 rows holds them up to 256
+tokens. While a batch is small each tile of weights is read for it alone, so narrow tiles, of which
+there are more, keep more loads in flight.
 """
 
 from __future__ import annotations
 
+FOUND = {
+    1: (16, 32, 128, 1, 4, 5),
+    8: (16, 64, 64, 1, 4, 4),
+    64: (16, 32, 64, 1, 4, 3),
+    256: (32, 128, 64, 1, 4, 4),
+    1024: (64, 128, 64, 16, 8, 3),
+    4096: (128, 256, 64, 16, 8, 4),
+}
+"""By tokens: M, N, K, group, warps, stages."""
+FIELDS = (
+    "BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages",
+)  # fmt: skip
+
 
 def tile(tokens: int, experts: int, width: int, k: int, top_k: int) -> dict[str, int]:
-    """One tile, whatever is asked."""
-    return {
-        "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8,
-        "num_warps": 4, "num_stages": 3,
-    }  # fmt: skip
+    """See the starter."""
+    nearest = min(FOUND, key=lambda each: abs(each - tokens))
+    return dict(zip(FIELDS, FOUND[nearest], strict=True))
