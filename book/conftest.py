@@ -51,7 +51,8 @@ def url(site):
 def open_page(browser, url):
     """Open a page of the site; what the browser complained about is in `page.complaints`.
 
-    Nothing moves by itself unless `motion` is asked for; `prepare(page)` is called before it loads.
+    Nothing moves by itself unless `motion` is asked for, and a long page's sections are open on a
+    phone unless `folded` is; `prepare(page)` is called before it loads.
     """
     contexts = []
 
@@ -63,6 +64,7 @@ def open_page(browser, url):
         javascript: bool = True,
         touch: bool = False,
         motion: bool = False,
+        folded: bool = False,
         prepare: Callable[[Any], None] | None = None,
     ):
         context = browser.new_context(
@@ -84,6 +86,8 @@ def open_page(browser, url):
         )
         if javascript:
             page.add_init_script(f"localStorage.setItem('mdbook-theme', '{theme}')")
+            if not folded:
+                page.add_init_script("localStorage.setItem('course-sections-open', 'true')")
         if prepare is not None:
             prepare(page)
         page.goto(url + path)

@@ -92,6 +92,84 @@ def test_without_javascript_a_figure_leads_to_itself(open_page, site):
     assert target.endswith(".svg") and ((site / LAB).parent / target).is_file()
 
 
+# ------------------------------------------------------------------ long pages
+
+
+def test_a_long_piece_shows_how_it_begins_and_a_button_shows_the_rest(phone):
+    page = phone(DIVE)
+    button = page.locator("main button.whole", has_text=re.compile("^Show all .* lines$")).first
+    box = button.locator("xpath=preceding-sibling::*[1]")
+    piece = "(box) => (box.querySelector('pre:last-of-type') ?? box).getBoundingClientRect().height"
+    lines = int(button.inner_text().split()[2])
+    before = box.evaluate(piece)
+    assert before <= 240 < lines * 16
+    button.tap()
+    page.wait_for_function("(b) => !b.classList.contains('cut')", arg=box.element_handle())
+    assert box.evaluate(piece) >= lines * 16 and not button.is_visible()
+
+
+def test_nothing_is_cut_where_there_is_room(open_page):
+    page = open_page(DIVE)
+    assert page.locator("main .cut").count() == page.locator("button.whole").count() == 0
+
+
+def test_a_page_of_more_than_twenty_screens_folds_and_a_link_opens_its_section(phone, url):
+    page = phone(GUIDE, folded=True)
+    page.locator("button.unfold").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollHeight <= 20 * innerHeight")
+    assert page.evaluate(SMALL_TARGETS) == []
+    heads = page.locator("main > h2[id]")
+    inside = heads.nth(1).locator("xpath=following-sibling::div[1]")
+    assert not inside.locator("p").first.is_visible()
+    heads.nth(1).tap()
+    assert inside.locator("p").first.is_visible()
+    heads.nth(1).tap()
+    assert not inside.locator("p").first.is_visible()
+    last = heads.last.get_attribute("id")
+    page.goto(f"{url}{GUIDE}#{last}")
+    page.wait_for_function(
+        "(id) => document.getElementById(id).querySelector('[aria-expanded=true]')", arg=last
+    )
+
+
+def test_a_reader_who_opens_all_sections_finds_them_open_on_the_next_page(phone, url):
+    page = phone(GUIDE, folded=True)
+    page.get_by_role("button", name=re.compile("^Open all ")).tap()
+    assert page.evaluate("document.documentElement.scrollHeight > 20 * innerHeight")
+    page.goto(url + GUIDE.replace("02-paged-attention", "04-attention-backends"))
+    page.get_by_role("button", name="Fold the sections").wait_for()
+    assert page.locator("main h2 [aria-expanded=false]").count() == 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_glossary_shows_the_terms_with_the_words_that_are_typed(open_page, width):
+    page = open_page("GLOSSARY.html", width=width, folded=True)
+    page.get_by_label("Terms with").fill("null BLOCK")
+    shown = [name for name in page.locator("main h3").all_inner_texts() if name]
+    assert "Null block" in shown and len(shown) < 10
+    page.get_by_label("Terms with").fill("no such term")
+    assert page.locator(".filter output").inner_text().startswith("0 of ")
+
+
+# ------------------------------------------------------------------ citations beside the text
+
+
+def test_a_citation_in_brackets_stands_beside_its_line_where_there_is_room(open_page):
+    page = open_page(DIVE)
+    note = page.locator("main > p .side").first
+    text = note.locator("xpath=ancestor::p[1]").bounding_box()
+    box = note.bounding_box()
+    assert box["x"] >= text["x"] + text["width"] and box["y"] + box["height"] > text["y"]
+    assert note.inner_text().startswith(" (vllm/") or note.text_content().startswith(" (vllm/")
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+
+
+def test_on_a_phone_it_names_the_file_and_the_link_has_the_whole_path(phone):
+    note = phone(DIVE).locator("main .side").first
+    assert not note.locator(".folder").first.is_visible()
+    assert "/blob/" in note.locator("a").first.get_attribute("href")
+
+
 # ------------------------------------------------------------------ keys and order
 
 

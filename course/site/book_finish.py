@@ -54,7 +54,8 @@ def finish(root: Path, site: Path) -> None:
         main = _MAIN.search(made)
         if main is None:
             continue
-        inside = coloured(figures_open(tables_stack(breakable(named_boxes(main[2])))))
+        inside = breakable(side_notes(named_boxes(main[2])))
+        inside = coloured(figures_open(tables_stack(inside)))
         made = made[: main.start(2)] + inside + made[main.end(2) :]
         made = skippable(made)
         path = file.relative_to(site)
@@ -207,6 +208,34 @@ def breakable(text: str) -> str:
             piece = _TAG.sub(lambda m: f'<span class="tag">{m[0]}</span>', piece)
         out.append(piece)
     return "".join(out)
+
+
+# ------------------------------------------------------------------ citations beside the text
+
+
+_CITED = (
+    r'<a href="https://github\.com/vllm-project/vllm/blob/[^"]*"><code>[^<]*</code></a>'
+    r"(?:<abbr\b[^>]*>[^<]*</abbr>)?(?:\s<code>[^<]*</code>)?"
+)
+_CITATIONS = re.compile(rf"\s?\(({_CITED}(?:(?:,|;|,?\sand)\s{_CITED})*)\)")
+_FOLDER = re.compile(r"(<a [^>]*><code>)((?:\w+/)+)(?=[^<]*</code></a>)")
+
+
+def side_notes(text: str) -> str:
+    """Citations in brackets as notes: beside the text where there is room, short on a phone.
+
+    The brackets and the folders stay in the page, for those who hear, search or print it; book.css
+    says where they are seen.
+    """
+
+    def noted(match: re.Match[str]) -> str:
+        inside = _FOLDER.sub(r'\1<span class="folder">\2</span>', match[1])
+        return (
+            f'<span class="side"><span class="bracket"> (</span>{inside}'
+            '<span class="bracket">)</span></span>'
+        )
+
+    return _CITATIONS.sub(noted, text)
 
 
 # ------------------------------------------------------------------ lists of tasks

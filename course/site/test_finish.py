@@ -135,3 +135,24 @@ def test_the_first_stop_of_a_page_leads_to_its_text():
     made = book_finish.skippable('<body class="x">\n<nav></nav><main><p>a</p></main></body>')
     assert made.index("Skip to the text") < made.index("<nav>")
     assert '<main id="text" tabindex="-1"><p>a</p></main>' in made
+
+
+SOURCE = (
+    '<a href="https://github.com/vllm-project/vllm/blob/0decac0/vllm/v1/request.py#L1">'
+    "<code>vllm/v1/request.py:1</code></a>"
+)
+
+
+def test_citations_in_brackets_become_one_note_with_every_word_kept():
+    text = f'<p>It ends ({SOURCE}<abbr class="drift" title="x">°</abbr>\n<code>Request</code>,\n{SOURCE}).</p>'
+    made = book_finish.side_notes(text)
+    assert made.count('class="side"') == 1 and made.count('class="folder"') == 2
+    assert book_finish.words(made) == book_finish.words(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"<p>In {SOURCE} it ends.</p>", f"<p>(see {SOURCE})</p>", "<p>(<code>a/b.py:1</code>)</p>"],
+)
+def test_other_citations_and_brackets_stay(text):
+    assert book_finish.side_notes(text) == text
