@@ -144,7 +144,8 @@ SOURCE = (
 
 
 def test_citations_in_brackets_become_one_note_with_every_word_kept():
-    text = f'<p>It ends ({SOURCE}<abbr class="drift" title="x">°</abbr>\n<code>Request</code>,\n{SOURCE}).</p>'
+    mark = '<abbr class="drift" title="x">°</abbr>'
+    text = f"<p>It ends ({SOURCE}{mark}\n<code>Request</code>,\n{SOURCE}).</p>"
     made = book_finish.side_notes(text)
     assert made.count('class="side"') == 1 and made.count('class="folder"') == 2
     assert book_finish.words(made) == book_finish.words(text)
