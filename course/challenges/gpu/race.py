@@ -345,14 +345,15 @@ def run(race: Race, answer: ModuleType) -> list[dict[str, Any]]:
             raise Wrong(f"{pair.name}: {worst:.1e} from vLLM's result")
         theirs, ours = replayed(pair.theirs), replayed(pair.ours)
         times = [(milliseconds(theirs), milliseconds(ours)) for _ in range(PAIRS)]
-        row = {
+        ratios = [a / b for a, b in times]
+        row: dict[str, Any] = {
             "shape": pair.name,
             "vllm_us": 1e3 * statistics.median(a for a, _ in times),
             "us": 1e3 * statistics.median(b for _, b in times),
-            "ratios": [a / b for a, b in times],
+            "ratios": ratios,
         }
         rows.append(row)
-        low, middle, high = (f(row["ratios"]) for f in (min, statistics.median, max))
+        low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
         print(
             f"{pair.name:>14}  vLLM {row['vllm_us']:9.1f} us, yours {row['us']:9.1f} us: "
             f"{middle:.3f} ({low:.3f} to {high:.3f})",
