@@ -150,18 +150,27 @@ def pair(
     seed: int = 0, policy: str = "recompute", lease: int = 40, timeout: int = 30,
     slowest: int = 0, fault_rate: float = 0.0, per_tick: int = 1_000,
     producer: dict[str, Any] | None = None, consumer: dict[str, Any] | None = None,
+    stream: bool = False,
 ) -> Pair:  # fmt: skip
     """An idle pair; leases and timeouts are in steps."""
     network = SimulatedNetwork(seed, slowest, fault_rate, per_tick)
 
     def config(role: str) -> dict[str, Any]:
-        extra = {"network": network, "lease_s": lease, "load_timeout_s": timeout}
+        extra = {"network": network, "lease_s": lease, "load_timeout_s": timeout, "stream": stream}
         return {
             "kv_connector": "SimulatedConnector", "kv_role": role,
             "kv_load_failure_policy": policy, "kv_connector_extra_config": extra,
         }  # fmt: skip
 
     p = engine(kv_transfer_config=config("kv_producer"), **(producer or {}))
+    half = transfer_of(p).worker_half
+    saved = half.save_kv_layer
+
+    def save_kv_layer(*arguments: Any) -> None:
+        saved(*arguments)
+        network.deliver()  # between two layers of the producer, as a thread would
+
+    half.save_kv_layer = save_kv_layer
     d = engine(kv_transfer_config=config("kv_consumer"), **(consumer or {}))
     return Pair(network, p, d)
 
@@ -223,7 +232,7 @@ def random_pair(seed: int, fault_rate: float = 0.0) -> Pair:
         lease=rng.choice((15, 60)) if fault_rate else 10_000,
         timeout=rng.choice((6, 30)) if fault_rate else 10_000,
         slowest=rng.choice((0, 2, 9)), fault_rate=fault_rate, per_tick=rng.choice((1, 2, 9)),
-        producer=knobs(), consumer=knobs(),
+        producer=knobs(), consumer=knobs(), stream=random.Random(f"stream {seed}").random() < 0.5,
     )  # fmt: skip
     if fault_rate and rng.random() < 0.15:
         made.dies_at = rng.randint(1, 12)
