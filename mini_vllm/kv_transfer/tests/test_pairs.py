@@ -84,10 +84,10 @@ def test_a_gate_that_frees_at_the_first_of_two_reports_is_noticed(monkeypatch):
         if request_id in self.held:
             self.kv.free(self.held.pop(request_id)[0])
 
-    run(1, seed=28)
+    run(1, seed=13)
     monkeypatch.setattr(ConnectorGate, "_let_go", let_go)
-    with pytest.raises(AssertionError, match="seed 28"):
-        run(1, seed=28)
+    with pytest.raises(AssertionError, match="seed 13: "):
+        run(1, seed=13)
 
 
 def test_the_prefix_cache_of_the_consumer_is_not_asked_for_again():
