@@ -96,8 +96,8 @@ class PullMetadata(KVConnectorMetadata):
     """What producers keep for requests that need it not."""
     expected: list[tuple[str, int, str]] = field(default_factory=list)
     """Request, tokens, hash of the prompt: of those that are queued to be streamed."""
-    chunks: list[tuple[str, Sequence[int], int, int]] = field(default_factory=list)
-    """Request, blocks, first token and end of what this step computes of them."""
+    chunks: list[tuple[str, Sequence[int], int]] = field(default_factory=list)
+    """Request, blocks, and up to which token this step computes them."""
     paused: list[str] = field(default_factory=list)
     """Those that were preempted."""
     dropped: list[str] = field(default_factory=list)
@@ -200,9 +200,8 @@ class PullConnector(KVConnectorBase_V1):
         meta.paused += [name for name in plan.preempted_req_ids if name in self._streams]
         for name, num_tokens in self._streams.items():
             if count := plan.num_scheduled_tokens.get(name):
-                first = plan.num_computed_tokens[name]
-                ends = min(first, num_tokens), min(first + count, num_tokens)
-                meta.chunks.append((name, list(plan.block_ids[name]), *ends))
+                end = min(plan.num_computed_tokens[name] + count, num_tokens)
+                meta.chunks.append((name, list(plan.block_ids[name]), end))
         return meta
 
     def request_finished(

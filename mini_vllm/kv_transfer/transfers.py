@@ -73,13 +73,16 @@ class Outbox:
                 request_id, (), num_tokens, prompt_hash, math.inf, ready
             )
 
-    def grow(self, chunks: Iterable[tuple[str, Sequence[int], int, int]]) -> None:
-        """A step begins: it computes these expected prompts (id, blocks, first token, end)."""
+    def grow(self, chunks: Iterable[tuple[str, Sequence[int], int]]) -> None:
+        """A step begins: it computes these expected prompts (id, blocks, end of the chunk).
+
+        What stands before the chunk may be a hit that another request computes in this step.
+        """
         with self._lock:
             self._growing = {}
-            for request_id, block_ids, first, end in chunks:
+            for request_id, block_ids, end in chunks:
                 if (offer := self._offers.get(request_id)) is not None:
-                    offer.block_ids, offer.ready = block_ids, [first] * self.fingerprint.num_layers
+                    offer.block_ids = block_ids
                     self._growing[request_id] = end
 
     def computed(self, layer: int) -> None:
