@@ -24,6 +24,7 @@ from mini_vllm.ec_transfer.base import (
 )
 from mini_vllm.ec_transfer.config import ECTransferConfig
 from mini_vllm.ec_transfer.example import ECExampleConnector
+from mini_vllm.multimodal.hasher import hash_picture
 
 ROWS = np.random.default_rng(5).normal(size=(4, 16))
 NAME = "5f" * 32
@@ -207,6 +208,23 @@ def test_the_class_without_torch_is_the_installed_class():
 
 
 # ------------------------------------------------------------------ texts
+
+
+def test_the_real_encoder_saves_every_picture_and_is_within_a_ten_thousandth_of_ours():
+    found = ec_texts.kept(ec_texts.KEPT_PRODUCER)
+    asked = texts.questions()
+    assert found["mark"] == texts.mark_of(asked)
+    names = {hash_picture(picture) for _, shown in asked for picture in shown}
+    assert set(found["files"]) == names
+    assert max(far for _, _, far in found["files"].values()) < 1e-4
+
+
+@pytest.mark.slow
+def test_ours_answers_from_the_rows_of_the_real_encoder():
+    found = ec_texts.kept(ec_texts.KEPT_PRODUCER)
+    outputs, stats = ec_texts.answers_from(found["rows"], found["files"])
+    assert outputs == [texts.kept()["outputs"][i] for i in ec_texts.WHOLE]
+    assert (stats["ec_loads"], stats["encoder_runs"]) == (len(ec_texts.WHOLE), 0)
 
 
 def test_the_real_decoder_loads_every_picture_that_ours_encoded_and_says_the_same():
