@@ -148,7 +148,7 @@ def answer(folder: str, role: str) -> dict[str, Any]:
     """In a process of its own: a real engine's outputs, and what its scheduler had loaded.
 
     An `ec_producer` runs with prefix caching off, since an assertion ends its start with it on, and
-    computes each prompt in one step, since it reports a token for every chunk (read).
+    computes each prompt in one step, since it reports a token for every chunk.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import vllm

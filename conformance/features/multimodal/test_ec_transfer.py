@@ -207,6 +207,31 @@ def test_the_class_without_torch_is_the_installed_class():
     assert text == inspect.getsource(sys.modules[real.__module__])
 
 
+# ------------------------------------------------------------------ a producer's chunks
+
+
+def test_at_the_pin_a_prompt_of_two_chunks_ends_before_its_second_picture_is_encoded():
+    """The runner of an `ec_producer` reports token 0 for every request of a plan, chunks included:
+    `vllm/v1/outputs.py:304` `make_empty_encoder_model_runner_output`. Ours reports it for the last
+    chunk alone."""
+    present("0.22.1")
+    prompt = {**add("r", 20, ("A", 0), ("B", 12)), "max_tokens": 1}
+    workload = workload_of(prompt, max_num_batched_tokens=10, long_prefill_token_threshold=0)
+    encoded = {}
+    for runner in ("the pin's", "ours"):
+        core = core_of()
+        scheduler = core.make_scheduler(workload["config"])
+        scheduler.add_request(core.make_request(prompt, 4, 2))
+        encoded[runner] = []
+        for is_last in (False, True):
+            plan = scheduler.schedule()
+            encoded[runner] += plan.scheduled_encoder_inputs.get("r", [])
+            tokens = {"r": 0} if plan.num_scheduled_tokens and (is_last or runner != "ours") else {}
+            scheduler.update_from_output(plan, core.runner_output(plan, tokens))
+        assert not scheduler.has_unfinished_requests()
+    assert encoded == {"the pin's": [0], "ours": [0, 1]}
+
+
 # ------------------------------------------------------------------ texts
 
 
