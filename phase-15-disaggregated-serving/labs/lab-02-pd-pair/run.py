@@ -38,6 +38,9 @@ LENGTHS = (40, 400, 1000)
 """Prompt tokens of the shipped model, which has one per byte."""
 LAST = 200
 """Prompt tokens of the request that comes when P is gone."""
+LEASE_S = 30.0
+"""How long P keeps blocks that nobody reads, by default."""
+EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 SOURCE = "vllm:prompt_tokens_by_source_total"
 ON_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
@@ -51,15 +54,28 @@ SHOW = (
 """What of the servers' logs is worth reading."""
 
 
+def metrics(port: int, name: str) -> dict[str, float]:
+    """The lines of one metric of a server: values by labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        lines = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines()]
+    return {line[0]: float(line[1]) for line in lines if line[0].startswith(f"{name}{{")}
+
+
 def sources(port: int) -> dict[str, float]:
     """Prompt tokens of a server by where they came from."""
-    found: dict[str, float] = {}
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith(f"{SOURCE}{{"):
-                labels, value = line.rsplit(" ", 1)
-                found[labels.split('source="', 1)[1].split('"', 1)[0]] = float(value)
-    return found
+    found = metrics(port, SOURCE).items()
+    return {labels.split('source="', 1)[1].split('"', 1)[0]: value for labels, value in found}
+
+
+def until_expired(lab: ModuleType, port: int, url: str) -> float:
+    """Seconds until P gives up a prompt that no decoder asks for; -1 if it has not by then."""
+    b"".join(lab.post(url, lab.prefill_body(asked(LAST, 99)), "nobody"))
+    began = time.perf_counter()
+    while (seconds := time.perf_counter() - began) < 3 * LEASE_S:
+        if sum(metrics(port, EXPIRED).values()):
+            return seconds
+        time.sleep(1)
+    return -1.0
 
 
 def serve(arguments: argparse.Namespace, number: int, port: int) -> subprocess.Popen[bytes]:
@@ -116,6 +132,7 @@ def drive(arguments: argparse.Namespace) -> None:
                 "seconds": seconds,
             })  # fmt: skip
         time.sleep(12)  # the servers print their statistics every ten seconds
+        expired = until_expired(lab, ports[0], urls[0])
         serve_stream.end(servers[0])
         processes.tell("P has ended")
         before = sources(ports[1])
@@ -127,7 +144,9 @@ def drive(arguments: argparse.Namespace) -> None:
     finally:
         for server in servers:
             serve_stream.end(server)
-    processes.answer({"rows": rows, "without P": alone, "nixl": versions.version("nixl")})
+    processes.answer({
+        "rows": rows, "without P": alone, "expired": expired, "nixl": versions.version("nixl"),
+    })  # fmt: skip
 
 
 def bytes_per_token(model: str) -> int | None:
@@ -152,6 +171,10 @@ def judge(lab: ModuleType, ran: processes.Ran, model: str) -> bool:
         right &= holds
         print(f"{'as predicted' if holds else 'NOT AS PREDICTED'}: {tokens} tokens: {of}")
         print(f"    the same text as one engine's: {row['same_text']}; {row['seconds']:.3f} s")
+    holds = LEASE_S <= came["expired"] < LEASE_S + 10
+    right &= holds
+    verdict = "as predicted" if holds else "NOT AS PREDICTED"
+    print(f"{verdict}: a prompt that nobody reads is let go after {came['expired']:.0f} s")
     of, tokens = came["without P"]["sources"], came["without P"]["prompt_tokens"]
     holds = (of.get("external_kv_transfer", 0.0), of.get("local_compute", 0.0)) == (0.0, tokens)
     right &= holds
