@@ -102,6 +102,31 @@ def test_a_token_in_doubt_keeps_a_picture():
     assert early == 19
 
 
+@pytest.mark.parametrize(
+    ("version", "at_its_end"),
+    [(PIN, True), ("0.24.0", False), ("0.28.0", False), ("0.32.0", False), (NEW, True)],
+)
+def test_a_drafter_that_reads_ahead_kept_a_picture_for_a_token_from_0_24_to_0_32(
+    version, at_its_end
+):
+    """32469, 46315: whether rows are given up at a picture's end, and one token behind it."""
+    if problem := why_not(version):
+        pytest.skip(problem)
+    given_up = []
+    for ahead in (0, 1):
+        scheduler = core_of(version).make_scheduler(workload_of(add("r", 6, ("A", 0)))["config"])
+        scheduler.use_eagle, scheduler.num_prefill_lookahead = True, 1  # the latter since 0.28.0
+        request = frees.request_of("r", "A")
+        assert scheduler.encoder_cache_manager.can_allocate(request, 0, 64, 0)
+        scheduler.encoder_cache_manager.allocate(request, 0)
+        place = request.mm_features[0].mm_position
+        request.num_computed_tokens = place.offset + place.length + ahead
+        request.num_output_placeholders = 0
+        scheduler._free_encoder_inputs(request)
+        given_up.append(not scheduler.encoder_cache_manager.cached["A"])
+    assert given_up == [at_its_end, True]
+
+
 def test_rows_of_another_number_are_not_taken():
     """One identifier, two sizes, as a client's own ids allow."""
     small, large = add("small", 8, ("A", 0)), add("large", 12, ("A", 0))

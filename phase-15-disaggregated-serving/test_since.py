@@ -146,6 +146,20 @@ def test_a_preemption_whose_blocks_come_later_frees_nothing(version, preemptions
     assert (counted, everyone) == (preemptions, of_all)
 
 
+@pytest.mark.slow
+def test_ours_preempts_as_often_as_the_pin_on_these():
+    """It defers no frees, as the pin."""
+    counted = 0
+    for seed in range(40):
+        number = len(workloads.PROFILES) * seed + workloads.PROFILES.index("pressure")
+        workload = workloads.generate(number)
+        workload["config"]["async_scheduling"] = True
+        steps = replay.run(workload, replay.mini_scheduler, max_steps=3000)["steps"]
+        counted += sum(len(step["preempted"]) for step in steps)
+        assert not any(step["preempted"] and not step["running"] for step in steps), seed
+    assert counted == 72
+
+
 @pytest.mark.parametrize(("rule", "stands"), [(Scheduler, False), (LoadsReserve, True)])
 def test_ours_with_the_rule_reserves_against_itself_too(rule, stands):
     """The part does as the release; the plain engine ends."""

@@ -40,7 +40,7 @@ BLOCKS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("3", "5"), _AFTER),
     },
     f"{_P10}02-mini-build.md": {"4": _ALONE},
-    f"{_P15}02-mini-build.md": {"2": _ALONE},
+    f"{_P15}02-mini-build.md": {"3": _ALONE},
     f"{_P16}00-guide.md": {"0": _ALONE, "8": _ALONE},
     f"{_P16}02-mini-build.md": {"0": _ALONE, "1": _ALONE, "2": _ALONE},
 }

@@ -154,6 +154,11 @@ class KVConnectorBase_V1(ABC):
         what its client hands to the engine that goes on with it."""
         return False, None
 
+    def params_ahead(self, request_id: str) -> dict[str, Any] | None:
+        """What the client of a request that is queued may hand to another engine at once, before
+        `request_finished` says it."""
+        return None
+
     def forget_request(self, request_id: str) -> None:
         """A request is gone, also one of which `request_finished` never said so; an unknown id is
         a no-op."""

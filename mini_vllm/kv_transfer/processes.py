@@ -36,6 +36,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Offered:
+    """What an engine process says of a request that it has queued, and streams."""
+
+    request_id: str
+    kv_transfer_params: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """What an engine process was asked to make, and why it makes no engine of it."""
 
@@ -69,15 +77,18 @@ def answer_all(
 ) -> None:  # fmt: skip
     """Serve an engine until the other end is closed, then close it.
 
-    `params_of` gives the `kv_transfer_params` of a request that ended.
+    `params_of` gives the `kv_transfer_params` of a request that ended, or that is streamed.
     """
     try:
         while True:
             while not engine.has_unfinished_requests() or connection.poll():
                 try:
-                    _take(engine, connection, *connection.recv())
+                    request_id, *rest = connection.recv()
                 except EOFError:
                     return
+                _take(engine, connection, request_id, *rest)
+                if (early := params_of(request_id)) is not None:
+                    connection.send(Offered(request_id, early))
             for request in engine.step():
                 params = params_of(request.request_id)
                 reason = str(request.finish_reason)
@@ -142,10 +153,10 @@ class EngineProcess:
         except OSError as error:
             raise EngineLostError(f"the engine is gone: {error}") from error
 
-    def receive(self) -> Answer:
-        """The next answer. Raises EngineLostError."""
+    def receive(self) -> Any:
+        """The next `Answer`, or `Offered`. Raises EngineLostError."""
         try:
-            answer: Answer = self.connection.recv()
+            answer: Answer | Offered = self.connection.recv()
         except (EOFError, OSError) as error:
             raise EngineLostError("the engine is gone") from error
         return answer
@@ -189,7 +200,8 @@ class PrefillDecode(EnginePair):
         Args:
             model: as for `LLM`.
             policy: `kv_load_failure_policy` of the consumer.
-            extra: `kv_connector_extra_config` of both.
+            extra: `kv_connector_extra_config` of both; with `{"stream": True}` the consumer is
+                asked when a prompt is queued, and reads each layer as soon as it is computed.
             knobs: of both engines, such as `num_blocks`.
 
         Raises:
@@ -222,7 +234,7 @@ class PrefillDecode(EnginePair):
         for prompt in prompts:
             jobs[f"pd-{self._num_requests}"] = prompt
             self._num_requests += 1
-        at_producer, answers = set[str](), dict[str, Answer]()
+        at_producer, streamed, answers = set[str](), set[str](), dict[str, Answer]()
         for request_id, prompt in jobs.items():
             try:
                 self.engines["kv_producer"].submit(
@@ -238,7 +250,7 @@ class PrefillDecode(EnginePair):
                 except EngineLostError:
                     if role == "kv_consumer":
                         raise
-                    for request_id in at_producer:
+                    for request_id in at_producer - streamed:
                         self._decode(request_id, jobs[request_id], params, None)
                     at_producer.clear()
                     continue
@@ -246,8 +258,12 @@ class PrefillDecode(EnginePair):
                 if role == "kv_consumer":
                     answers[name] = answer
                 elif name in at_producer:
-                    at_producer.discard(name)
-                    self._decode(name, jobs[name], params, answer.kv_transfer_params)
+                    if name not in streamed:
+                        self._decode(name, jobs[name], params, answer.kv_transfer_params)
+                    if isinstance(answer, Offered):
+                        streamed.add(name)
+                    else:
+                        at_producer.discard(name)
         return [answers[name] for name in jobs]
 
     def _decode(self, request_id: str, prompt: Any, params: SamplingParams, kv: Any) -> None:

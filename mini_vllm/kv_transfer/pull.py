@@ -38,10 +38,12 @@ from mini_vllm.request import Request, RequestStatus
 
 EXTRA = {
     "host": "127.0.0.1", "port": 0, "lease_s": 30.0, "load_timeout_s": 30.0, "max_transfers": 8,
+    "stream": False,
 }  # fmt: skip
 """What `kv_connector_extra_config` may hold, and its defaults. The lease is upstream's
 `vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py:71`
-`NixlConnectorScheduler._kv_lease_duration`; there heartbeats extend it."""
+`NixlConnectorScheduler._kv_lease_duration`; there heartbeats extend it. With `stream` a producer
+gives its parameters when a prompt is queued, and each layer when it is computed."""
 
 REMOTE = {
     "remote_engine_id": str, "remote_request_id": str, "remote_host": str, "remote_port": int,
@@ -92,6 +94,14 @@ class PullMetadata(KVConnectorMetadata):
     """Request, blocks, tokens, hash of the prompt."""
     releases: list[Mapping[str, Any]] = field(default_factory=list)
     """What producers keep for requests that need it not."""
+    expected: list[tuple[str, int, str]] = field(default_factory=list)
+    """Request, tokens, hash of the prompt: of those that are queued to be streamed."""
+    chunks: list[tuple[str, Sequence[int], int]] = field(default_factory=list)
+    """Request, blocks, and up to which token this step computes them."""
+    paused: list[str] = field(default_factory=list)
+    """Those that were preempted."""
+    dropped: list[str] = field(default_factory=list)
+    """Those that will not be computed."""
 
 
 class PullConnector(KVConnectorBase_V1):
@@ -128,6 +138,11 @@ class PullConnector(KVConnectorBase_V1):
         self._meta = PullMetadata()
         self._address: Mapping[str, Any] = {}
         self._busy: set[str] = set()
+        self._streams: dict[str, int] = {}  # of those that are being computed, the prompt's tokens
+        self._numbers: dict[str, int] = {}
+        if not isinstance(self.extra["stream"], bool):
+            raise ValueError(f"stream={self.extra['stream']!r}: need True or False")
+        self.uses_layers = self.extra["stream"] and config.is_kv_producer
         if role is KVConnectorRole.WORKER:
             self.outbox = Outbox(fingerprint, self.extra["lease_s"], clock)
             self.inbox = Inbox(fingerprint, self.extra["load_timeout_s"], clock)
@@ -139,7 +154,18 @@ class PullConnector(KVConnectorBase_V1):
         self._address = metadata
 
     def on_new_request(self, request: Request, kv_transfer_params: Mapping[str, Any]) -> None:
-        self._params[request.request_id] = dict(kv_transfer_params)
+        request_id = request.request_id
+        self._params[request_id] = dict(kv_transfer_params)
+        if self.uses_layers and kv_transfer_params.get("do_remote_decode"):
+            self._streams[request_id] = request.num_prompt_tokens
+            prompt_hash = hash_of(request.prompt_token_ids)
+            self._meta.expected.append((request_id, request.num_prompt_tokens, prompt_hash))
+
+    def params_ahead(self, request_id: str) -> dict[str, Any] | None:
+        for expected, num_tokens, prompt_hash in self._meta.expected:
+            if expected == request_id:
+                return self._remote_params(request_id, (), num_tokens, prompt_hash)
+        return None
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -170,40 +196,58 @@ class PullConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> PullMetadata:
         meta, self._meta = self._meta, PullMetadata()
+        plan = scheduler_output
+        meta.paused += [name for name in plan.preempted_req_ids if name in self._streams]
+        for name, num_tokens in self._streams.items():
+            if count := plan.num_scheduled_tokens.get(name):
+                end = min(plan.num_computed_tokens[name] + count, num_tokens)
+                meta.chunks.append((name, list(plan.block_ids[name]), end))
         return meta
 
     def request_finished(
         self, request: Request, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         params = self._params.pop(request.request_id, {})
+        is_told = self._streams.pop(request.request_id, None) is not None
         if params.get("do_remote_prefill"):  # it ends before it was looked at
             self._meta.releases.append(params)
             return False, None
         if not params.get("do_remote_decode") or request.status != RequestStatus.FINISHED_LENGTH:
+            self._meta.dropped += [request.request_id] * is_told
             return False, None
         num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         prompt_hash = hash_of(request.prompt_token_ids)
         self._meta.offers.append((request.request_id, block_ids, num_tokens, prompt_hash))
         self._busy.add(request.request_id)
-        return True, {
+        if is_told:
+            return True, None
+        return True, self._remote_params(request.request_id, block_ids, num_tokens, prompt_hash)
+
+    def _remote_params(
+        self, request_id: str, block_ids: Sequence[int], num_tokens: int, prompt_hash: str
+    ) -> dict[str, Any]:
+        """What the consumer needs to read here."""
+        return {
             "do_remote_prefill": True, "do_remote_decode": False,
-            "remote_engine_id": self.config.engine_id, "remote_request_id": request.request_id,
+            "remote_engine_id": self.config.engine_id, "remote_request_id": request_id,
             "remote_block_ids": list(block_ids), "remote_num_tokens": num_tokens,
             "prompt_hash": prompt_hash, **self._address,
         }  # fmt: skip
 
     def forget_request(self, request_id: str) -> None:
         self._params.pop(request_id, None)
+        if self._streams.pop(request_id, None) is not None:
+            self._meta.dropped.append(request_id)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._busy -= set(connector_output.finished_sending)
 
     def is_waiting(self) -> bool:
-        return bool(self._busy or self._meta.releases or self._meta.offers)
+        return bool(self._busy or self._meta.releases or self._meta.offers or self._meta.dropped)
 
     def reset(self) -> None:
         """Loads start over as requests without K and V elsewhere, and nothing is offered."""
-        self._meta, self._busy = PullMetadata(), set()
+        self._meta, self._busy, self._streams = PullMetadata(), set(), {}
         if self.role is KVConnectorRole.WORKER:
             self.outbox.reset()
             self.inbox.reset()
@@ -213,6 +257,7 @@ class PullConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: Mapping[str, np.ndarray]) -> None:
         self.outbox.caches = self.inbox.caches = list(kv_caches.values())
+        self._numbers = {name: number for number, name in enumerate(kv_caches)}
 
     def get_handshake_metadata(self) -> Mapping[str, Any]:
         return self.transport.address()
@@ -220,6 +265,13 @@ class PullConnector(KVConnectorBase_V1):
     def start_load_kv(self, forward_context: SchedulerOutput) -> None:
         meta = self._connector_metadata
         assert isinstance(meta, PullMetadata)
+        for expected in meta.expected:
+            self.outbox.expect(*expected)
+        for name in meta.paused:
+            self.outbox.pause(name)
+        for name in meta.dropped:
+            self.outbox.drop(name)
+        self.outbox.grow(meta.chunks)
         for offer in meta.offers:
             self.outbox.offer(*offer)
         for load in meta.loads:
@@ -233,7 +285,8 @@ class PullConnector(KVConnectorBase_V1):
     def save_kv_layer(
         self, layer_name: str, kv_layer: np.ndarray, attn_metadata: ForwardBatch
     ) -> None:
-        """The consumer reads when the request has ended."""
+        """With `stream` this layer may be read; else the consumer reads when the request ended."""
+        self.outbox.computed(self._numbers[layer_name])
 
     def wait_for_save(self) -> None:
         """There is nothing to wait for."""

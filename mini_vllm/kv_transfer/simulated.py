@@ -38,11 +38,13 @@ class _Conversation:
     endpoint: SimulatedTransport
     number: int
     producer: tuple[str, int]
-    answers: Iterator[Message]
+    answers: Iterator[Message | None]
     starts: int
     fault: str
     kept: list[Message] = field(default_factory=list)
     """Messages that others overtake."""
+    is_over: bool = False
+    """The producer has nothing more to say."""
 
 
 class SimulatedNetwork:
@@ -83,15 +85,19 @@ class SimulatedNetwork:
     def tick(self) -> None:
         """A step passes: deliver what it brings."""
         self.now += 1
-        for conversation in [*self._conversations]:
-            if conversation.starts <= self.now and not self._deliver(conversation):
-                self._conversations.remove(conversation)
+        self.deliver()
         arrived = [notice for notice in self._notices if notice[0] <= self.now]
         self._notices = [notice for notice in self._notices if notice[0] > self.now]
         for _, place, message in arrived:
             if place not in self.dead:
                 for _answer in self._endpoints[place].outbox.answer(message):
                     pass
+
+    def deliver(self) -> None:
+        """What conversations under way bring now, in the middle of a step or at its end."""
+        for conversation in [*self._conversations]:
+            if conversation.starts <= self.now and not self._deliver(conversation):
+                self._conversations.remove(conversation)
 
     # ------------------------------------------------------------------ inside
 
@@ -122,6 +128,8 @@ class SimulatedNetwork:
             return False
         for _ in range(self.rng.randint(1, self.per_tick)):
             message = self._next(talk)
+            if message is None and not talk.is_over:
+                return True  # the rest is not computed yet
             if message is None:
                 give((talk.number, WireError("the stream ended before a message")))
                 return False
@@ -132,14 +140,22 @@ class SimulatedNetwork:
         return True
 
     def _next(self, talk: _Conversation) -> Message | None:
-        """The next message; layers may come in any order, the end comes last."""
-        while len(talk.kept) < 3 and (message := next(talk.answers, None)) is not None:
+        """The next message; layers may come in any order, the parts of one and the end may not."""
+        while len(talk.kept) < 3 and not talk.is_over:
+            try:
+                message = next(talk.answers)
+            except StopIteration:
+                talk.is_over = True
+                break
+            if message is None:
+                break
             talk.kept.append(message)
             if message.kind != Kind.LAYER:
                 break
         if not talk.kept:
             return None
-        ahead = [i for i, m in enumerate(talk.kept) if m.kind == Kind.LAYER] or [0]
+        layers = [m.fields["layer"] for m in talk.kept if m.kind == Kind.LAYER]
+        ahead = [i for i, layer in enumerate(layers) if layer not in layers[:i]] or [0]
         return talk.kept.pop(self.rng.choice(ahead))
 
     def _carried(self, message: Message, talk: _Conversation) -> Message | Exception:

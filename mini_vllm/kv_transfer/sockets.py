@@ -38,6 +38,8 @@ MOST_CONTROL = 1 << 16
 """Bytes of a message that a producer takes: they are all short."""
 _TICK_S = 0.2
 """How often a thread that waits looks whether it is to end."""
+_LATER_S = 0.001
+"""How often it looks whether a layer is computed."""
 
 
 def check_host(host: Any) -> str:
@@ -111,8 +113,9 @@ class Answers(Protocol):
         """Its `check` refuses peers, its `as_dict` is said to them."""
         ...
 
-    def answer(self, message: Message) -> Iterator[Message]:
-        """What a peer is answered. Raises WireError at what is not a question."""
+    def answer(self, message: Message) -> Iterator[Message | None]:
+        """What a peer is answered; None: the rest is not there yet. Raises WireError at what is
+        not a question."""
         ...
 
 
@@ -138,7 +141,7 @@ class SocketTransport:
         self._wanted: set[int] = set()
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._slots = threading.Semaphore(extra["max_transfers"])
+        self._slots = threading.Semaphore(extra["max_transfers"] + 1)  # a consumer's DONE as well
         self._readers = ThreadPoolExecutor(extra["max_transfers"], "kv-read")
         self._done = ThreadPoolExecutor(1, "kv-done")
         self._answering: list[threading.Thread] = []
@@ -274,7 +277,10 @@ class SocketTransport:
                 self._greet(stream)
                 while not self._closed.is_set():
                     for answer in self.outbox.answer(stream.receive()):
-                        stream.send(answer)
+                        if answer is not None:
+                            stream.send(answer)
+                        elif self._closed.wait(_LATER_S):
+                            return
         except EndedEarlyError as error:
             if not str(error).startswith("the stream ended before"):
                 self.refusals.append(f"EndedEarlyError: {error}")

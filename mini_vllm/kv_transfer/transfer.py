@@ -126,7 +126,12 @@ class KVTransfer(Feature):
 
     def add_request(self, request: Request) -> None:
         """The connector knows of it."""
-        self.scheduler_half.on_new_request(request, self._params.pop(request.request_id, {}))
+        request_id = request.request_id
+        self.scheduler_half.on_new_request(request, self._params.pop(request_id, {}))
+        if (params := self.scheduler_half.params_ahead(request_id)) is not None:
+            self.gate.kv_transfer_params[request_id] = params
+            self._begin(self._planned(SchedulerOutput()))  # a consumer may ask from now on
+            self.worker_half.clear_connector_metadata()
 
     def remove_request(self, request_id: str) -> None:
         """Nothing of it is kept but its blocks, where they are read or written."""

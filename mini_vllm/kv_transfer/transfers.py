@@ -1,14 +1,16 @@
 """The two ends of a transfer: what a producer offers, and what a consumer has of it so far.
 
 Promises: an `Outbox` reads a block only while its request is offered, so never after it was given
-up; an `Inbox` writes a block only while its load is under way, so never after it was reported. Both
-work on messages, whatever carries them, and on a clock that is handed in.
+up, and of a prompt that is being computed no token before its layer has it; an `Inbox` writes a
+block only while its load is under way, so never after it was reported. Both work on messages,
+whatever carries them, and on a clock that is handed in.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +32,7 @@ Caches = Sequence[np.ndarray]
 
 @dataclass(slots=True)
 class Offer:
-    """Blocks of a request that has ended, kept for a peer."""
+    """Blocks of a request that has ended, kept for a peer; or that is still being computed."""
 
     request_id: str
     block_ids: Sequence[int]
@@ -38,6 +40,14 @@ class Offer:
     prompt_hash: str
     """Of the tokens whose K and V they are."""
     expires: float
+    ready: list[int] | None = None
+    """Tokens that are computed, per layer; None: all."""
+    is_read: bool = False
+    """A peer has all of it, though the request has not ended yet."""
+
+    def num_ready(self, layer: int) -> int:
+        """Tokens of a layer that may be read."""
+        return self.num_tokens if self.ready is None else self.ready[layer]
 
 
 class Outbox:
@@ -48,8 +58,53 @@ class Outbox:
         self.fingerprint, self.lease, self.clock = fingerprint, lease, clock
         self.caches: Caches = ()
         self._offers: dict[str, Offer] = {}
+        self._growing: dict[str, int] = {}
         self._ended: list[str] = []
         self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------ while it is computed
+
+    def expect(self, request_id: str, num_tokens: int, prompt_hash: str) -> None:
+        """Peers may ask for a prompt that waits to be computed; they get each layer when it is
+        there. It has no lease until it is offered."""
+        ready = [0] * self.fingerprint.num_layers
+        with self._lock:
+            self._offers[request_id] = Offer(
+                request_id, (), num_tokens, prompt_hash, math.inf, ready
+            )
+
+    def grow(self, chunks: Iterable[tuple[str, Sequence[int], int]]) -> None:
+        """A step begins: it computes these expected prompts (id, blocks, end of the chunk).
+
+        What stands before the chunk may be a hit that another request computes in this step.
+        """
+        with self._lock:
+            self._growing = {}
+            for request_id, block_ids, end in chunks:
+                if (offer := self._offers.get(request_id)) is not None:
+                    offer.block_ids = block_ids
+                    self._growing[request_id] = end
+
+    def computed(self, layer: int) -> None:
+        """The step has written this layer's K and V."""
+        with self._lock:
+            for request_id, end in self._growing.items():
+                offer = self._offers.get(request_id)
+                if offer is not None and offer.ready is not None:
+                    offer.ready[layer] = end
+
+    def pause(self, request_id: str) -> None:
+        """An expected prompt has lost its blocks; it will be computed again."""
+        with self._lock:
+            if (offer := self._offers.get(request_id)) is not None:
+                offer.ready = [0] * self.fingerprint.num_layers
+
+    def drop(self, request_id: str) -> None:
+        """An expected prompt has ended otherwise: there is nothing to read, and nothing kept."""
+        with self._lock:
+            self._offers.pop(request_id, None)
+
+    # ------------------------------------------------------------------ when it has ended
 
     def offer(
         self, request_id: str, block_ids: Sequence[int], num_tokens: int, prompt_hash: str
@@ -57,12 +112,16 @@ class Outbox:
         """Peers may read these blocks from now on."""
         expires = self.clock() + self.lease
         with self._lock:
+            before = self._offers.pop(request_id, None)
+            if before is not None and before.is_read:
+                self._ended.append(request_id)
+                return
             self._offers[request_id] = Offer(
                 request_id, block_ids, num_tokens, prompt_hash, expires
             )
 
-    def answer(self, message: Message) -> Iterator[Message]:
-        """What a READ or a DONE is answered with.
+    def answer(self, message: Message) -> Iterator[Message | None]:
+        """What a READ or a DONE is answered with; None: the next layer is not computed yet.
 
         Each layer is copied while the offer stands; if it is given up meanwhile, the rest is a
         GONE.
@@ -73,33 +132,52 @@ class Outbox:
             return
         if message.kind != Kind.READ:
             raise WireError(f"{message.kind.name}: need READ or DONE")
-        first = message.fields.get("first")
-        for layer in range(self.fingerprint.num_layers):
-            with self._lock:
-                kv = self._read(request_id, message.fields, first, layer)
-            if isinstance(kv, str):
-                yield Message(Kind.GONE, {"request_id": request_id, "why": kv})
-                return
-            yield from layer_messages(request_id, layer, kv)
+        sent, missing = [0] * self.fingerprint.num_layers, True
+        while missing:
+            missing, is_news = False, False
+            for layer, count in enumerate(sent):
+                with self._lock:
+                    found = self._read(request_id, message.fields, count, layer)
+                if isinstance(found, str):
+                    yield Message(Kind.GONE, {"request_id": request_id, "why": found})
+                    return
+                kv, is_last = found
+                missing |= not is_last
+                if kv is not None:
+                    yield from layer_messages(request_id, layer, kv, begin=count)
+                    sent[layer], is_news = count + kv.shape[1], True
+            if missing and not is_news:
+                yield None
         yield Message(Kind.END, {"request_id": request_id})
 
     def _read(
-        self, request_id: str, asked: Mapping[str, Any], first: Any, layer: int
-    ) -> np.ndarray | str:
-        """K and V of one layer, a copy, or why there are none."""
+        self, request_id: str, asked: Mapping[str, Any], sent: int, layer: int
+    ) -> tuple[np.ndarray | None, bool] | str:
+        """K and V of one layer behind those that were `sent`, a copy, and whether that is all of
+        them; or why there are none."""
         offer = self._offers.get(request_id)
         if offer is None:
             return f"no K and V of {request_id!r}: never here, or given up"
         if asked.get("prompt_hash") != offer.prompt_hash:
             return f"the K and V of {request_id!r} are of another prompt"
+        first, end = asked.get("first"), offer.num_ready(layer)
         if type(first) is not int or not 0 <= first < offer.num_tokens:
             return f"first={first!r}: there are {offer.num_tokens} tokens"
-        return gathered(self.caches[layer], offer.block_ids, first, offer.num_tokens)
+        begin, is_last = first + sent, end == offer.num_tokens
+        if begin >= end:
+            return None, begin == offer.num_tokens
+        return gathered(self.caches[layer], offer.block_ids, begin, end), is_last
 
     def _end(self, request_id: str) -> None:
         with self._lock:
-            if self._offers.pop(request_id, None) is not None:
-                self._ended.append(request_id)
+            offer = self._offers.get(request_id)
+            if offer is None:
+                return
+            if offer.ready is not None:
+                offer.is_read = True
+                return
+            del self._offers[request_id]
+            self._ended.append(request_id)
 
     def take_ended(self) -> list[str]:
         """Requests whose blocks are not needed any more, since the last call."""
@@ -114,7 +192,7 @@ class Outbox:
     def reset(self) -> None:
         """The cache is another: nothing is offered."""
         with self._lock:
-            self._offers, self._ended = {}, []
+            self._offers, self._growing, self._ended = {}, {}, []
 
     def __len__(self) -> int:
         return len(self._offers)

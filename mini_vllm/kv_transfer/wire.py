@@ -163,15 +163,19 @@ class Fingerprint:
 
 
 def layer_messages(
-    request_id: str, layer: int, kv: np.ndarray, most_bytes: int = MAX_PAYLOAD // 2
+    request_id: str, layer: int, kv: np.ndarray, most_bytes: int = MAX_PAYLOAD // 2, begin: int = 0
 ) -> Iterator[Message]:
-    """K and V [2, num_tokens, num_kv_heads, head_dim] of one layer, in as few messages as fit."""
+    """K and V [2, num_tokens, num_kv_heads, head_dim] of one layer, in as few messages as fit.
+
+    `begin` tokens of the layer that were asked for have been sent before.
+    """
     per_token = 2 * kv[0, 0].nbytes
     step = max(1, most_bytes // per_token)
     for first in range(0, kv.shape[1], step):
         part = np.ascontiguousarray(kv[:, first : first + step])
         fields = {
-            "request_id": request_id, "layer": layer, "first": first, "num_tokens": part.shape[1]
+            "request_id": request_id, "layer": layer, "first": begin + first,
+            "num_tokens": part.shape[1],
         }  # fmt: skip
         yield Message(Kind.LAYER, fields, part.tobytes())
 

@@ -33,4 +33,10 @@ PARTS: dict[str, Part] = {
         "the same questions, where vLLM decodes what our tower encoded",
         "`features.multimodal.ec_texts`",
     ),
+    "texts-ec-producer": run(
+        "texts-ec-producer",
+        "features.multimodal.ec_texts:recorded_producer",
+        "rows that vLLM's own `ec_producer` saved, from which ours answers",
+        "`test_ec_transfer.py`",
+    ),
 }

@@ -24,6 +24,7 @@ from mini_vllm.ec_transfer.base import (
 )
 from mini_vllm.ec_transfer.config import ECTransferConfig
 from mini_vllm.ec_transfer.example import ECExampleConnector
+from mini_vllm.multimodal.hasher import hash_picture
 
 ROWS = np.random.default_rng(5).normal(size=(4, 16))
 NAME = "5f" * 32
@@ -206,7 +207,49 @@ def test_the_class_without_torch_is_the_installed_class():
     assert text == inspect.getsource(sys.modules[real.__module__])
 
 
+# ------------------------------------------------------------------ a producer's chunks
+
+
+def test_at_the_pin_a_prompt_of_two_chunks_ends_before_its_second_picture_is_encoded():
+    """The runner of an `ec_producer` reports token 0 for every request of a plan, chunks included:
+    `vllm/v1/outputs.py:304` `make_empty_encoder_model_runner_output`. Ours reports it for the last
+    chunk alone."""
+    present("0.22.1")
+    prompt = {**add("r", 20, ("A", 0), ("B", 12)), "max_tokens": 1}
+    workload = workload_of(prompt, max_num_batched_tokens=10, long_prefill_token_threshold=0)
+    encoded = {}
+    for runner in ("the pin's", "ours"):
+        core = core_of()
+        scheduler = core.make_scheduler(workload["config"])
+        scheduler.add_request(core.make_request(prompt, 4, 2))
+        encoded[runner] = []
+        for is_last in (False, True):
+            plan = scheduler.schedule()
+            encoded[runner] += plan.scheduled_encoder_inputs.get("r", [])
+            tokens = {"r": 0} if plan.num_scheduled_tokens and (is_last or runner != "ours") else {}
+            scheduler.update_from_output(plan, core.runner_output(plan, tokens))
+        assert not scheduler.has_unfinished_requests()
+    assert encoded == {"the pin's": [0], "ours": [0, 1]}
+
+
 # ------------------------------------------------------------------ texts
+
+
+def test_the_real_encoder_saves_every_picture_and_is_within_a_ten_thousandth_of_ours():
+    found = ec_texts.kept(ec_texts.KEPT_PRODUCER)
+    asked = texts.questions()
+    assert found["mark"] == texts.mark_of(asked)
+    names = {hash_picture(picture) for _, shown in asked for picture in shown}
+    assert set(found["files"]) == names
+    assert max(far for _, _, far in found["files"].values()) < 1e-4
+
+
+@pytest.mark.slow
+def test_ours_answers_from_the_rows_of_the_real_encoder():
+    found = ec_texts.kept(ec_texts.KEPT_PRODUCER)
+    outputs, stats = ec_texts.answers_from(found["rows"], found["files"])
+    assert outputs == [texts.kept()["outputs"][i] for i in ec_texts.WHOLE]
+    assert (stats["ec_loads"], stats["encoder_runs"]) == (len(ec_texts.WHOLE), 0)
 
 
 def test_the_real_decoder_loads_every_picture_that_ours_encoded_and_says_the_same():

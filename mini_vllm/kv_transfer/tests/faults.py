@@ -30,8 +30,10 @@ def check(made: Pair) -> None:
 
 
 def run(most_faults: int, seed: int = 0) -> Counter[str]:
-    """Faults that happened, by kind, and "pairs"."""
+    """Faults that happened, by kind, "pairs", and in which order two reports of an aborted request
+    came."""
     happened: Counter[str] = Counter()
+    orders: Counter[str] = Counter()
     num_pairs = 0
     while sum(happened.values()) < most_faults:
         made = random_pair(seed + num_pairs, 0.6)
@@ -41,8 +43,9 @@ def run(most_faults: int, seed: int = 0) -> Counter[str]:
         except Exception as error:
             raise AssertionError(f"seed {seed + num_pairs}: {error}") from error
         happened.update(made.network.happened)
+        orders.update(made.orders)
         num_pairs += 1
-    return Counter({**happened, "pairs": num_pairs})
+    return Counter({**happened, **orders, "pairs": num_pairs})
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +80,8 @@ class Pair:
     restarts_at: int = -1
     """The step in which both engines start over, as after an exception."""
     steps: int = 0
+    orders: Counter[str] = field(default_factory=Counter)
+    """In which order two transfers of a request that was aborted were reported."""
 
     def step(self) -> None:
         """One step of each engine and of the network."""
@@ -147,20 +150,66 @@ def pair(
     seed: int = 0, policy: str = "recompute", lease: int = 40, timeout: int = 30,
     slowest: int = 0, fault_rate: float = 0.0, per_tick: int = 1_000,
     producer: dict[str, Any] | None = None, consumer: dict[str, Any] | None = None,
+    stream: bool = False,
 ) -> Pair:  # fmt: skip
     """An idle pair; leases and timeouts are in steps."""
     network = SimulatedNetwork(seed, slowest, fault_rate, per_tick)
 
     def config(role: str) -> dict[str, Any]:
-        extra = {"network": network, "lease_s": lease, "load_timeout_s": timeout}
+        extra = {"network": network, "lease_s": lease, "load_timeout_s": timeout, "stream": stream}
         return {
             "kv_connector": "SimulatedConnector", "kv_role": role,
             "kv_load_failure_policy": policy, "kv_connector_extra_config": extra,
         }  # fmt: skip
 
     p = engine(kv_transfer_config=config("kv_producer"), **(producer or {}))
+    half = transfer_of(p).worker_half
+    saved = half.save_kv_layer
+
+    def save_kv_layer(*arguments: Any) -> None:
+        saved(*arguments)
+        network.deliver()  # between two layers of the producer, as a thread would
+
+    half.save_kv_layer = save_kv_layer
     d = engine(kv_transfer_config=config("kv_consumer"), **(consumer or {}))
     return Pair(network, p, d)
+
+
+RECEIVED, SENT, BOTH = "received, then sent", "sent, then received", "received and sent at once"
+ORDERS = RECEIVED, SENT, BOTH
+
+
+def store_what_ends(made: Pair, rng: random.Random) -> None:
+    """Let the consumer's connector store what ends, aborted or not, for a drawn number of steps.
+
+    So a request whose client goes away while it loads is written and read at once, and the two
+    reports come in any order (46240). After a restart a report may be about nothing (43226).
+    """
+    room, ends = transfer_of(made.consumer), dict[str, int]()
+    half, worker = room.scheduler_half, room.worker_half
+    finished, reported = half.request_finished, worker.get_finished
+
+    def request_finished(request: Request, block_ids: Any) -> tuple[bool, Any]:
+        is_kept, params = finished(request, block_ids)
+        if not is_kept and block_ids and rng.random() < 0.7:
+            ends[request.request_id] = made.steps + rng.randint(1, 9)
+            half._busy.add(request.request_id)
+            is_kept = True
+        return is_kept, params
+
+    def get_finished(finished_req_ids: set[str]) -> Any:
+        output = reported(finished_req_ids)
+        stored = [name for name, when in ends.items() if when <= made.steps]
+        for name in stored:
+            del ends[name]
+        for name, (_, why) in room.gate.held.items():
+            if why == {"recving", "sending"}:
+                heard = name in output.finished_recving, name in stored
+                made.orders.update([ORDERS[heard[0] + 2 * heard[1] - 1]] if any(heard) else [])
+        output.finished_sending = [*output.finished_sending, *stored]
+        return output
+
+    half.request_finished, worker.get_finished = request_finished, get_finished
 
 
 def random_pair(seed: int, fault_rate: float = 0.0) -> Pair:
@@ -183,12 +232,14 @@ def random_pair(seed: int, fault_rate: float = 0.0) -> Pair:
         lease=rng.choice((15, 60)) if fault_rate else 10_000,
         timeout=rng.choice((6, 30)) if fault_rate else 10_000,
         slowest=rng.choice((0, 2, 9)), fault_rate=fault_rate, per_tick=rng.choice((1, 2, 9)),
-        producer=knobs(), consumer=knobs(),
+        producer=knobs(), consumer=knobs(), stream=random.Random(f"stream {seed}").random() < 0.5,
     )  # fmt: skip
     if fault_rate and rng.random() < 0.15:
         made.dies_at = rng.randint(1, 12)
     if fault_rate and rng.random() < 0.15:
         made.restarts_at = rng.randint(1, 12)
+    if fault_rate:
+        store_what_ends(made, random.Random(seed))
     stem = [rng.randint(0, 6) for _ in range(16)]
     for index in range(rng.randint(1, 6)):
         length = rng.randint(1, 16)

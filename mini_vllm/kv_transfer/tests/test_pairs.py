@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mini_vllm import LLM, SamplingParams
+from mini_vllm.kv_transfer.gate import ConnectorGate
 from mini_vllm.kv_transfer.tests.faults import check, run
-from mini_vllm.kv_transfer.tests.support import Job, alone, pair, random_pair, transfer_of
+from mini_vllm.kv_transfer.tests.support import ORDERS, Job, alone, pair, random_pair, transfer_of
 
 PROMPT = (1, 2, 3, 4, 5, 6, 1, 2, 3)
 
@@ -72,7 +73,21 @@ def test_random_faults_lose_nothing_and_leave_nothing():
 @pytest.mark.slow
 def test_a_thousand_random_faults_lose_nothing_and_leave_nothing():
     found = run(1000, seed=50_000)
-    assert len(found) >= 13  # every kind happened
+    assert len(found) >= 13 + len(ORDERS)  # every kind happened
+    assert all(found[order] for order in ORDERS)
+
+
+def test_a_gate_that_frees_at_the_first_of_two_reports_is_noticed(monkeypatch):
+    """As the pin does (46240): the load of a request that is gone goes on into another's blocks."""
+
+    def let_go(self, request_id, reason):
+        if request_id in self.held:
+            self.kv.free(self.held.pop(request_id)[0])
+
+    run(1, seed=13)
+    monkeypatch.setattr(ConnectorGate, "_let_go", let_go)
+    with pytest.raises(AssertionError, match="seed 13: "):
+        run(1, seed=13)
 
 
 def test_the_prefix_cache_of_the_consumer_is_not_asked_for_again():

@@ -78,6 +78,19 @@ def test_the_consumer_says_what_one_engine_says(engines):
     assert producer.scheduler.kv.usage == consumer.scheduler.kv.usage == 0.0
 
 
+def test_the_consumer_reads_while_the_producer_computes(engines):
+    """It is asked before the producer has computed a token, and waits for each chunk."""
+    producer = engines("kv_producer", stream=True)
+    consumer = engines("kv_consumer", stream=True)
+    name = producer.add_request(list(PROMPT), ONE, kv_transfer_params={"do_remote_decode": True})
+    params = transfer_of(producer).take_kv_transfer_params(name)
+    request = decoded(consumer, params, PROMPT, producer)
+    assert request.output_token_ids == alone(PROMPT, 4)
+    assert transfer_of(consumer).stats()["num_external_tokens"] == 9
+    assert producer.scheduler.kv.usage == consumer.scheduler.kv.usage == 0.0
+    assert transfer_of(producer).take_kv_transfer_params(name) is None
+
+
 def connected(producer):
     at = transfer_of(producer).worker_half.transport.address()
     return socket.create_connection((at["remote_host"], at["remote_port"]), timeout=20)
@@ -200,6 +213,7 @@ def test_only_addresses_of_this_machine_are_listened_on_or_read_from(engines):
     [
         ({"port": 70_000}, "port=70000: need 0 to 65535"),
         ({"port": "http"}, "port='http': need an int"),
+        ({"stream": 1}, "stream=1: need True or False"),
         ({"max_transfers": 0}, "max_transfers=0: need at least 1"),
         ({"load_timeout_s": -1}, "load_timeout_s=-1: need more than 0 seconds"),
         ({"load_timeout_s": "soon"}, "load_timeout_s='soon': need a finite number"),
