@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import importlib.util
 import json
+import math
 import os
 import random
 import sys
@@ -25,20 +26,27 @@ def _place(error: BaseException, file: str) -> str:
     return f"line {frames[-1].lineno}: " if frames else ""
 
 
-def serve(file: str, seconds: float, memory: int) -> None:
-    """Answer one line of JSON with another until the input ends."""
+def serve(file: str, computing: float, waiting: float, memory: int) -> None:
+    """Answer one line of JSON with another until the input ends.
+
+    Args:
+        computing: seconds of processor time after which the system ends this process.
+        waiting: seconds of a clock after which it ends itself.
+    """
     source = os.fdopen(os.dup(0), "r", encoding="utf-8")
     target = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what an answer prints is not an answer
     sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    faulthandler.dump_traceback_later(waiting, exit=True, file=2)
     if memory and sys.platform.startswith("linux"):
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, LARGEST))
+        whole = math.ceil(computing)
+        resource.setrlimit(resource.RLIMIT_CPU, (whole, whole + 1))
     random.seed(0)
 
     def tell(message: dict[str, Any]) -> None:
@@ -81,4 +89,4 @@ def serve(file: str, seconds: float, memory: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
+    serve(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

@@ -32,7 +32,10 @@ NAMES = (
 STANDARD, FRESH = 4, 3
 """Workloads that are the same everywhere, and workloads drawn anew for each try."""
 SECONDS = 30.0
-"""An answer's limit for one workload. It bounds loops; no score depends on it."""
+"""An answer's processor time for one workload. It bounds loops; no score depends on it, nor on how
+busy the machine is."""
+PATIENCE = 10
+"""So many times as long may an answer take by the clock: one that waits for ever ends too."""
 MEMORY = 2**30
 LONGEST = 4 * 2**20
 """Characters of one line that an answer may say."""
@@ -81,7 +84,7 @@ class Player:
             self.process = subprocess.Popen(
                 [
                     sys.executable, "-s", "-P", str(HERE / "child.py"), str(copy),
-                    str(SECONDS + 5), str(MEMORY),
+                    str(SECONDS), str(PATIENCE * SECONDS + 5), str(MEMORY),
                 ],
                 cwd=self.folder,
                 env={
@@ -97,7 +100,7 @@ class Player:
                 encoding="utf-8",
                 errors="replace",
             )  # fmt: skip
-        self.timer = threading.Timer(SECONDS, self._stop)
+        self.timer = threading.Timer(PATIENCE * SECONDS, self._stop)
         self.timer.daemon = True
         self.timer.start()
 
@@ -162,7 +165,10 @@ class Player:
             raise Wrong(f"{during}: what came back is not JSON") from None
 
     def _ended(self, during: str) -> NoReturn:
-        if self.late:
+        if not self.late:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)  # its pipe is closed: it has ended, or is ending
+        if self.late or self.process.returncode == -getattr(signal, "SIGXCPU", 0):
             raise Wrong(f"{during}: no answer after {SECONDS:g} s, look for a loop without end")
         raise Wrong(f"{during}: the answer's process ended")
 

@@ -244,11 +244,17 @@ def test_it_changes_nothing(tmp_path, cheat):
     assert score_of(tmp_path, name, made) == score_of(tmp_path, name, starter(name))
 
 
+WAITS = "import threading; threading.Event().wait()"
+
+
 @pytest.mark.slow
 def test_a_loop_without_end_and_questions_without_end_are_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(judge, "SECONDS", 2.0)
     with pytest.raises(Wrong, match="loop without end"):
         score_of(tmp_path, "placement", cheating("placement", "BODY: \n        while True: pass"))
+    monkeypatch.setattr(judge, "PATIENCE", 1)
+    with pytest.raises(Wrong, match="loop without end"):
+        score_of(tmp_path, "placement", cheating("placement", f"BODY: \n        {WAITS}"))
     monkeypatch.setattr(judge, "SECONDS", 60.0)
     monkeypatch.setattr(judge, "ASKED", 500)
     ask = "BODY: \n        while True: self.less(self.waiting[0], self.waiting[0])"

@@ -154,8 +154,8 @@ class Thin:
     and afterwards `self.requests[id].is_prefill_chunk` says whether the plan leaves a part of the
     prompt. `update_from_output(plan, output)` brings the tokens of a plan later, when the next one
     has been made: `output.req_id_to_index[id]` is the place of a request in
-    `output.sampled_token_ids`, a list of lists. A plan may never come back; one that came back is
-    let go. Arguments that a release adds to `schedule` go through, by place or by name; `output`
+    `output.sampled_token_ids`, a list of lists. Plans come back in the order in which they were
+    made, and one may never come back: what came back is let go, with what was made before it. Arguments that a release adds to `schedule` go through, by place or by name; `output`
     stays what it was.
     """
 
@@ -174,8 +174,9 @@ class Thin:
 
     def update_from_output(self, plan: Any, output: Any) -> Any:
         """As the release's, without the tokens of the rows that were cut."""
-        cut = next((names for noted, names in self._cut if noted is plan), set())
-        self._cut = [each for each in self._cut if each[0] is not plan]
+        place = next((i for i, (noted, _) in enumerate(self._cut) if noted is plan), -1)
+        cut = self._cut[place][1] if place >= 0 else set()
+        self._cut = self._cut[place + 1 :]  # those before it never come
         tokens = list(output.sampled_token_ids)
         for name in cut:
             tokens[output.req_id_to_index[name]] = []

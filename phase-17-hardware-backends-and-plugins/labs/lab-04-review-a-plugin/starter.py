@@ -78,8 +78,8 @@ class Thin:
     and afterwards `self.requests[id].is_prefill_chunk` says whether the plan leaves a part of the
     prompt. `update_from_output(plan, output)` brings the tokens of a plan later, when the next one
     has been made: `output.req_id_to_index[id]` is the place of a request in
-    `output.sampled_token_ids`, a list of lists. A plan may never come back; one that came back is
-    let go. Arguments that a release adds to `schedule` go through, by place or by name; `output`
+    `output.sampled_token_ids`, a list of lists. Plans come back in the order in which they were
+    made, and one may never come back: what came back is let go, with what was made before it. Arguments that a release adds to `schedule` go through, by place or by name; `output`
     stays what it was.
     """
 

@@ -286,6 +286,19 @@ def test_a_plan_that_came_back_is_let_go(lab):
     same(kept, [], "plans that are still held when all have come back")
 
 
+def test_a_plan_that_never_came_is_let_go_with_the_next_that_does(lab):
+    """Notes of plans that were lost: a server that grows with each failure."""
+    scheduler = mixed(lab, "0.26.0")
+    lost = [weakref.ref(replayed.plan_of(scheduler)) for _ in range(2)]
+    plan = replayed.plan_of(scheduler)
+    ids = list(plan.num_scheduled_tokens)
+    output = replayed.Output({name: i for i, name in enumerate(ids)}, [[] for _ in ids])
+    scheduler.update_from_output(plan, output)
+    gc.collect()
+    kept = [number for number, of in enumerate(lost) if of() is not None]
+    same(kept, [], "plans that are still held when a later one has come back")
+
+
 @pytest.mark.slow
 def test_it_survives_on_the_releases_themselves(lab):
     """Your class on the real cores: the plans of a device without fault."""
