@@ -32,8 +32,8 @@ LAB, HERE = "<!-- home: lab -->\n", "<!-- home: here -->\n"
 
 READ_HERE = f"""## Start here
 
-The labs that need no GPU run in their pages: read, write under the text, run its tests. Nothing is
-installed, and what you write stays in this browser until you export it. Begin with
+The labs that need no GPU run in their pages. Read the lab, write under the text, and run its tests.
+You install nothing, and what you write stays in this browser until you export it. Begin with
 [lab 00-01]({first_lab.LAB.as_posix()}/README.md), or read
 [phase 00's guide](phase-00-foundations/00-guide.md), which sends you to the labs as it goes.
 
