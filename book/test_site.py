@@ -512,6 +512,18 @@ def test_prompts_cross_as_the_document_says_and_questions_set_them(widget):
         assert crossings == (6 if arm.isdigit() else 0)
 
 
+def test_a_broken_rule_shows_its_edit_and_the_first_step_that_notices(widget):
+    host = widget("broken-rule")
+    for each in widgets.document("broken-rule")["rules"]:
+        host.locator('[data-input="rule"]').select_option(each["rule"])
+        assert host.locator("[data-differ]").get_attribute("data-differ") == str(each["differ"])
+        assert f"in step {each['first']['step']}" in host.locator("[data-differ]").inner_text()
+        changed = [line for line in each["edits"].split("\n") if line[0] in "+-"]
+        assert host.locator(".broken-edits :is(ins, del)").count() == len(changed)
+        shown = host.locator(".broken-first dd").all_inner_texts()
+        assert shown == [each["first"][key] for key in ("field", "expected", "got")]
+
+
 def test_pictures_are_planned_as_by_the_engine_and_questions_set_them(widget):
     document = widgets.document("picture-budget")
     host = widget("picture-budget")

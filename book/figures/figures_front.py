@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from conformance.broken_rules import document
 from course.site import gantt, recordings
 from course.site.widgets.code_points import FORMATS, on_grid, round_to_points, rows
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg
@@ -120,9 +121,28 @@ def code_points() -> str:
     return svg.render()
 
 
+def broken_rules() -> str:
+    """A bar per broken rule: the share of its recording's workloads that leave it."""
+    kept = document()
+    svg = Svg(
+        720, 24 + 26 * len(kept) + 6, "Ten rules broken one at a time, and who notices",
+        "; ".join(f"{each['rule']} {each['differ']} of {each['workloads']}" for each in kept),
+    )  # fmt: skip
+    left, width = 500.0, 170.0
+    svg.text(left, 16, f"of {kept[0]['workloads']} workloads, those that differ", size=12)
+    for row, each in enumerate(kept):
+        y = 24.0 + 26 * row
+        svg.text(left - 8, y + 15, each["rule"].rstrip("."), size=12, anchor="end")
+        wide = width * each["differ"] / each["workloads"]
+        svg.rect(left, y + 2, max(1.0, wide), 17, fill=ORANGE, opacity=0.75)
+        svg.text(left + wide + 5, y + 15, str(each["differ"]), size=12)
+    return svg.render()
+
+
 FIGURES = {
     "engine-timeline.svg": engine_timeline,
     "flight-sample.svg": flight_sample,
     "cuda-graphs.svg": cuda_graphs,
     "code-points.svg": code_points,
+    "broken-rules.svg": broken_rules,
 }
