@@ -36,7 +36,7 @@ _P16 = "phase-16-serving-apis-and-parsers/"
 
 BLOCKS: dict[str, dict[str, str]] = {
     f"{_P10}00-guide.md": {
-        **dict.fromkeys(("0", "6", "8", "9", "10"), _ALONE),
+        **dict.fromkeys(("0", "6", "7", "8", "9"), _ALONE),
         **dict.fromkeys(("3", "5"), _AFTER),
     },
     f"{_P10}02-mini-build.md": {"4": _ALONE},
