@@ -33,6 +33,8 @@ import train as base  # the trunk's network and the schedule of the other models
 
 UNROLL = 3
 """Drafts in a row that the loss covers; the module serves any number."""
+SCHEDULE = ((0.7, 512), (1.0, 1020))
+"""Up to which share of the steps a crop has how many starting positions."""
 DISCOUNT = 0.8
 """Weight of a draft in the loss against the one before it: it counts only if that one is kept."""
 MEASURED = 5
@@ -147,11 +149,11 @@ class Trainer:
     """The optimizers and one step of them."""
 
     def __init__(
-        self, trunk: base.ByteLlama, stream: Tensor, seed: int, batch: int, length: int
+        self, trunk: base.ByteLlama, stream: Tensor, seed: int, tokens_per_step: int
     ) -> None:
         torch.manual_seed(seed)
         self.module = Module(trunk.shape).to(stream.device)
-        self.trunk, self.stream, self.batch, self.length = trunk, stream, batch, length
+        self.trunk, self.stream, self.tokens_per_step = trunk, stream, tokens_per_step
         self.generator = torch.Generator().manual_seed(seed)
         named = list(self.module.named_parameters())
         self.rest = [p for _, p in named if p.ndim != 2]
@@ -166,18 +168,19 @@ class Trainer:
 
     def step(self, step: int, steps: int) -> Tensor:
         """One update; the loss of each draft [UNROLL], in nats."""
-        length = self.length + UNROLL
-        starts = torch.randint(
-            len(self.stream) - length, (self.batch, 1), generator=self.generator
-        ).to(self.stream.device)
-        ids = self.stream[starts + torch.arange(length, device=starts.device)].long()
+        length = next(length for share, length in SCHEDULE if step < share * steps)
+        count, width = max(1, self.tokens_per_step // length), length + UNROLL
+        starts = torch.randint(len(self.stream) - width, (count, 1), generator=self.generator).to(
+            self.stream.device
+        )
+        ids = self.stream[starts + torch.arange(width, device=starts.device)].long()
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
             target = read_trunk(self.trunk, ids)
-            logits = self.module(self.trunk, ids, target.hidden[:, : self.length], UNROLL)
+            logits = self.module(self.trunk, ids, target.hidden[:, :length], UNROLL)
         losses = torch.stack([
             F.cross_entropy(
                 of.float().flatten(0, 1),
-                target.laws[:, 1 + j : 1 + j + self.length].flatten(0, 1),
+                target.laws[:, 1 + j : 1 + j + length].flatten(0, 1),
             )
             for j, of in enumerate(logits)
         ])  # fmt: skip
@@ -192,17 +195,20 @@ class Trainer:
 
 
 def steps_for(seconds: float, build, sync) -> int:
-    """How many steps take about `seconds` here, by ten of them on a fresh module."""
+    """How many steps take about `seconds` here, by ten of each crop length on a fresh module."""
+    total, before = 0.0, 0.0
     trainer = build()
-    for at in range(15):
-        if at == 5:  # the first ones choose kernels and take memory
-            sync()
-            began = time.perf_counter()
-        trainer.step(at, 1000)
-    sync()
-    each = (time.perf_counter() - began) / 10
-    print(f"{1000 * each:.1f} ms per step", flush=True)
-    return max(100, int(seconds / each) // 100 * 100)
+    for share, _ in SCHEDULE:
+        for repeat in range(15):
+            if repeat == 5:  # the first ones choose kernels and take memory
+                sync()
+                began = time.perf_counter()
+            trainer.step(int(before * 1000), 1000)
+        sync()
+        total += (share - before) * (time.perf_counter() - began) / 10
+        before = share
+    print(f"{1000 * total:.1f} ms per step", flush=True)
+    return max(100, int(seconds / total) // 100 * 100)
 
 
 def train(trainer: Trainer, steps: int) -> list[str]:
@@ -220,7 +226,7 @@ def train(trainer: Trainer, steps: int) -> list[str]:
 
 
 def measure(
-    module: Module, trunk: base.ByteLlama, held: Tensor, length: int, drafts: int
+    module: Module, trunk: base.ByteLlama, held: Tensor, drafts: int, length: int = 1000
 ) -> dict[str, list[float]]:
     """Per draft position over held-out windows, fp32, the second half of each window as starts:
     how often the module's best token is the trunk's, and the overlap of their two laws, which is
@@ -299,8 +305,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("models/byte-mtp"))
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seconds", type=float, help="instead: as many steps as take so long here")
-    parser.add_argument("--batch", type=int, default=64, help="crops per step")
-    parser.add_argument("--length", type=int, default=512, help="starting positions per crop")
+    parser.add_argument("--tokens-per-step", type=int, default=32768)
     parser.add_argument("--held-out", type=int, help="tokens of it to measure; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -315,7 +320,7 @@ def main() -> None:
     trunk = load_trunk(args.trunk).to(args.device)
 
     def build() -> Trainer:
-        return Trainer(trunk, stream, args.seed, args.batch, args.length)
+        return Trainer(trunk, stream, args.seed, args.tokens_per_step)
 
     if args.seconds:
         sync = torch.cuda.synchronize if args.device == "cuda" else (lambda: None)
@@ -332,11 +337,11 @@ def main() -> None:
     rounded.load_state_dict({k: v.half().float() for k, v in trainer.module.state_dict().items()})
     figures = {
         "model": "byte-mtp", "trunk": args.trunk.name, "parameters": parameters,
-        "steps": args.steps, "crops_per_step": args.batch, "tokens_per_crop": args.length,
-        "unroll": UNROLL, "seed": args.seed, "seconds": round(seconds, 1), "hardware": hardware,
+        "steps": args.steps, "tokens_per_step": args.tokens_per_step, "unroll": UNROLL,
+        "seed": args.seed, "seconds": round(seconds, 1), "hardware": hardware,
         "trained_with": {"python": platform.python_version(), "torch": torch.__version__},
         "held_out_tokens": len(held),
-        "held_out": measure(rounded, trunk, held, args.length, MEASURED),
+        "held_out": measure(rounded, trunk, held, MEASURED),
         "corpus": facts, "log": log,
     }  # fmt: skip
     args.out.mkdir(parents=True, exist_ok=True)
