@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -151,12 +152,16 @@ class Transformer:
         Returns:
             Logits [num_rows, vocab_size] of the tokens of `batch.logits_indices`, in `dtype`.
         """
+        return self.lm_head(self.hidden_states(batch, batch.logits_indices))
+
+    def hidden_states(self, batch: ForwardBatch, rows: Any = ...) -> np.ndarray:
+        """Run the layers; what the final norm leaves of these rows, by default of all tokens:
+        [num_rows, hidden_size]."""
         hidden = batch.inputs_embeds  # [num_tokens, hidden_size]
         if hidden is None:
             hidden = embedded(self.embed_tokens, batch.token_ids)
         run_layers(self.layers, hidden, batch, self.attention, self._frequencies)
-        last = hidden[batch.logits_indices]  # [num_rows, hidden_size]
-        return self.lm_head(rms_norm(last, self.norm, self.config.rms_norm_eps))
+        return rms_norm(hidden[rows], self.norm, self.config.rms_norm_eps)
 
 
 def embedded(table: np.ndarray, token_ids: np.ndarray) -> np.ndarray:

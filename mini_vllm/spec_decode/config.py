@@ -15,9 +15,11 @@ from typing import Any, Self
 from mini_vllm.batch import Model
 from mini_vllm.config import whole
 
-METHODS = ("ngram", "ngram_gpu", "draft_model")
-ASYNC_METHODS = ("ngram_gpu", "draft_model")
+METHODS = ("ngram", "ngram_gpu", "draft_model", "mtp")
+ASYNC_METHODS = ("ngram_gpu", "draft_model", "mtp")
 """`vllm/config/vllm.py:825` `VllmConfig.__post_init__` refuses the others."""
+WITH_WEIGHTS = ("draft_model", "mtp")
+"""Methods that load a model and keep K and V of their own."""
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 MAX_SPEC_LEN = 128
 """Most drafts of a request in a step: `vllm/v1/sample/rejection_sampler.py:34` `MAX_SPEC_LEN`."""
@@ -30,10 +32,14 @@ class SpeculativeConfig:
     num_speculative_tokens: int
     """Drafts per request and step, k."""
     method: str | None = None
-    """"ngram", "ngram_gpu" (the same drafts, allowed with `async_scheduling`) or "draft_model";
-    by default what `model` asks for."""
+    """"ngram", "ngram_gpu" (the same drafts, allowed with `async_scheduling`), "draft_model" or
+    "mtp"; by default what `model` asks for."""
     model: str | Path | Model | None = None
-    """The draft model: whatever `LLM(model=...)` takes, with the target's vocabulary."""
+    """The draft model: whatever `LLM(model=...)` takes, with the target's vocabulary. For "mtp" the
+    folder of a module, such as `models/byte-mtp`."""
+    max_model_len: int | None = None
+    """The drafter's own context; default its model's, or the target's if that is shorter. While a
+    sequence of the step comes within k of it, nobody's drafts are made."""
     prompt_lookup_min: int | None = None
     """Shortest n-gram looked for; default `prompt_lookup_max`, or 5."""
     prompt_lookup_max: int | None = None
@@ -50,7 +56,9 @@ class SpeculativeConfig:
             raise ValueError(
                 f"draft_sample_method={self.draft_sample_method!r}: need one of {need}"
             )
-        if self.method == "draft_model":
+        if self.max_model_len is not None:
+            whole("max_model_len", self.max_model_len, 2)
+        if self.method in WITH_WEIGHTS:
             self._check_draft_model()
         else:
             self._set_lookup()
@@ -87,7 +95,9 @@ class SpeculativeConfig:
 
     def _check_draft_model(self) -> None:
         if self.model is None:
-            raise ValueError("model=None: method draft_model needs a draft model")
+            raise ValueError(f"model=None: method {self.method} needs a draft model")
+        if self.method == "mtp" and not isinstance(self.model, str | Path):
+            raise ValueError(f"model={self.model!r}: method mtp needs the folder of a module")
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}={getattr(self, name)!r}: only for method ngram")
@@ -97,7 +107,12 @@ class SpeculativeConfig:
             raise ValueError(f"model={self.model!r}: method {self.method} has no model")
         if self.draft_sample_method != "greedy":
             raise ValueError(
-                f"draft_sample_method={self.draft_sample_method!r}: only for method draft_model"
+                f"draft_sample_method={self.draft_sample_method!r}: only for method draft_model or "
+                "mtp"
+            )
+        if self.max_model_len is not None:
+            raise ValueError(
+                f"max_model_len={self.max_model_len}: only for method draft_model or mtp"
             )
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         if low is None and high is None:
@@ -116,4 +131,28 @@ class SpeculativeConfig:
     @property
     def num_lookahead_tokens(self) -> int:
         """Slots beyond the scheduled tokens: for the draft model's own K and V."""
-        return self.num_speculative_tokens if self.method == "draft_model" else 0
+        return self.num_speculative_tokens if self.method in WITH_WEIGHTS else 0
+
+    @property
+    def use_eagle(self) -> bool:
+        """Whether the drafter reads the target's hidden states, so that a prefix hit loses its last
+        block: `vllm/config/speculative.py:1059` `SpeculativeConfig.use_eagle`."""
+        return self.method == "mtp"
+
+    def max_model_len_of(self, longest: int | None, limit: int | None) -> int | None:
+        """The drafter's context, from its model's and the target's:
+        `vllm/config/speculative.py:845` `SpeculativeConfig._maybe_override_draft_max_model_len`.
+
+        Raises:
+            ValueError: more was asked for than either has.
+        """
+        bounds = [bound for bound in (longest, limit) if bound is not None]
+        shortest = min(bounds, default=None)
+        if self.max_model_len is None:
+            return shortest
+        if shortest is not None and self.max_model_len > shortest:
+            raise ValueError(
+                f"speculative_config: max_model_len={self.max_model_len}: need at most {shortest}, "
+                "what the draft model and the target support"
+            )
+        return self.max_model_len

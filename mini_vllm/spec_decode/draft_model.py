@@ -67,7 +67,7 @@ class DraftModelProposer:
             if request_id in admitted or request_id not in self._written:
                 self._written[request_id] = start, []
             written = min(self._num_written(request_id, known), len(known) - 1)
-            _enter(step, request, written, len(known) - written)
+            enter(step, request, written, len(known) - written)
             tokens[request_id] = known
         logits = self._run(step, tokens, plan)
         for request_id, known in tokens.items():
@@ -92,7 +92,7 @@ class DraftModelProposer:
         drafts: dict[str, list[int]] = {request.request_id: [] for request in requests}
         laws: list[np.ndarray] = []
         for position in range(self.k):
-            chosen, law = self._choose(requests, logits)
+            chosen, law = choose_drafts(requests, logits, self.rng)
             laws += [law] if law is not None else []
             for request_id, token in zip(drafts, chosen, strict=True):
                 drafts[request_id].append(token)
@@ -101,7 +101,7 @@ class DraftModelProposer:
             step = SchedulerOutput()
             for request, token in zip(requests, chosen, strict=True):
                 request_id = request.request_id
-                _enter(step, request, len(tokens[request_id]), 1)
+                enter(step, request, len(tokens[request_id]), 1)
                 tokens[request_id] = [*tokens[request_id], token]
                 self._note_written(request_id, token, plan)
             logits = self._run(step, tokens, plan)
@@ -129,31 +129,11 @@ class DraftModelProposer:
             count += 1
         return count
 
-    def _choose(
-        self, requests: Sequence[Request], logits: np.ndarray
-    ) -> tuple[list[int], np.ndarray | None]:
-        """One token per row, and the laws they were drawn from if they were drawn."""
-        greedy = logits.argmax(axis=1).tolist()
-        if self.rng is None:
-            return greedy, None
-        laws = np.empty(logits.shape)
-        for row, request in enumerate(requests):
-            temperature = request.sampling_params.temperature
-            laws[row] = softmax(logits[row] / (temperature or 1.0))
-            if temperature > 0.0:
-                greedy[row] = int((laws[row] / self.rng.exponential(size=len(laws[row]))).argmax())
-        return greedy, laws
-
     def _run(
         self, step: SchedulerOutput, tokens: Mapping[str, Sequence[int]], plan: SchedulerOutput
     ) -> np.ndarray:
         """One forward pass: logits [num_requests, vocab_size] of each request's last token."""
-        size = self.runner.block_size
-        for request_id, start in step.num_computed_tokens.items():
-            table = plan.block_ids[request_id]
-            missing = -(-(start + step.num_scheduled_tokens[request_id]) // size) - len(table)
-            # Beyond the table, a draft's K and V go where nobody's are kept: the null block.
-            step.block_ids[request_id] = [*table, *[0] * missing] if missing > 0 else table
+        pad_tables(step, plan, self.runner.block_size)
         self.runner.in_flight = {
             request.request_id: tokens[request.request_id][request.num_tokens :]
             for request in step.scheduled_requests
@@ -162,8 +142,36 @@ class DraftModelProposer:
         return self.runner.execute(step)
 
 
-def _enter(step: SchedulerOutput, request: Request, start: int, count: int) -> None:
+def choose_drafts(
+    requests: Sequence[Request], logits: np.ndarray, rng: np.random.Generator | None
+) -> tuple[list[int], np.ndarray | None]:
+    """One token per row of logits [num_requests, vocab_size], and the laws they were drawn from.
+
+    Without `rng` every token is the argmax, and there are no laws.
+    """
+    greedy = logits.argmax(axis=1).tolist()
+    if rng is None:
+        return greedy, None
+    laws = np.empty(logits.shape)
+    for row, request in enumerate(requests):
+        temperature = request.sampling_params.temperature
+        laws[row] = softmax(logits[row] / (temperature or 1.0))
+        if temperature > 0.0:
+            greedy[row] = int((laws[row] / rng.exponential(size=len(laws[row]))).argmax())
+    return greedy, laws
+
+
+def enter(step: SchedulerOutput, request: Request, start: int, count: int) -> None:
     """Have the pass compute `count` tokens of the request from position `start` on."""
     step.scheduled_requests.append(request)
     step.num_computed_tokens[request.request_id] = start
     step.num_scheduled_tokens[request.request_id] = count
+
+
+def pad_tables(step: SchedulerOutput, plan: SchedulerOutput, block_size: int) -> None:
+    """Give the pass the block tables of the plan. Beyond a table, a draft's K and V go where
+    nobody's are kept: the null block."""
+    for request_id, start in step.num_computed_tokens.items():
+        table = plan.block_ids[request_id]
+        missing = -(-(start + step.num_scheduled_tokens[request_id]) // block_size) - len(table)
+        step.block_ids[request_id] = [*table, *[0] * missing] if missing > 0 else table

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,19 +22,24 @@ from mini_vllm.config import EngineConfig, SchedulerConfig
 from mini_vllm.feature import Feature, RowMask, SampledTokenIds
 from mini_vllm.model_runner import ModelRunner
 from mini_vllm.models.registry import LoadedModel, load_model
-from mini_vllm.models.transformer import Linear
+from mini_vllm.models.transformer import Linear, Transformer
 from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request
 from mini_vllm.sampler import probabilities
-from mini_vllm.spec_decode.config import ASYNC_METHODS, SpeculativeConfig
+from mini_vllm.spec_decode.config import ASYNC_METHODS, WITH_WEIGHTS, SpeculativeConfig
 from mini_vllm.spec_decode.draft_model import DraftModelProposer
 from mini_vllm.spec_decode.metrics import SpecDecodingStats
+from mini_vllm.spec_decode.mtp import HiddenStatesModel, MtpProposer, load_module
 from mini_vllm.spec_decode.ngram import Lookup, NgramProposer, ngram_propose
 from mini_vllm.spec_decode.rejection import RejectionSampler
 
 if TYPE_CHECKING:
     from mini_vllm.features import EngineSetup
     from mini_vllm.scheduler import Scheduler
+
+NOT_WITH_MTP = ("enable_lora",)
+"""Arguments whose output beside the module's drafts was not compared. Ranks, pictures and
+connectors refuse every `speculative_config`."""
 
 
 class Verifier(Protocol):
@@ -54,7 +60,7 @@ class Speculator(Feature):
     def __init__(
         self,
         config: SpeculativeConfig,
-        proposer: NgramProposer | DraftModelProposer,
+        proposer: NgramProposer | DraftModelProposer | MtpProposer,
         max_model_len: int | None,
         vocab_size: int,
         verifier: Verifier | None = None,
@@ -137,8 +143,9 @@ class Speculator(Feature):
     ) -> dict[str, list[int]]:
         """Drafts for the next step, at most k per live request that sampled.
 
-        Where one sequence of the step ends within k of the model's length, all drafts are zeros:
-        `vllm/v1/worker/gpu_model_runner.py:4320` `GPUModelRunner.sample_tokens`.
+        Where one sequence of the step ends within k of the drafter's length, all drafts are zeros
+        and the drafter reads nothing: `vllm/v1/worker/gpu_model_runner.py:4320`
+        `GPUModelRunner.sample_tokens`.
 
         Args:
             plan: the bound plan that has just run.
@@ -275,6 +282,13 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Speculator:
             f"{setup.parts.origin} with long_prefill_token_threshold={threshold}: need 0, or more "
             f"than num_speculative_tokens={speculator.k}, since it pads who is admitted"
         )
+    if isinstance(speculator.proposer, MtpProposer):
+        for name in NOT_WITH_MTP:
+            if value := setup.arguments.get(name):
+                raise ValueError(f"{name}={value!r} with method='mtp': not compared")
+        if setup.parts.origin:
+            raise ValueError(f"{setup.parts.origin} with method='mtp': not compared, need the pin")
+        setup.loaded = replace(loaded, model=speculator.proposer.target)
     setup.choose_tokens = speculator.verify
     return speculator
 
@@ -306,21 +320,25 @@ def open_speculator(
     if scheduler.async_scheduling and spec.method not in ASYNC_METHODS:
         need = ", ".join(ASYNC_METHODS)
         raise ValueError(f"method={spec.method!r}: async_scheduling=True needs one of {need}")
-    if drafter is not None and spec.method == "draft_model":
-        raise ValueError("drafter part: it looks up n-grams, and method is 'draft_model'")
-    proposer: NgramProposer | DraftModelProposer
+    if drafter is not None and spec.method in WITH_WEIGHTS:
+        raise ValueError(f"drafter part: it looks up n-grams, and method is {spec.method!r}")
+    proposer: NgramProposer | DraftModelProposer | MtpProposer
+    longest = scheduler.max_model_len
     if spec.method == "draft_model":
-        proposer = _draft_model(spec, config, target)
+        proposer, longest = _draft_model(spec, config, target)
         scheduler = _with_draft_slots(scheduler)
+    elif spec.method == "mtp":
+        proposer, longest = _mtp(spec, config, target)
     else:
         proposer = NgramProposer(_lookup(spec, scheduler.max_model_len, target, drafter))
     scheduler = replace(
         scheduler,
         num_speculative_tokens=spec.num_speculative_tokens,
         num_lookahead_tokens=spec.num_lookahead_tokens,
+        use_eagle=spec.use_eagle,
     )
     speculator = Speculator(
-        spec, proposer, scheduler.max_model_len, target.vocab_size, verifier, masks,
+        spec, proposer, longest, target.vocab_size, verifier, masks,
         scheduler.async_scheduling,
     )  # fmt: skip
     return speculator, replace(config, scheduler=scheduler)
@@ -342,8 +360,9 @@ def _with_draft_slots(scheduler: SchedulerConfig) -> SchedulerConfig:
 
 def _draft_model(
     spec: SpeculativeConfig, config: EngineConfig, target: LoadedModel
-) -> DraftModelProposer:
-    """Load the draft model and give it a cache of its own, with the target's blocks."""
+) -> tuple[DraftModelProposer, int | None]:
+    """Load the draft model and give it a cache of its own, with the target's blocks; its context
+    comes with it."""
     assert spec.model is not None
     loaded = load_model(spec.model, None, config.dtype, config.seed, paged_attention, Linear)
     if loaded.kv_cache_manager is not None:
@@ -353,19 +372,32 @@ def _draft_model(
             f"model={spec.model!r}: the draft model has {loaded.vocab_size} tokens, need the "
             f"target's {target.vocab_size}"
         )
-    longest, limit = loaded.max_model_len, config.scheduler.max_model_len
-    if longest is not None and limit is not None and longest < limit:
-        raise ValueError(
-            f"model={spec.model!r}: the draft model supports {longest} tokens, need at least "
-            f"max_model_len={limit}"
-        )
+    longest = spec.max_model_len_of(loaded.max_model_len, config.scheduler.max_model_len)
     cache = config.cache
     runner = ModelRunner(
         loaded.model, cache.num_blocks, cache.block_size, loaded.kv_specs, loaded.dtype
     )
+    return DraftModelProposer(runner, spec.num_speculative_tokens, _rng(spec, config)), longest
+
+
+def _mtp(
+    spec: SpeculativeConfig, config: EngineConfig, target: LoadedModel
+) -> tuple[MtpProposer, int | None]:
+    """Load the module for the target's hidden states; its context comes with it."""
+    assert isinstance(spec.model, str | Path)
+    module, longest = load_module(spec.model, target.model)
+    assert isinstance(target.model, Transformer)
+    proposer = MtpProposer(
+        HiddenStatesModel(target.model), module, config.cache.num_blocks, config.cache.block_size,
+        spec.num_speculative_tokens, _rng(spec, config),
+    )  # fmt: skip
+    return proposer, spec.max_model_len_of(longest, config.scheduler.max_model_len)
+
+
+def _rng(spec: SpeculativeConfig, config: EngineConfig) -> np.random.Generator | None:
+    """What draws drafts, where they are drawn."""
     draws = spec.draft_sample_method == "probabilistic"
-    rng = np.random.default_rng((config.seed, 1)) if draws else None
-    return DraftModelProposer(runner, spec.num_speculative_tokens, rng)
+    return np.random.default_rng((config.seed, 1)) if draws else None
 
 
 def _lookup(

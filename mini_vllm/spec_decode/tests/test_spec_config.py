@@ -12,7 +12,7 @@ from mini_vllm.models.config import expected_shapes
 from mini_vllm.models.transformer import ModelConfig, Transformer
 from mini_vllm.spec_decode.config import SpeculativeConfig
 from mini_vllm.spec_decode.ngram import ngram_propose
-from mini_vllm.spec_decode.tests.test_spec_decode import DRAFT, NGRAM, tiny
+from mini_vllm.spec_decode.tests.test_spec_decode import DRAFT, NGRAM
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_lookup_lengths_default_to_each_other_and_to_five():
 REFUSED = [
     ([], "speculative_config="),
     ({"method": "ngram"}, "num_speculative_tokens is missing"),
-    ({"num_speculative_tokens": 2}, "method=None: need one of ngram, ngram_gpu, draft_model"),
+    ({"num_speculative_tokens": 2}, "method=None: need one of ngram, ngram_gpu, draft_model, mtp"),
     ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens=0: need 1 to 128"),
     ({**NGRAM, "num_speculative_tokens": 129}, "num_speculative_tokens=129"),
     ({**NGRAM, "num_speculative_tokens": 2.5}, "num_speculative_tokens=2.5"),
@@ -56,6 +56,8 @@ REFUSED = [
     ({**DRAFT, "prompt_lookup_min": 2}, "prompt_lookup_min=2: only for method ngram"),
     ({**DRAFT, "draft_sample_method": "best"}, "draft_sample_method='best'"),
     ({**DRAFT, "model": 7}, "model=7"),
+    ({**DRAFT, "max_model_len": 1}, "max_model_len=1: need"),
+    ({**NGRAM, "max_model_len": 64}, "max_model_len=64: only for method draft_model or mtp"),
 ]
 
 
@@ -75,7 +77,8 @@ def test_what_does_not_go_together_is_refused_by_name():
     words("use_eagle=True: need speculative_config", use_eagle=True)
     words("async_scheduling=True needs", speculative_config=NGRAM, async_scheduling=True)
     words("257 tokens, need the target's 300", speculative_config=DRAFT, model=_larger_vocabulary())
-    words("supports 128 tokens", speculative_config={**DRAFT, "model": tiny()}, max_model_len=200)
+    words("max_model_len=99: need at most 64", speculative_config={**DRAFT, "max_model_len": 99},
+          max_model_len=64)  # fmt: skip
     few = {"max_num_batched_tokens": 10, "max_num_seqs": 8}
     words("twice max_num_seqs=8", speculative_config=DRAFT, **few)
     parts = EngineParts(rooms={"spec_decode": {"drafter": lambda context, n, k: []}})

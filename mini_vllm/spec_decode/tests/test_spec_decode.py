@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import random
+import tempfile
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mini_vllm import LLM, EngineParts, LLMEngine, SamplingParams
 from mini_vllm.batch import ForwardBatch
@@ -18,6 +22,7 @@ from mini_vllm.models.config import expected_shapes
 from mini_vllm.models.transformer import ModelConfig, Transformer
 from mini_vllm.observe.trace import traced_steps
 from mini_vllm.spec_decode.metrics import SpecDecodingStats
+from mini_vllm.spec_decode.mtp import module_shapes
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
 EOS = 256
@@ -34,6 +39,31 @@ def tiny(noise: float = 0.0) -> Transformer:
     return Transformer(config, weights, "float64")
 
 
+@functools.cache
+def module_folder() -> Path:
+    """A module for `tiny`: it reads the token alone, through the target's own first layer, so that
+    it agrees now and then; every weight is drawn a little off, so that every one matters."""
+    target = tiny()
+    shapes = module_shapes(target.config)
+    rng = np.random.default_rng(7)
+    weights = {name: rng.normal(0, 0.1, shape) for name, shape in shapes.items()}
+    for name in shapes:
+        if "norm" in name:
+            weights[name] += 1.0
+    weights["input_proj.weight"] += 2 * np.eye(16, 32, 16) + 0.5 * np.eye(16, 32)
+    folder = Path(tempfile.mkdtemp())
+    config = {
+        "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1, "vocab_size": 257,
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {f"model.mtp_layers.0.{n}": w.astype(np.float32) for n, w in weights.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
 # ---------------------------------------------------------------------- greedy: token for token
 
 
@@ -46,6 +76,8 @@ def workload(seed: int) -> tuple[dict[str, Any], list[list[int]], list[SamplingP
     drafter["prompt_lookup_min"] = rng.choice((1, 1, 2))
     if rng.random() < 0.6:
         drafter = {"method": "draft_model", "model": tiny(rng.choice((0.0, 0.02, 0.1, 1.0)))}
+    if seed % 4 == 3:
+        drafter = {"method": "mtp", "model": module_folder()}
     size = rng.choice((2, 4, 8))
     text = [rng.randrange(5) for _ in range(40)]
     prompts = [
@@ -67,6 +99,8 @@ def workload(seed: int) -> tuple[dict[str, Any], list[list[int]], list[SamplingP
     longest = max(len(p) + w.max_tokens for p, w in zip(prompts, wishes, strict=True))
     num_seqs = rng.choice((1, 2, 4, 8))
     limit = rng.choice((128, 128, max(len(p) for p in prompts) + 1 + rng.randint(3, 12)))
+    if seed % 5 == 3 and "model" in drafter:
+        drafter["max_model_len"] = min(limit, 128) * 2 // 3
     knobs = {
         "speculative_config": {**drafter, "num_speculative_tokens": k},
         "async_scheduling": is_async,
@@ -133,7 +167,7 @@ def compare(seed: int) -> Counter[str]:
 
 HAPPENS = (
     "accepted", "rejected", "stopped inside", "preempted", "chunks", "hits", "async", "sync",
-    "ngram", "ngram_gpu", "draft_model",
+    "ngram", "ngram_gpu", "draft_model", "mtp",
 )  # fmt: skip
 
 
