@@ -24,6 +24,6 @@ PARTS = {
             f"spec-{method}-float32", "features.spec_decode.texts:recorded",
             f"vLLM whole with drafts, greedy: {method}", "`texts spec_decode`", method=method,
         )
-        for method in ("ngram", "draft_model")
+        for method in ("ngram", "draft_model", "mtp")
     },
 }  # fmt: skip

@@ -20,8 +20,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from conformance import real_engine, recording, replay
 from conformance.features import RECORDINGS
+from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.plan import SchedulerOutput
 
 DRAFT_LAYERS = 2
@@ -33,7 +36,13 @@ METHODS: dict[str, dict[str, Any]] = {
         "prompt_lookup_max": 5,
     },
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 3},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 3},
 }
+MODULE = real_engine.ROOT / "models" / "byte-mtp"
+ALONE = b"The block table of a request lists its physical blocks"
+"""A prompt that is served alone, once more with the logits of every draft noted."""
+TOLERANCE = 1e-4
+"""Of those logits, float32 on both sides; they reach some tens, so a rounding is some 1e-6."""
 
 
 def workload(num_prompts: int = 64, max_tokens: int = 32) -> dict[str, Any]:
@@ -64,8 +73,8 @@ def _layer(name: str) -> int:
 
 
 def _asked(method: str, draft: Path) -> dict[str, Any]:
-    asked = dict(METHODS[method])
-    return {**asked, "model": str(draft)} if method == "draft_model" else asked
+    models = {"draft_model": {"model": str(draft)}, "mtp": {"model": str(MODULE)}}
+    return METHODS[method] | models.get(method, {})
 
 
 # ---------------------------------------------------------------------- on the real engine
@@ -83,12 +92,17 @@ def record(method: str, draft: Path) -> dict[str, Any]:
 
     work = workload()
     config = work["config"]
+    more: dict[str, Any] = {}
+    if method == "mtp":  # its module reads the target's config, which must know of it
+        extension = "conformance.features.spec_decode.worker.DraftLogits"
+        more = {"hf_overrides": {"num_nextn_predict_layers": 1}, "worker_extension_cls": extension}
     llm = vllm.LLM(
         dtype="float32",
         async_scheduling=False,
         enforce_eager=True,
         speculative_config=_asked(method, draft),
         disable_log_stats=False,
+        **more,
         **real_engine.options(config),
     )
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
@@ -111,7 +125,14 @@ def record(method: str, draft: Path) -> dict[str, Any]:
         if metric.name.startswith("vllm:spec_decode_")
     }
     machine = real_engine.provenance("float32")
-    return {"recording": found["recording"], "metrics": metrics, "machine": machine}
+    line = {"recording": found["recording"], "metrics": metrics, "machine": machine}
+    if method == "mtp":
+        llm.collective_rpc("take_draft_logits")
+        wish = vllm.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        llm.generate({"prompt_token_ids": list(ALONE)}, wish)
+        [logits] = llm.collective_rpc("take_draft_logits")
+        line["draft_logits"] = [[round(x, 5) for x in row] for row in logits]
+    return line
 
 
 # ---------------------------------------------------------------------- on any machine
@@ -131,6 +152,23 @@ def run_mini(entry: Mapping[str, Any], draft: Path) -> tuple[dict[str, list[int]
     engine.observers.append(note)
     texts = real_engine.run_on_arrivals(engine, entry)
     return texts, planned, engine.feature("spec_decode").stats
+
+
+def mini_draft_logits() -> np.ndarray:
+    """[num_drafts, vocab_size] of the mini engine, float32, for the prompt that is served alone, as
+    long as it lives; the real engine drafts once more for a request that has just ended."""
+    engine = LLMEngine(speculative_config=_asked("mtp", MODULE))
+    module, k = engine.feature("spec_decode").proposer.module, engine.feature("spec_decode").k
+    rows: list[np.ndarray] = []
+    forward = module.forward
+
+    def noting(batch: Any) -> np.ndarray:
+        rows.append(logits := forward(batch))
+        return logits
+
+    module.forward = noting
+    engine.generate([list(ALONE)], SamplingParams(max_tokens=12, ignore_eos=True))
+    return np.concatenate(rows[: len(rows) // k * k])
 
 
 def compare(found: Mapping[str, Any], draft: Path) -> tuple[list[str], str]:
@@ -159,6 +197,13 @@ def compare(found: Mapping[str, Any], draft: Path) -> tuple[list[str], str]:
         if found["metrics"].get(name) != value:
             wrong.append(f"{name}: recorded {found['metrics'].get(name)}, mini {value}")
     line = f"{num_steps} steps, {len(texts)} texts, {counted}: {len(wrong)} differ"
+    if "draft_logits" in found:
+        ours = mini_draft_logits()
+        theirs = np.array(found["draft_logits"])[: len(ours)]
+        most = float(np.abs(theirs - ours).max())
+        if most > TOLERANCE:
+            wrong.append(f"draft logits: at most {most:.1e} apart")
+        line += f"; logits of {len(ours)} drafts, at most {most:.1e} apart"
     return wrong, line
 
 
