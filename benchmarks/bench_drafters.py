@@ -3,8 +3,8 @@
     python -m benchmarks.bench_drafters --write
 
 Counts, no times: greedy, float32, the three kinds of text of `bench_spec`, 64 prompts of 96 tokens
-each. The second table serves prompts with one beginning, with the rule that a hit loses its last
-block for a drafter that reads hidden states and without it.
+each. The second table serves 64 prompts with one beginning, 24 tokens each, with the rule that a
+hit loses its last block for a drafter that reads hidden states, and without it.
 """
 
 from __future__ import annotations
@@ -73,13 +73,14 @@ def dropped(length: int, drops: bool) -> dict[str, Any]:
     engine.scheduler.kv.use_eagle = drops
     hits: list[int] = []
     first: list[int] = []
+    fresh: set[str] = set()
 
     def note(plan: SchedulerOutput) -> None:
         hits.extend(plan.num_cached_tokens.values())
 
     engine.observers.append(note)
     stats = engine.feature("spec_decode").stats
-    wish = SamplingParams(max_tokens=OUTPUT_LEN, ignore_eos=True)
+    wish = SamplingParams(max_tokens=24, ignore_eos=True)
     verify = engine.feature("spec_decode").observe
 
     def observe(plan: Any, sampled: Any, finished: Any) -> None:
@@ -90,7 +91,6 @@ def dropped(length: int, drops: bool) -> dict[str, Any]:
                 fresh.discard(request.request_id)
                 first.append(len(tokens) - 1)
 
-    fresh: set[str] = set()
     engine.feature("spec_decode").observe = observe
     for number, tail in enumerate(tails):
         fresh.add(name := f"r{number}")

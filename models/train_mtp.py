@@ -3,7 +3,7 @@
     python models/train_hybrid.py corpus                      # once, where the pinned tree is
     python models/train_mtp.py --seconds 100 --device cuda
 
-The module is MiMo's (`vllm/model_executor/models/mimo_mtp.py:35` `MiMoMultiTokenPredictorLayer`):
+The module is MiMo's (`vllm/model_executor/models/mimo_mtp.py:44` `MiMoMultiTokenPredictorLayer`):
 two norms, a projection of [hidden state, embedding], one Qwen2 layer, a norm. At position i it
 reads the trunk's hidden state there and token i + 1, and says what token i + 2 may be; for the
 next draft it reads its own output in place of the trunk's. Promises: the same corpus, trunk, seed,
@@ -255,8 +255,9 @@ def measure(
 def hugging_face_names(module: Module, trunk: base.ByteLlama) -> dict[str, Tensor]:
     """Name in a MiMo checkpoint -> tensor, fp16.
 
-    The trunk's embedding goes along twice: `mimo_mtp.py:200` `MiMoMTP.load_weights` wants
-    `embed_tokens` and an untied `lm_head`, before the proposer puts the target's in their place.
+    The trunk's embedding goes along twice:
+    `vllm/model_executor/models/mimo_mtp.py:192` `MiMoMTP.load_weights` wants `embed_tokens` and an
+    untied `lm_head`, before the proposer puts the target's in their place.
     """
     weights = {"lm_head.weight": trunk.embed_tokens.weight}
     weights["model.embed_tokens.weight"] = trunk.embed_tokens.weight

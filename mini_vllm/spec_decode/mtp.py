@@ -5,7 +5,7 @@ passes of one token per request through the same module, its own output in the p
 hidden state; its layer has K and V of its own under the target's block tables. Mirrors
 `vllm/v1/spec_decode/llm_base_proposer.py:427` `SpecDecodeBaseProposer.propose` as
 `vllm/v1/spec_decode/eagle.py:10` `EagleProposer` uses it, and the module of
-`vllm/model_executor/models/mimo_mtp.py:35` `MiMoMultiTokenPredictorLayer`.
+`vllm/model_executor/models/mimo_mtp.py:44` `MiMoMultiTokenPredictorLayer`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def load_module(model: str | Path, target: object) -> tuple[MtpModule, int]:
     """The module of a MiMo folder for a target, and the folder's `max_position_embeddings`.
 
     The folder may hold copies of embedding and head; the target's stand in their place, as in
-    `vllm/v1/spec_decode/llm_base_proposer.py:1262`
+    `vllm/v1/spec_decode/llm_base_proposer.py:1273`
     `SpecDecodeBaseProposer._maybe_share_embeddings`.
 
     Raises:
@@ -184,7 +184,7 @@ class MtpProposer:
         rejected draft's row is left out; the next step writes its slot before anything reads it.
         Where a prompt is cut, the token behind the chunk's last position is known, and yet the last
         known token of all is read there, as at the pin:
-        `vllm/v1/spec_decode/llm_base_proposer.py:900`
+        `vllm/v1/spec_decode/llm_base_proposer.py:913`
         `SpecDecodeBaseProposer.prepare_next_token_ids_padded`.
 
         Args:

@@ -19,11 +19,16 @@ PARTS = {
         "`vllm/v1/sample/rejection_sampler.py:392` `rejection_sample`",
         "`rejection_sample`, lab 08-03", needs="engine",
     ),
+    "drafter_memory": cases(
+        "spec_decode", "drafter_memory",
+        "`vllm/v1/core/kv_cache_utils.py:1236` `get_kv_cache_config_from_groups` with a drafter's "
+        "layers", "`test_spec.py`", needs="engine",
+    ),
     **{
         f"spec-{method}-float32": run(
             f"spec-{method}-float32", "features.spec_decode.texts:recorded",
             f"vLLM whole with drafts, greedy: {method}", "`texts spec_decode`", method=method,
         )
-        for method in ("ngram", "draft_model", "mtp")
+        for method in ("ngram", "draft_model", "mtp", "mtp-short")
     },
 }  # fmt: skip

@@ -37,7 +37,9 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 3},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
+    "mtp-short": {"method": "mtp", "num_speculative_tokens": 3, "max_model_len": 240},
 }
+"""By the name of the recording. In the last one some steps are too long for the drafter."""
 MODULE = real_engine.ROOT / "models" / "byte-mtp"
 ALONE = b"The block table of a request lists its physical blocks"
 """A prompt that is served alone, once more with the logits of every draft noted."""
@@ -74,7 +76,7 @@ def _layer(name: str) -> int:
 
 def _asked(method: str, draft: Path) -> dict[str, Any]:
     models = {"draft_model": {"model": str(draft)}, "mtp": {"model": str(MODULE)}}
-    return METHODS[method] | models.get(method, {})
+    return METHODS[method] | models.get(METHODS[method]["method"], {})
 
 
 # ---------------------------------------------------------------------- on the real engine
@@ -93,7 +95,9 @@ def record(method: str, draft: Path) -> dict[str, Any]:
     work = workload()
     config = work["config"]
     more: dict[str, Any] = {}
-    if method == "mtp":  # its module reads the target's config, which must know of it
+    if (
+        METHODS[method]["method"] == "mtp"
+    ):  # its module reads the target's config, which must know of it
         extension = "conformance.features.spec_decode.worker.DraftLogits"
         more = {"hf_overrides": {"num_nextn_predict_layers": 1}, "worker_extension_cls": extension}
     llm = vllm.LLM(
@@ -126,6 +130,8 @@ def record(method: str, draft: Path) -> dict[str, Any]:
     }
     machine = real_engine.provenance("float32")
     line = {"recording": found["recording"], "metrics": metrics, "machine": machine}
+    if method not in ("ngram", "draft_model"):
+        line["drafter"] = method
     if method == "mtp":
         llm.collective_rpc("take_draft_logits")
         wish = vllm.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -138,12 +144,15 @@ def record(method: str, draft: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------------- on any machine
 
 
-def run_mini(entry: Mapping[str, Any], draft: Path) -> tuple[dict[str, list[int]], list[Any], Any]:
-    """The mini engine on the recorded arrivals: texts, drafts planned in each step, its stats."""
+def run_mini(
+    entry: Mapping[str, Any], draft: Path, name: str | None = None
+) -> tuple[dict[str, list[int]], list[Any], Any]:
+    """The mini engine on the recorded arrivals: texts, drafts planned in each step, its stats.
+    `name` is one of `METHODS`, by default the recorded method."""
     config = dict(entry["config"])
     method = config["speculative"]["method"]
     config["max_num_batched_tokens"] += config["max_num_seqs"] if method == "draft_model" else 0
-    engine = real_engine.mini_engine(config, speculative_config=_asked(method, draft))
+    engine = real_engine.mini_engine(config, speculative_config=_asked(name or method, draft))
     planned: list[dict[str, list[int]]] = []
 
     def note(plan: SchedulerOutput) -> None:
@@ -178,7 +187,7 @@ def compare(found: Mapping[str, Any], draft: Path) -> tuple[list[str], str]:
     num_steps, difference = replay.replay(entry)
     if difference is not None:
         wrong.append(f"scheduler: {difference}")
-    texts, planned, stats = run_mini(entry, draft)
+    texts, planned, stats = run_mini(entry, draft, found.get("drafter"))
     for name, tokens in entry["outputs"].items():
         if texts.get(name) != tokens:
             wrong.append(f"text of {name}: recorded {tokens}, mini {texts.get(name)}")
