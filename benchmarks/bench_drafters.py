@@ -100,25 +100,14 @@ def dropped(length: int, drops: bool) -> dict[str, Any]:
     return {
         "shared": length,
         "drops": drops,
-        "hit_tokens": float(np.mean(hits[1:])),
-        "first_run": float(np.mean(first)),
+        "hit_tokens": round(float(np.mean(hits[1:])), 1),
+        "first_run": round(float(np.mean(first)), 3),
         "mean_acceptance_length": round(stats.mean_acceptance_length, 3),
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_drafters")
-    parser.add_argument("--write", action="store_true", help="update benchmarks/README.md")
-    arguments = parser.parse_args()
-    rows = []
-    for config in DRAFTERS:
-        for kind in KINDS:
-            rows.append(accepted(kind, config))
-            print(rows[-1], flush=True)
-    hits = [dropped(length, drops) for length in (320, 328) for drops in (True, False)]
-    print(*hits, sep="\n")
-    if not arguments.write:
-        return
+def write(rows: list[dict[str, Any]], hits: list[dict[str, Any]]) -> None:
+    """Both tables into the page, and the numbers beside it."""
     lengths = markdown_table(
         ["drafter", "text", "runs with drafts", "mean acceptance length", "tokens per run",
          "kept at position 1, 2, ..."],
@@ -140,6 +129,21 @@ def main() -> None:
     )  # fmt: skip
     write_section("drafters", f"\n{lengths}\n\n{blocks}", README)
     DATA.write_text(json.dumps({"accepted": rows, "dropped_block": hits}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_drafters")
+    parser.add_argument("--write", action="store_true", help="update benchmarks/README.md")
+    arguments = parser.parse_args()
+    rows = []
+    for config in DRAFTERS:
+        for kind in KINDS:
+            rows.append(accepted(kind, config))
+            print(rows[-1], flush=True)
+    hits = [dropped(length, drops) for length in (320, 328) for drops in (True, False)]
+    print(*hits, sep="\n")
+    if arguments.write:
+        write(rows, hits)
 
 
 if __name__ == "__main__":

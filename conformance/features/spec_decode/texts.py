@@ -46,6 +46,11 @@ ALONE = b"The block table of a request lists its physical blocks"
 TOLERANCE = 1e-4
 """Of those logits, float32 on both sides; they reach some tens, so a rounding is some 1e-6."""
 
+MOST_FORGIVEN = 2
+"""Request-steps whose drafts may differ. While a request is too long for the drafter nothing is
+written for it, and what the slots hold is read later: there the real engine has left rows of
+rejected drafts, which the mini engine does not compute."""
+
 
 def workload(num_prompts: int = 64, max_tokens: int = 32) -> dict[str, Any]:
     """That of `real_engine`, with half the requests; the pool is small enough to preempt."""
@@ -192,10 +197,17 @@ def compare(found: Mapping[str, Any], draft: Path) -> tuple[list[str], str]:
         if texts.get(name) != tokens:
             wrong.append(f"text of {name}: recorded {tokens}, mini {texts.get(name)}")
     recorded = [step["scheduled_spec_decode_tokens"] for step in entry["steps"]]
+    unread: set[str] = set()
+    forgiven = 0
     for index, (theirs, ours) in enumerate(zip(recorded, planned, strict=False)):
-        if theirs != ours:
+        apart = {name for name in theirs.keys() | ours if theirs.get(name) != ours.get(name)}
+        forgiven += len(apart & unread)
+        if apart - unread:
             wrong.append(f"drafts of step {index}: recorded {theirs}, mini {ours}")
             break
+        unread |= {name for name, tokens in theirs.items() if not any(tokens)}
+    if forgiven > MOST_FORGIVEN:
+        wrong.append(f"{forgiven} drafts differ of requests that the drafter had not read whole")
     counted = {
         "num_drafts": stats.num_drafts,
         "num_draft_tokens": stats.num_draft_tokens,
@@ -206,6 +218,8 @@ def compare(found: Mapping[str, Any], draft: Path) -> tuple[list[str], str]:
         if found["metrics"].get(name) != value:
             wrong.append(f"{name}: recorded {found['metrics'].get(name)}, mini {value}")
     line = f"{num_steps} steps, {len(texts)} texts, {counted}: {len(wrong)} differ"
+    if forgiven:
+        line += f" (and the drafts of {forgiven} request-steps behind what the drafter never read)"
     if "draft_logits" in found:
         ours = mini_draft_logits()
         theirs = np.array(found["draft_logits"])[: len(ours)]
