@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from conformance import parts, replay
 from conformance.features.spec_decode import texts as real_spec
 from conformance.mutants import RECORDINGS
+from mini_vllm.spec_decode import mtp
 from mini_vllm.spec_decode.ngram import ngram_propose
 from mini_vllm.spec_decode.rejection import rejection_sample
 
@@ -81,6 +83,30 @@ def test_the_modules_logits_are_the_real_engines() -> None:
     theirs = np.array(found["draft_logits"])[: len(ours)]
     assert len(ours) == 9
     assert np.abs(theirs - ours).max() < real_spec.TOLERANCE < np.ptp(theirs) / 1e4
+
+
+MODULES = {
+    "reads a token at position 0": ("embeds[positions == 0] = 0", "pass"),
+    "joins the other way round": ("np.concatenate(pair, axis=1)", "np.concatenate(pair[::-1], 1)"),
+    "does not norm the hidden state": ("rms_norm(hidden_states, self.hidden_layernorm, eps)",
+                                       "hidden_states"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_that_reads_something_else_has_other_logits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, wrong = MODULES[name]
+    source = inspect.getsource(mtp.MtpModule)
+    assert source.count(right) == 1
+    scope = dict(vars(mtp))
+    exec("from __future__ import annotations\n" + source.replace(right, wrong), scope)
+    monkeypatch.setattr(mtp.MtpModule, "inputs_embeds", scope["MtpModule"].inputs_embeds)
+    found = real_spec.load(RECORDINGS / "engine" / "spec-mtp-float32.jsonl.gz")
+    first = real_spec.mini_draft_logits()[0]  # later ones follow other drafts
+    assert np.abs(np.array(found["draft_logits"])[0] - first).max() > 10 * real_spec.TOLERANCE
 
 
 def test_one_long_request_switches_off_the_drafts_of_its_batch() -> None:

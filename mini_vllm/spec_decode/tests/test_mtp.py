@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,10 @@ from safetensors.numpy import save_file
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.models.transformer import Transformer
-from mini_vllm.sampler import softmax
+from mini_vllm.sampler import probabilities, softmax
+from mini_vllm.spec_decode import mtp as mtp_module
 from mini_vllm.spec_decode.mtp import HiddenStatesModel, MtpModule, MtpProposer
-from mini_vllm.spec_decode.tests.test_spec_decode import module_folder, tiny
+from mini_vllm.spec_decode.tests.test_spec_decode import LIMIT, module_folder, tiny
 
 K = 3
 
@@ -136,6 +139,35 @@ def test_the_drafts_are_those_of_a_module_that_reads_the_whole_text(knobs, is_as
         assert preempted and watched.seen["chunks"]
 
 
+MUTANTS = {
+    "reads the next token where a prompt is cut": ("token_ids[-1] = known[-1]", "pass"),
+    "reads the token of the position itself": ("known[start + 1 : ", "known[start : "),
+    "reads another request's hidden states": ("first_row += planned", "first_row += count"),
+    "reads the first hidden state for every draft": (
+        "logits, hidden_states = self._run(step, chosen", "logits, _ = self._run(step, chosen",
+    ),
+    "stays at one position": ("length - 2 + position", "length - 2"),
+    "reads rejected drafts": ("min(planned, len(known) - 1 - start)", "planned"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_proposer_that_reads_something_else_shows(name, monkeypatch):
+    right, wrong = MUTANTS[name]
+    source = inspect.getsource(MtpProposer)
+    assert source.count(right) == 1
+    scope = dict(vars(mtp_module))
+    exec("from __future__ import annotations\n" + source.replace(right, wrong), scope)
+    for method in ("propose", "_continue"):
+        monkeypatch.setattr(MtpProposer, method, getattr(scope["MtpProposer"], method))
+    watched = Watched(max_num_seqs=4, num_blocks=40, max_num_batched_tokens=16)
+    try:
+        watched.engine.generate(PROMPTS, WISH)
+    except (IndexError, ValueError):
+        return  # it asks for rows that are not there
+    assert watched.seen["wrong"]
+
+
 def test_without_the_dropped_block_a_hit_brings_what_another_text_went_on_with():
     """The last position of a block has read the token behind it, which its hash does not know."""
     first, second = [*TEXT[:12], 50, 51], [*TEXT[:12], 90, 91]
@@ -146,6 +178,37 @@ def test_without_the_dropped_block_a_hit_brings_what_another_text_went_on_with()
             watched.engine.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
         assert watched.seen["hits"] == 1
         assert bool(watched.seen["wrong"]) == (not use_eagle)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["greedy", "probabilistic"])
+def test_sampled_output_has_the_targets_law(how):
+    """Three tokens behind a prompt, the target's four likeliest each time, in 4,000 draws."""
+    draws, most = 4000, 4
+    wish = SamplingParams(temperature=0.5, top_k=most, max_tokens=3, ignore_eos=True)
+    engine = LLMEngine(
+        tiny(), dtype="float64", num_blocks=2000, max_num_seqs=100, max_num_batched_tokens=2000,
+        speculative_config=mtp(draft_sample_method=how), seed=11,
+    )  # fmt: skip
+    outputs = engine.generate([[1, 2, 3]] * draws, wish)
+    stats = engine.feature("spec_decode").stats
+    assert stats.num_drafts >= draws and stats.num_accepted_tokens > 20
+    counts = Counter(tuple(output.outputs[0].token_ids) for output in outputs)
+
+    def law(text: list[int]) -> np.ndarray:
+        hidden = at_once(HiddenStatesModel(tiny()), np.array(text))
+        return probabilities(tiny().lm_head(hidden[-1:])[0], wish)
+
+    square, cells = 0.0, 0
+    for first in np.flatnonzero(p := law([1, 2, 3])):
+        for second in np.flatnonzero(q := law([1, 2, 3, int(first)])):
+            r = law([1, 2, 3, int(first), int(second)])
+            for third in np.flatnonzero(r):
+                expected = draws * p[first] * q[second] * r[third]
+                seen = counts.pop((int(first), int(second), int(third)), 0)
+                square, cells = square + (seen - expected) ** 2 / expected, cells + 1
+    assert not counts  # nothing that the target cannot say
+    assert (square - (cells - 1)) / (2 * (cells - 1)) ** 0.5 < LIMIT
 
 
 def test_the_drafters_own_context_switches_off_everybodys_drafts():
