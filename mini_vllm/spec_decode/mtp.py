@@ -196,7 +196,9 @@ class MtpProposer:
         """
         if not plan.scheduled_requests:
             return {}
-        step, token_ids, rows, first_row = SchedulerOutput(), [], [], 0
+        token_ids: list[int] = []
+        rows: list[int] = []
+        step, first_row = SchedulerOutput(), 0
         for request in plan.scheduled_requests:
             request_id = request.request_id
             start = plan.num_computed_tokens[request_id]
