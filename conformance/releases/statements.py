@@ -106,8 +106,7 @@ def how(statement: Statement) -> str:
     if statement.run:
         return f"run: `{statement.run.rpartition('::')[2]}`"
     file, _, line = statement.place.partition(":")
-    name = f"`{file}:{line}`" if line else f"`{file}`, where it is gone"
-    return f"read: {name}"
+    return f"read: {file.removeprefix('vllm/')}, {f'line {line}' if line else 'where it is gone'}"
 
 
 def where(at: str) -> str:
