@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> None:
             now = chosen(release, capability)
             for name, valid in now.items():
                 if valid != before[name]:
-                    print(f"{device}, {name}, {release}: {before[name]} -> {valid}")
+                    print(f"{device}, {name}, {release}: {before[name]} -> {valid}", flush=True)
             before = now
 
 

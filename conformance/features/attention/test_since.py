@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from conformance.features.attention.since import DEVICES, chosen
@@ -20,7 +22,10 @@ def first(version: str, device: str, row: str) -> str:
     pytest.importorskip("torch")
     if problem := why_not(version):
         pytest.skip(problem)
-    return chosen(version, DEVICES[device])[row][0]
+    return _rows(version, device)[row][0]
+
+
+_rows = functools.cache(lambda version, device: chosen(version, DEVICES[device]))
 
 
 @pytest.mark.parametrize(("device", "row", "last", "since", "before", "now"), CHANGED)
