@@ -106,7 +106,8 @@ def how(statement: Statement) -> str:
     if statement.run:
         return f"run: `{statement.run.rpartition('::')[2]}`"
     file, _, line = statement.place.partition(":")
-    return f"read: {file.removeprefix('vllm/')}, {f'line {line}' if line else 'where it is gone'}"
+    short = file.removeprefix("vllm/")
+    return f"read: {short}, {f'line {line}' if line else f'where `{statement.lacks}` is gone'}"
 
 
 def where(at: str) -> str:
