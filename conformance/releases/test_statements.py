@@ -10,7 +10,7 @@ from conformance.real_core import why_not
 from conformance.real_core.places import tree_of
 from conformance.releases import statements
 from conformance.releases.statements import Statement
-from course.site import since_marks
+from course.site import book_pages, since_marks
 from course.truth import pages
 from mini_vllm.releases import PARTS
 
@@ -104,3 +104,15 @@ def test_the_site_marks_the_sections_below_their_headings():
         'title="longest free goes first">since 0.24.0: otherwise</a></p>'
     )
     assert since_marks.of(root, root / "README.md") == {}
+
+
+@pytest.mark.slow
+def test_a_page_of_the_site_has_its_marks():
+    if problem := why_not():
+        pytest.skip(problem)
+    root = statements.ROOT
+    guide = root / next(each.page for each in OTHERWISE if each.section == "why-tail-first")
+    text, _, _ = book_pages.render(root, tree_of("0.22.1"), guide, [])
+    marks = since_marks.of(root, guide)
+    assert '### Why tail first\n\n<p class="since-mark">' in text
+    assert text.count("since-mark") == len(marks)
