@@ -109,7 +109,7 @@ def test_a_release_is_explained_kind_by_kind():
 
 SHOWN_BY = {
     "6": ("0.23.0", {"drafts"}, 2, ()),
-    "7": ("0.26.0", {"drafts"}, 3, ()),
+    "7": ("0.25.0", {"drafts"}, 3, ()),
     "7 with hits": ("0.30.0", {"drafts"}, 3, ("7 with room",)),
     "8": ("0.27.1", {"drafts", "async"}, 1, ()),
     "9": ("0.28.0", {"drafts"}, 11, ()),
@@ -444,8 +444,8 @@ def test_a_release_can_plan_ahead(async_scheduling):
 
 
 def test_an_unknown_release_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"release='0\.25\.0': need one of 0\.22\.1, 0\.23\.0"):
-        LLM(release="0.25.0")
+    with pytest.raises(ValueError, match=r"release='0\.22\.0': need one of 0\.22\.1, 0\.23\.0"):
+        LLM(release="0.22.0")
     with pytest.raises(ValueError, match=r"parts and release='0\.33\.0': give one or the other"):
         LLM(release="0.33.0", parts=EngineParts())
 

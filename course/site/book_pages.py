@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from course.learning.labs import CourseError
-from course.site import answers, book_extras, code_walks, home, places
+from course.site import answers, book_extras, code_walks, home, places, since_marks
 from course.site.addresses import SOURCE, source_link
 from course.truth import checking, citations, drift, links, symbols
 from course.truth.citations import Citation, Finding
@@ -74,6 +74,9 @@ def render(
                 mark = drift_mark(release, fate)
             piece = hold(f"[{row[citation.column : end]}]({source_link(citation)}){mark}")
         rows[citation.line - 1] = row[: citation.column] + piece + row[end:]
+    if source is None:
+        for line, mark in since_marks.of(root, page).items():
+            rows[line - 1] += f"\n\n{hold(mark)}"
     if met:
         since = "../" * (len(page.relative_to(root).parts) - 1) + "SINCE_THE_PIN.html"
         told = since if (root / "SINCE_THE_PIN.md").is_file() else ""

@@ -48,7 +48,7 @@ _TAG = re.compile(r" \[(?:CPU-OK|GPU-OPT|GPU-REQ)\]$")
 _TEXT_TAGS = {"p", "li", "td", "th", "summary", "pre", "br", "dt", "dd", "div", "tr"}
 _SKIPPED_CLASSES = {
     *("phase-strip", "neighbours", "page-facts", "phase-place", "drift-line", "upstream"),
-    *("answer-box", "place-now", "place-start", "widget", "drift"),
+    *("answer-box", "place-now", "place-start", "widget", "drift", "since-mark"),
 }
 _VOID = {"img", "br", "hr", "wbr", "input", "meta", "link"}
 

@@ -68,7 +68,7 @@ def test_a_link_holds_the_run_and_both_releases():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"beside": "0.25.0"}, "beside='0.25.0': need one of 0.22.1, 0.23.0"),
+        ({"beside": "0.22.0"}, "beside='0.22.0': need one of 0.22.1, 0.23.0"),
         ({"release": "9.9.9"}, "release='9.9.9': not here"),
         ({"settings": {"blocks": 0}}, "blocks=0"),
     ],

@@ -204,19 +204,26 @@ def _same_case(path: Path) -> bool:
 @functools.lru_cache(maxsize=1024)
 def anchors(page: Path) -> frozenset[str]:
     """The anchors of a page: its headings, as GitHub makes them, and ids in its HTML."""
-    found: set[str] = set()
-    seen: dict[str, int] = {}
-    tokens = _tokens(page)
-    for token, following in zip_longest(tokens, tokens[1:]):
-        if token.type == "heading_open" and following is not None:
-            slug = slug_of(_plain(following))
-            number = seen.get(slug, 0)
-            seen[slug] = number + 1
-            found.add(f"{slug}-{number}" if number else slug)
+    found = set(headings(page))
+    for token in _tokens(page):
         for piece in (token, *(token.children or ())):
             if piece.type in ("html_block", "html_inline"):
                 found.update(re.findall(r"""\b(?:id|name)=["']([^"']+)["']""", piece.content))
     return frozenset(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def headings(page: Path) -> dict[str, int]:
+    """The anchor of every heading of a page, as GitHub makes it, and its last line, from 1."""
+    found: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for token, following in pairwise(_tokens(page)):
+        if token.type == "heading_open":
+            slug = slug_of(_plain(following))
+            number = seen.get(slug, 0)
+            seen[slug] = number + 1
+            found[f"{slug}-{number}" if number else slug] = token.map[1] if token.map else 1
+    return found
 
 
 def slug_of(heading: str) -> str:

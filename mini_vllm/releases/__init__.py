@@ -76,6 +76,8 @@ PARTS = {
         BlockPool, LookaheadAtAdmission, LoadsReserve, rooms={"kv_transfer": {}, **_ROOMS}
     ),
     "0.24.0": _with(UnhashedFirstAlways, LookaheadAtAdmission, rooms=_ROOMS),
+    "0.25.0": _with(UnhashedFirstAlways, *_PADDED),
+    "0.25.1": _with(UnhashedFirstAlways, *_PADDED),
     "0.26.0": _with(UnhashedFirstAlways, *_PADDED),
     "0.27.0": _with(UnhashedFirst, *_PADDED, ahead=_STALE),
     "0.27.1": _with(
