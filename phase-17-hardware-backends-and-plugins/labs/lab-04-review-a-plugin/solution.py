@@ -155,8 +155,9 @@ class Thin:
     prompt. `update_from_output(plan, output)` brings the tokens of a plan later, when the next one
     has been made: `output.req_id_to_index[id]` is the place of a request in
     `output.sampled_token_ids`, a list of lists. Plans come back in the order in which they were
-    made, and one may never come back: what came back is let go, with what was made before it. Arguments that a release adds to `schedule` go through, by place or by name; `output`
-    stays what it was.
+    made, and one may never come back: what came back is let go, with what was made before it.
+    Arguments that a release adds to `schedule` go through, by place or by name; `output` stays what
+    it was.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
