@@ -32,7 +32,8 @@ def watch(module: dict[str, Any], names: Sequence[str], say: Callable[[str], Any
         if owner:
             _replace(module.get(owner), attribute, name, say)
         elif inspect.isclass(found := module.get(name)):
-            for own in [key for key in vars(found) if not key.startswith("__") or key == "__init__"]:
+            owns = [key for key in vars(found) if not key.startswith("__") or key == "__init__"]
+            for own in owns:
                 _replace(found, own, f"{name}.{own}", say)
         elif inspect.isfunction(found):
             module[name] = _said(found, name, say, bound=False)

@@ -119,7 +119,8 @@ def grade(
         raise ValueError(f"files names {unknown[0]!r}: need starter.py or solution.py")
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    test_file, variants = folder / "test_lab.py", {}
+    test_file = folder / "test_lab.py"
+    variants: dict[str, dict[str, Any]] = {}
     if hunt is not None:
         from course.play import hunting
 
