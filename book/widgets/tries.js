@@ -9,7 +9,7 @@
     const box = document.querySelector(".tries");
     if (!box || typeof CourseStore === "undefined") return;
     const challenges = JSON.parse(box.querySelector("script").textContent);
-    const WIDTH = 640, HEIGHT = 190, LEFT = 8, RIGHT = 150, TOP = 12, BOTTOM = 26;
+    const HEIGHT = 210, LEFT = 8, RIGHT = 120, TOP = 12, BOTTOM = 46;
     const SVG = "http://www.w3.org/2000/svg";
     let served = {}; // what the checkout knows, under `course book serve`
 
@@ -32,6 +32,7 @@
         const values = [...scored.map((each) => each.score), ...marks.map(([, score]) => score)];
         const least = Math.min(...values), most = Math.max(...values);
         const spread = most - least || 1;
+        const WIDTH = Math.min(640, Math.max(280, box.clientWidth || 640)); // a letter is as large on a phone
         const y = (score) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (score - least) / spread);
         const x = (place) => LEFT + 12 + (WIDTH - LEFT - RIGHT - 24) * (tries.length > 1 ? place / (tries.length - 1) : 0.5);
         const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label":
@@ -43,10 +44,10 @@
             svg.append(draw("text", { x: WIDTH - RIGHT + 6, y: above }, `${name} ${number(score)}`));
         }
         tries.forEach((each, place) => {
-            if (each.why) svg.append(draw("text", { x: x(place) - 4, y: HEIGHT - BOTTOM + 4, class: "tries-none" }, "x"));
+            if (each.why) svg.append(draw("text", { x: x(place) - 4, y: HEIGHT - BOTTOM + 20, class: "tries-none" }, "x"));
             else svg.append(draw("circle", { cx: x(place), cy: y(each.score), r: 5, class: `tries-${each.outcome}` }));
         });
-        svg.append(draw("text", { x: LEFT, y: HEIGHT - 6 }, `${unit}, ${fewer ? "fewer" : "more"} is better; tries in their order`));
+        svg.append(draw("text", { x: LEFT, y: HEIGHT - 6 }, `${unit}: ${fewer ? "fewer are" : "more are"} better`));
         return svg;
     }
 
@@ -59,6 +60,7 @@
     }
 
     function show() {
+        box.hidden = false; // before it is measured
         const kept = CourseStore.tries();
         const parts = challenges.flatMap((challenge) => {
             const known = new Map([...(kept[challenge.name] ?? []), ...(served[challenge.name]?.tries ?? [])].map((each) =>
@@ -68,7 +70,6 @@
             return [make("h3", { id: `tries-${challenge.name}` }, `${challenge.name}: ${challenge.title}`), plot(challenge, tries),
                 make("details", {}, make("summary", {}, `${tries.length} ${tries.length === 1 ? "try" : "tries"}, with their ideas`), table(tries))];
         });
-        box.hidden = false;
         const chosen = make("input", { type: "file", accept: ".json,application/json", hidden: "" });
         const said = make("p", { role: "status" });
         const button = make("button", { type: "button" }, "Import");
