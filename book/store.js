@@ -2,10 +2,11 @@
  *
  * One JSON document under the key `course` of localStorage:
  *   {version: 1, edits: {lab: {text, at, from}}, older: {lab: [{text, at}]}, results: {lab: {passed, total, ok, at}},
- *    answers: {question: {given, right, at}}, predictions: {"lab/name": {given, at, measured, first}}, read: {page: at}}
+ *    answers: {question: {given, right, at}}, predictions: {"lab/name": {given, at, measured, first}}, read: {page: at},
+ *    hunts: {lab: {level, seed, text, began, checks, found, score, of, at}}, tries: {challenge: {tries: [{when, ...}], at}}}
  * `at` is a time as toISOString writes it; `from` marks the starter an edit began with. A prediction has `measured`
  * once it was compared: then `first` is the answer that was, where another was given since, and `at` is that answer's
- * time. A document from before there were predictions has none. Every change reads the document first, so two tabs
+ * time. A document from before there were predictions, hunts or tries has none. Every change reads the document first, so two tabs
  * lose nothing of each other. A document that cannot be read is set aside under a key of its own. Where nothing can be
  * stored this page still remembers. Nothing global but `CourseStore`.
  */
@@ -21,7 +22,8 @@ const CourseStore = (() => {
     let notice = "";
 
     const now = () => new Date().toISOString();
-    const empty = () => ({ version: 1, edits: {}, older: {}, results: {}, answers: {}, predictions: {}, read: {} });
+    const empty = () => ({ version: 1, edits: {}, older: {}, results: {}, answers: {}, predictions: {}, read: {},
+        hunts: {}, tries: {} });
     const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
     const shown = (value) => (value === undefined ? "missing" : JSON.stringify(value).slice(0, 60));
 
@@ -36,14 +38,25 @@ const CourseStore = (() => {
     const isFlag = (value) => typeof value === "boolean";
     const isAnswer = (value) => Number.isFinite(value) || isText(value);
     const mayBeAnswer = (value) => value === undefined || isAnswer(value);
+    const isLine = (value) => typeof value === "string" && value.length <= 2000;
+    const mayBeTime = (value) => value === "" || isTime(value);
+    /** A try at a challenge, as `course challenge` keeps it, with its text. */
+    const isTry = (value) => isObject(value) && isTime(value.when) && isCount(value.score) && isCount(value.fresh)
+        && /^[0-9a-f]{12}$/.test(value.digest) && ["seed", "outcome", "why", "note"].every((key) => isLine(value[key])) && isText(value.text)
+        && Array.isArray(value.marks) && value.marks.length < 9 && value.marks.every(isLine);
+    const areTries = (value) => Array.isArray(value) && value.length <= 1000 && value.every(isTry);
     const FIELDS = {
         edits: { text: isText, at: isTime },
         results: { passed: isCount, total: isCount, ok: isFlag, at: isTime },
         answers: { given: isText, right: isFlag, at: isTime },
         predictions: { given: isAnswer, at: isTime, measured: mayBeAnswer, first: mayBeAnswer },
+        hunts: { level: (value) => [1, 2, 3].includes(value), seed: isCount, text: isText, began: isTime, checks: isCount,
+            found: mayBeTime, score: isCount, of: isCount, at: isTime },
+        tries: { tries: areTries, at: isTime },
     };
-    const NAMES = { edits: LAB, results: LAB, answers: NAME, predictions: PREDICTION, read: NAME };
-    const ADDED = ["predictions"]; // documents from before have none
+    const NAMES = { edits: LAB, results: LAB, answers: NAME, predictions: PREDICTION, read: NAME, hunts: LAB,
+        tries: /^[a-z]{1,40}$/ };
+    const ADDED = ["predictions", "hunts", "tries"]; // documents from before have none
 
     /** Throws an Error that names the first thing which does not belong into a document. */
     function checked(data) {
@@ -190,6 +203,13 @@ const CourseStore = (() => {
         document.older[lab] = all.filter((each) => first.get(each.text) === each).slice(0, OLDER);
     }
 
+    /** The tries of both, each once, oldest first. */
+    function bothTries(mine, theirs) {
+        const name = (each) => `${each.when} ${each.digest}`;
+        const all = new Map([...theirs, ...mine].map((each) => [name(each), each]));
+        return [...all.values()].sort((a, b) => Date.parse(a.when) - Date.parse(b.when)).slice(-1000);
+    }
+
     function merge(document, part, id, entry) {
         const mine = own(document[part], id);
         const time = (each) => Date.parse(part === "read" ? each : each.at);
@@ -198,6 +218,12 @@ const CourseStore = (() => {
             : compared(mine) ? time(entry) < time(mine) : time(entry) > time(mine));
         if (part === "edits" && mine !== null && mine.text !== entry.text) {
             shelve(document, id, newer ? mine : entry);
+        }
+        if (part === "tries" && mine !== null) {
+            const tries = bothTries(mine.tries, entry.tries);
+            const added = tries.length > mine.tries.length;
+            if (added) document.tries[id] = { tries, at: newer ? entry.at : mine.at };
+            return added ? 1 : 0;
         }
         if (newer) document[part][id] = part === "read" ? entry : fieldsOf(part, entry);
         return newer ? 1 : 0;
@@ -280,11 +306,22 @@ const CourseStore = (() => {
         saveRead: (page) => write("read", known(page, NAME), (data) => {
             data.read[page] = now();
         }),
+        /** The lab's hunt: {level, seed, text, began, checks, found, score, of, at}, or null. `found` is "" until then. */
+        hunt: (lab) => own(read().hunts, lab),
+        saveHunt: (lab, { level, seed, text, began, checks = 0, found = "", score = 0, of = 0 }) => {
+            const entry = { level, seed, text, began, checks, found, score, of, at: now() };
+            const wrong = Object.entries(FIELDS.hunts).find(([key, fits]) => !fits(entry[key]));
+            if (wrong) throw new Error(`${wrong[0]} is ${shown(entry[wrong[0]])}`);
+            return write("hunts", known(lab, LAB), (data) => void (data.hunts[lab] = entry));
+        },
+        /** Tries at challenges, by challenge, oldest first. */
+        tries: () => Object.fromEntries(Object.entries(read().tries).map(([name, entry]) => [name, entry.tries])),
         /** Everything as the text of a file, for another browser or for `course import`. */
         exported: () => {
-            const { edits, older, results, answers, predictions, read: pages } = read();
+            const { edits, older, results, answers, predictions, read: pages, hunts, tries } = read();
             const data = {
                 format: FORMAT, version: 1, exported_at: now(), edits, older, results, answers, predictions, read: pages,
+                hunts, tries,
             };
             return JSON.stringify(data, null, 1) + "\n";
         },

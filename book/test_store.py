@@ -15,6 +15,10 @@ pytestmark = pytest.mark.browser
 SCRIPT = (Path(__file__).parent / "store.js").read_text(encoding="utf-8")
 ADDRESS = "http://book.test/"
 EARLY, LATE = "2026-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z"
+HUNT = {
+    "level": 1, "seed": 3, "text": "", "began": EARLY, "checks": 0, "found": "", "score": 0,
+    "of": 0, "at": EARLY,
+}  # fmt: skip
 EMPTY = {"edits": {}, "results": {}, "answers": {}, "predictions": {}, "read": {}}
 
 
@@ -145,7 +149,9 @@ def test_an_exported_file_is_the_same_in_another_browser(tab, browser):
     before = exported(page)
     page.evaluate("localStorage.clear()")
     taken = page.evaluate("(text) => CourseStore.imported(text)", json.dumps(before))
-    assert taken == {"edits": 1, "results": 0, "answers": 0, "predictions": 0, "read": 1}
+    assert taken == {
+        "edits": 1, "results": 0, "answers": 0, "predictions": 0, "read": 1, "hunts": 0, "tries": 0,
+    }  # fmt: skip
     after = exported(page)
     assert {part: after[part] for part in EMPTY} == {part: before[part] for part in EMPTY}
 
@@ -280,6 +286,10 @@ def test_of_two_predictions_the_first_that_was_compared_counts_else_the_newer(
         (file_with(predictions={"02-01": {"given": 5, "at": EARLY}}), "predictions.02-01"),
         (file_with(predictions={"02-01/x": {"given": True, "at": EARLY}}), "x.given is true"),
         (file_with(predictions={"02-01/x": {"given": "", "at": "now"}}), "predictions.02-01/x.at"),
+        (file_with(hunts={"02-01": HUNT | {"level": 4}}), "hunts.02-01.level is 4"),
+        (file_with(hunts={"02-01": HUNT | {"text": 5}}), "hunts.02-01.text is 5"),
+        (file_with(tries={"../x": {"tries": [], "at": EARLY}}), "tries.../x"),
+        (file_with(tries={"queue": {"tries": [{"score": 1}], "at": EARLY}}), "queue.tries"),
         (
             file_with(predictions={"02-01/x": {"given": 5, "at": EARLY, "measured": None}}),
             "predictions.02-01/x.measured is null",
@@ -305,6 +315,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name_and_changes_nothing(tab, te
     [
         "saveEdit('__proto__', 'x')",
         "saveEdit('2-1', 'x')",
+        """saveHunt('2-1', {level: 1, seed: 0, text: '', began: new Date().toISOString()})""",
         "saveAnswer('__proto__', {})",
         "savePrediction('02-01', '__proto__', 5)",
     ],

@@ -413,11 +413,11 @@ def export(
     file: Annotated[Path, typer.Argument(help="such as course-progress.json")],
     force: Annotated[bool, typer.Option("--force", help="replace the file")] = False,
 ) -> None:
-    """Write your labs, results and predictions to a file that the book's pages can import."""
+    """Write your labs, results, predictions, hunts and tries to a file that the book can import."""
     from course.learning import learner
 
-    _, labs, progress = opened()
-    learner.export_file(terminal.make_console(), labs, progress, file, force)
+    root, labs, progress = opened()
+    learner.export_file(terminal.make_console(), root, labs, progress, file, force)
 
 
 @app.command()

@@ -64,9 +64,9 @@ def relative(path: Path, root: Path) -> str:
     return str(path)
 
 
-def counted(count: int, word: str) -> str:
-    """`2`, `lab` as "2 labs"."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+def counted(count: int, word: str, many: str = "") -> str:
+    """`2`, `lab` as "2 labs"; `many` where the plural takes more than an s."""
+    return f"{count} {word}" if count == 1 else f"{count} {many or word + 's'}"
 
 
 def hours(minutes: int) -> str:

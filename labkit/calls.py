@@ -24,7 +24,7 @@ def watch(module: dict[str, Any], names: Sequence[str], say: Callable[[str], Any
 
     Args:
         module: its namespace, which is changed.
-        names: "function", "Class.method", or "Class" for all of its own methods.
+        names: "function", "Class.method", or "Class" for all of its own methods, private ones too.
         say: takes one line per call, when it has returned or raised.
     """
     for name in names:
@@ -32,7 +32,8 @@ def watch(module: dict[str, Any], names: Sequence[str], say: Callable[[str], Any
         if owner:
             _replace(module.get(owner), attribute, name, say)
         elif inspect.isclass(found := module.get(name)):
-            for own in [key for key in vars(found) if not key.startswith("_") or key == "__init__"]:
+            owns = [key for key in vars(found) if not key.startswith("__") or key == "__init__"]
+            for own in owns:
                 _replace(found, own, f"{name}.{own}", say)
         elif inspect.isfunction(found):
             module[name] = _said(found, name, say, bound=False)

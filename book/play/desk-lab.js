@@ -7,6 +7,7 @@ CourseDesk.lab = (host) => {
     const served = CourseDesk.isServed();
     const native = window.COURSE_PLAY?.labs?.[lab]?.native;
     const TIME_LIMIT = 120; // seconds; the worker takes up to ten times what the machine itself takes
+    const REVIEW_AFTER = 14 * 24 * 3600 * 1000; // milliseconds, as in course/learning/hunts.py
     let opening = null;
 
     if (!served && (native || !window.COURSE_PLAY?.labs?.[lab])) {
@@ -105,6 +106,11 @@ CourseDesk.lab = (host) => {
                 CourseDesk.real({ box: vllm, lab, workload: data.vllm.workload, session, text: () => editor.get() }));
             offer();
         } }, el("summary", {}, "Ask vLLM: its own scheduler beside yours")) : "";
+        let hunting = null; // what the fold "Hunt" holds, once it was opened
+        const hunt = data.hunt && session ? el("details", { class: "desk-hunt", ontoggle: () => {
+            hunting ??= CourseDesk.load(new URL(data.hunt, new URL(host.dataset.desk, document.baseURI)).href).then(() =>
+                CourseDesk.hunt({ box: hunt, lab, skip: window.COURSE_PLAY.labs[lab].skip ?? {}, session }));
+        } }, el("summary", {}, "Hunt: the reference with one wrong line")) : "";
         const plain = served && !window.COURSE_PLAY?.editor
             ? ["For colours and line numbers here: ", el("code", {}, "course book runtime"), ", once. "] : [];
         const where = served ? ["This is ", el("code", {}, data.file), " of your checkout. ", ...plain]
@@ -114,7 +120,7 @@ CourseDesk.lab = (host) => {
             notices, predict?.box ?? "", place,
             el("div", { class: "desk-bar desk-actions" }, run, end, reset,
                 el("span", { class: "desk-keys" }, "Ctrl-Enter runs. Escape, then Tab, leaves the editor.")),
-            loading?.box ?? "", results.box, vllm, more);
+            loading?.box ?? "", results.box, vllm, hunt, more);
         editor = await CourseDesk.editor(place, {
             doc: brought ?? edit?.text ?? data.starter, onChange: changed, label: `starter.py of lab ${lab}`,
         });
@@ -155,6 +161,13 @@ CourseDesk.lab = (host) => {
                     ["Forget it", () => CourseStore.dropEdit(lab)]);
             }
             const result = CourseStore.result(lab);
+            const last = Math.max(Date.parse(result?.at ?? 0) || 0, Date.parse(CourseStore.hunt(lab)?.found || 0) || 0);
+            if (hunt && result?.ok && Date.now() - last >= REVIEW_AFTER && CourseStore.hunt(lab)?.found !== "") {
+                notice("You passed this lab a while ago. Here it is with one line wrong.", ["Hunt", () => {
+                    hunt.open = true;
+                    hunt.scrollIntoView({ block: "start" });
+                }]);
+            }
             if (result && !served) {
                 notice(result.ok ? `Passed when it was last run here: all ${result.total} tests.`
                     : `When it was last run here, ${result.passed} of ${result.total} tests passed.`);
@@ -268,7 +281,8 @@ CourseDesk.lab = (host) => {
                 if (theirs !== mine) show(theirs);
                 const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
                 notice(`Taken: ${counted(taken.edits, "edit")}, ${counted(taken.results, "result")}, `
-                    + `${counted(taken.answers, "answer")}, ${counted(taken.predictions, "prediction")}.`);
+                    + `${counted(taken.answers, "answer")}, ${counted(taken.predictions, "prediction")}, `
+                    + `${counted(taken.hunts, "hunt")}, tries at ${counted(taken.tries, "challenge")}.`);
             } catch (error) {
                 notice(`Nothing was taken: ${error.message}.`);
             }

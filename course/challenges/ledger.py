@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from course.challenges.judge import Challenge, Verdict
 from course.files import locked, write_atomically
@@ -110,10 +111,50 @@ def keep(root: Path, challenge: Challenge, text: bytes, verdict: Verdict, note: 
             note=note,
         )
         write_atomically(folder / "tries" / f"{digest}.py", text)
-        every = [asdict(each) for each in (*tries, made)]
-        data = {"version": 1, "challenge": challenge.name, "tries": every}
-        write_atomically(folder / "tries.json", json.dumps(data, indent=1) + "\n")
+        _write(root, challenge, [*tries, made])
     return made
+
+
+def with_texts(root: Path, challenge: Challenge) -> list[dict[str, Any]]:
+    """The tries so far with what was scored, `text`; "" where that is gone."""
+    found = []
+    for each in read(root, challenge):
+        file = folder_of(root, challenge) / "tries" / f"{each.digest}.py"
+        text = file.read_bytes().decode("utf-8", "replace") if file.is_file() else ""
+        found.append({**asdict(each), "text": text})
+    return found
+
+
+def take(root: Path, challenge: Challenge, given: list[dict[str, Any]]) -> int:
+    """Put tries of another place among those that are here, each once; how many are new.
+
+    Args:
+        given: as `with_texts` gives them. A text that is not the one its digest names is left out.
+    """
+    names = [each.name for each in fields(Try)]
+    folder = folder_of(root, challenge)
+    with locked(folder / "lock"):
+        tries = read(root, challenge)
+        here = {(each.when, each.digest) for each in tries}
+        new = [
+            Try(**{name: each[name] for name in names})
+            for each in given
+            if (each["when"], each["digest"]) not in here
+        ]
+        if not new:
+            return 0
+        for each in given:
+            text = each["text"].encode("utf-8", "replace")
+            if hashlib.sha256(text).hexdigest()[:12] == each["digest"]:
+                write_atomically(folder / "tries" / f"{each['digest']}.py", text)
+        _write(root, challenge, sorted([*tries, *new], key=lambda each: each.when))
+    return len(new)
+
+
+def _write(root: Path, challenge: Challenge, tries: list[Try]) -> None:
+    data = {"version": 1, "challenge": challenge.name, "tries": [asdict(each) for each in tries]}
+    path = folder_of(root, challenge) / "tries.json"
+    write_atomically(path, json.dumps(data, indent=1) + "\n")
 
 
 def share(root: Path, challenge: Challenge, out: Path) -> Try:

@@ -12,13 +12,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from course.challenges import judge, ledger
 from course.files import write_atomically
-from course.learning import predictions, quiz, starters
+from course.learning import hunts, predictions, quiz, starters
 from course.learning.labs import CourseError, Lab
 from course.learning.predictions import Answer
 from course.learning.progress import FOLDER, PASSED, STARTED, Progress
@@ -30,8 +31,10 @@ LARGEST = 64 * 2**20
 LONGEST = 400_000
 """Characters of one text, as in book/store.js."""
 LONGEST_LIST = 12
-PARTS = ("edits", "results", "answers", "predictions", "read")
-ADDED = ("predictions",)
+MOST_TRIES = 1000
+"""At one challenge, as in book/store.js."""
+PARTS = ("edits", "results", "answers", "predictions", "read", "hunts", "tries")
+ADDED = ("predictions", "hunts", "tries")
 """Files from before have none."""
 _LAB = re.compile(r"\d\d-\d\d")
 _PREDICTION = re.compile(r"\d\d-\d\d/[a-z][a-z0-9_]{0,99}")
@@ -57,6 +60,10 @@ class Taken:
     """What the file has and this checkout has not."""
     answers: int = 0
     predictions: int = 0
+    hunts: list[str] = field(default_factory=list)
+    """Labs whose hunt was taken: it is newer than what stood here."""
+    tries: int = 0
+    """At challenges."""
 
 
 # ------------------------------------------------------------------ reading
@@ -99,7 +106,7 @@ def problems_of(data: Any) -> Iterator[str]:
             continue
         for name, entry in entries.items():
             where = f"{part}.{_short(name)}"
-            if part in ("edits", "results") and not _LAB.fullmatch(name):
+            if part in ("edits", "results", "hunts") and not _LAB.fullmatch(name):
                 yield f'{where}: a lab is named as in "02-01"'
             elif part == "predictions" and not _PREDICTION.fullmatch(name):
                 yield f'{where}: a prediction is named as in "02-01/steps"'
@@ -113,7 +120,11 @@ def problems_of(data: Any) -> Iterator[str]:
 
 
 def _entry_problems(part: str, entry: Mapping[str, Any]) -> Iterator[str]:
-    text = {"edits": "text", "answers": "given"}.get(part)
+    if part == "tries":
+        yield from _tries_problems(entry.get("tries"))
+    if part == "hunts":
+        yield from _hunt_problems(entry)
+    text = {"edits": "text", "answers": "given", "hunts": "text"}.get(part)
     if text:
         value = entry.get(text)
         if not isinstance(value, str) or len(value) > LONGEST:
@@ -125,6 +136,46 @@ def _entry_problems(part: str, entry: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} must be a number or a text, not {_short(entry.get(key))}"
     if _time(entry.get("at")) is None:
         yield f"at must be a time, not {_short(entry.get('at'))}"
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _hunt_problems(entry: Mapping[str, Any]) -> Iterator[str]:
+    if entry.get("level") not in hunts.LEVELS or type(entry["level"]) is not int:
+        yield f"level must be 1, 2 or 3, not {_short(entry.get('level'))}"
+    for key in ("seed", "checks", "score", "of"):
+        if not _is_count(entry.get(key)):
+            yield f"{key} must be a whole number, not {_short(entry.get(key))}"
+    for key in ("began", "found"):
+        if not (key == "found" and entry.get(key) == "") and _time(entry.get(key)) is None:
+            yield f"{key} must be a time, not {_short(entry.get(key))}"
+
+
+def _tries_problems(tries: Any) -> Iterator[str]:
+    if not isinstance(tries, list) or len(tries) > MOST_TRIES:
+        yield f"tries must be a list of at most {MOST_TRIES:,}, not {_short(tries)}"
+        return
+    for number, each in enumerate(tries):
+        where = f"tries[{number}]"
+        if not isinstance(each, dict):
+            yield f"{where} must be an object, not {_short(each)}"
+            continue
+        for key in ("score", "fresh"):
+            if not _is_count(each.get(key)):
+                yield f"{where}.{key} must be a whole number, not {_short(each.get(key))}"
+        for key in ("seed", "outcome", "why", "note", "text"):
+            value = each.get(key)
+            if not isinstance(value, str) or len(value) > LONGEST:
+                yield f"{where}.{key} must be a text, not {_short(value)}"
+        if not re.fullmatch(r"[0-9a-f]{12}", str(each.get("digest"))):
+            yield f"{where}.digest must be 12 letters of a hash, not {_short(each.get('digest'))}"
+        marks = each.get("marks")
+        if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
+            yield f"{where}.marks must be a list of names, not {_short(marks)}"
+        if _time(each.get("when")) is None:
+            yield f"{where}.when must be a time, not {_short(each.get('when'))}"
 
 
 def _is_answer(value: Any) -> bool:
@@ -204,7 +255,53 @@ def take(root: Path, labs: Sequence[Lab], data: Mapping[str, Any]) -> Taken:
     }
     taken.answers, unknown = take_answers(root, answers)
     taken.unknown += unknown
+    _take_hunts(root, known, data.get("hunts", {}), taken)
+    _take_tries(root, data.get("tries", {}), taken)
     return taken
+
+
+def _take_hunts(
+    root: Path, known: Mapping[str, Lab], given: Mapping[str, Any], taken: Taken
+) -> None:
+    """Put the hunts of a file in the place of older ones; what was written there is kept."""
+    for name, entry in sorted(given.items()):
+        if name not in known or not hunts.pool(known[name]):
+            taken.unknown.append(f"hunt {name}")
+            continue
+        lab = known[name]
+        here = hunts.read(root, lab)
+        if here is not None and hunt_changed(root, lab) >= (
+            _time(entry["at"]) or datetime.now(UTC)
+        ):
+            continue
+        made, kept = hunts.begin(root, lab, entry["level"], entry["seed"])
+        if kept is not None:
+            taken.kept[f"hunt {name}"] = kept
+        file = hunts.folder_of(root, lab) / (hunts.TESTS if made.level == 3 else hunts.FILE)
+        write_atomically(file, entry["text"].replace("\r\n", "\n"))
+        for key in ("began", "checks", "found", "score", "of"):
+            setattr(made, key, entry[key])
+        hunts.keep(root, lab, made)
+        taken.hunts.append(name)
+
+
+def hunt_changed(root: Path, lab: Lab) -> datetime:
+    """When a lab's hunt was last changed here, to the millisecond."""
+    folder = hunts.folder_of(root, lab)
+    files = [folder / name for name in (hunts.FILE, hunts.TESTS, "hunt.json")]
+    newest = max(file.stat().st_mtime for file in files if file.is_file())
+    return datetime.fromtimestamp(newest, UTC)
+
+
+def _take_tries(root: Path, given: Mapping[str, Any], taken: Taken) -> None:
+    """Put the tries of a file among those that are here, each once."""
+    for name, entry in sorted(given.items()):
+        try:
+            challenge = judge.load(name)
+        except KeyError:
+            taken.unknown.append(f"challenge {name}")
+            continue
+        taken.tries += ledger.take(root, challenge, entry["tries"])
 
 
 def _new_predictions(
@@ -275,8 +372,30 @@ def _text(lab: Lab) -> str | None:
 # ------------------------------------------------------------------ exporting
 
 
-def document(labs: Sequence[Lab], progress: Progress) -> str:
-    """What is done here as the text of a file that the book reads: edits, results, predictions.
+def _hunted(root: Path, lab: Lab) -> dict[str, Any] | None:
+    """The lab's hunt as book/store.js keeps it; None where there is none."""
+    hunt = hunts.read(root, lab)
+    if hunt is None:
+        return None
+    file = hunts.folder_of(root, lab) / (hunts.TESTS if hunt.level == 3 else hunts.FILE)
+    if not file.is_file():
+        return None
+    found = {key: value for key, value in asdict(hunt).items() if key != "lab"}
+    return {**found, "text": file.read_text("utf-8"), "at": _stamp(hunt_changed(root, lab))}
+
+
+def tried(root: Path) -> dict[str, Any]:
+    """The tries at challenges, with their texts, as book/store.js keeps them."""
+    found = {}
+    for challenge in judge.every():
+        if tries := ledger.with_texts(root, challenge)[-MOST_TRIES:]:
+            newest = _time(tries[-1]["when"]) or datetime.now(UTC)
+            found[challenge.name] = {"tries": tries, "at": _stamp(newest)}
+    return found
+
+
+def document(root: Path, labs: Sequence[Lab], progress: Progress) -> str:
+    """What is done here as the text of a file that the book reads.
 
     Answers of the quiz stay: only how they went is known here, not what was given.
     """
@@ -310,6 +429,8 @@ def document(labs: Sequence[Lab], progress: Progress) -> str:
             for name, entry in predicted(lab, progress).items()
         },
         "read": {},
+        "hunts": {lab.id: hunted for lab in labs if (hunted := _hunted(root, lab))},
+        "tries": tried(root),
     }
     return json.dumps(data, indent=1) + "\n"
 

@@ -13,6 +13,7 @@ import ast
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -209,20 +210,29 @@ def evidence(root: Path, lab: Lab, hunt: Hunt) -> tuple[TestResult | None, list[
     item = drawn(lab, hunt.seed)
     folder = folder_of(root, lab)
     watched = folder / "watched.py"
-    names = list(lab.manifest.yours)
-    text = wrong_text(lab, item)
-    text += f"\n\nfrom labkit.calls import watch as _w\n\n_w(globals(), {names!r})\n"
-    write_atomically(watched, text)
+    write_atomically(watched, watched_text(lab, item))
     try:
         report = run_tests(root, lab, watched, [item.caught_by])
     finally:
         watched.unlink(missing_ok=True)
     failed = next(iter(report.failed), None)
-    lines = failed.printed.splitlines() if failed else []
-    return failed, [line for line in lines if line.startswith(tuple(_said(names)))][-CALLS:]
+    return failed, calls_of(lab, failed.printed) if failed else []
 
 
-def _said(names: list[str]) -> list[str]:
+def watched_text(lab: Lab, item: Misconception) -> str:
+    """The reference with `item` put in, which prints the calls of the learner's functions."""
+    names = list(lab.manifest.yours)
+    text = wrong_text(lab, item)
+    return f"{text}\n\nfrom labkit.calls import watch as _w\n\n_w(globals(), {names!r})\n"
+
+
+def calls_of(lab: Lab, printed: str) -> list[str]:
+    """Of what a watched text printed, the last calls."""
+    begins = tuple(_said(lab.manifest.yours))
+    return [line for line in printed.splitlines() if line.startswith(begins)][-CALLS:]
+
+
+def _said(names: Sequence[str]) -> list[str]:
     return [f"{name}(" for name in names] + [f"{name}." for name in names]
 
 
@@ -234,6 +244,24 @@ def changed_line(lab: Lab, item: Misconception) -> tuple[int, str, str]:
         if a != b:
             return number, a.strip(), b.strip()
     raise AssertionError("wrong_solution changes at least one line")
+
+
+def test_names(text: str) -> list[str]:
+    """The tests of a learner's file.
+
+    Raises:
+        CourseError: it is not Python, or holds no test.
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise CourseError(f"{TESTS}, line {error.lineno}: {error.msg}") from None
+    except ValueError as error:  # null bytes
+        raise CourseError(f"{TESTS} is not Python: {error}") from None
+    names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[:4] == "test"]
+    if not names:
+        raise CourseError(f"{TESTS} holds no function that begins with test")
+    return names
 
 
 def score(root: Path, lab: Lab) -> tuple[Report, list[Misconception], list[Misconception]]:
@@ -248,16 +276,11 @@ def score(root: Path, lab: Lab) -> tuple[Report, list[Misconception], list[Misco
     """
     file = folder_of(root, lab) / TESTS
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except SyntaxError as error:
-        raise CourseError(f"{file.name}, line {error.lineno}: {error.msg}") from None
-    except ValueError as error:  # no text, or one with null bytes
-        raise CourseError(f"{file.name} is not Python: {error}") from None
+        test_names(file.read_text(encoding="utf-8"))
     except OSError:
         raise CourseError(f"{file} is gone. Begin again: course hunt {lab.id} --level 3") from None
-    names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[:4] == "test"]
-    if not names:
-        raise CourseError(f"{file.name} holds no function that begins with test")
+    except UnicodeDecodeError as error:
+        raise CourseError(f"{file.name} is not Python: {error}") from None
     scratch = folder_of(root, lab) / "variants"
     ignored = shutil.ignore_patterns("__pycache__", "captured", "*.md", "*.py", "lab.yaml")
     variants: dict[str, tuple[Path, Any]] = {}

@@ -258,14 +258,21 @@ def import_file(console: Console, root: Path, labs: list[Lab], file: Path) -> No
     if taken.predictions:
         told = terminal.counted(taken.predictions, "prediction")
         terminal.say(console, f"{told} committed, each in its lab's {predictions.FILE}")
+    for name in taken.hunts:
+        kept = taken.kept.get(f"hunt {name}")
+        where = f"; what you wrote is kept as {terminal.relative(kept, root)}" if kept else ""
+        terminal.say(console, f"Hunt {name} goes on here: course hunt {name} --check{where}")
+    if taken.tries:
+        told = terminal.counted(taken.tries, "try", "tries")
+        terminal.say(console, f"{told} at challenges taken: course challenge")
     if taken.written:
         terminal.say(console, "Graded here they count: course check --all", "cyan")
-    elif not taken.answers and not taken.predictions:
+    elif not (taken.answers or taken.predictions or taken.hunts or taken.tries):
         terminal.say(console, "Nothing in it is new here.")
 
 
 def export_file(
-    console: Console, labs: list[Lab], progress: Progress, file: Path, force: bool
+    console: Console, root: Path, labs: list[Lab], progress: Progress, file: Path, force: bool
 ) -> None:
     """Write what is done here to a file for the book.
 
@@ -274,12 +281,19 @@ def export_file(
     """
     if file.exists() and not force:
         raise CourseError(f"{file} is there already. Replace it: course export {file} --force")
-    text = exchange.document(labs, progress)
+    text = exchange.document(root, labs, progress)
     write_atomically(file, text)
     data = json.loads(text)
     told = terminal.counted(len(data["edits"]), "lab")
-    if data["predictions"]:
-        told += f" and {terminal.counted(len(data['predictions']), 'prediction')}"
+    more = [
+        terminal.counted(len(data["predictions"]), "prediction"),
+        terminal.counted(len(data["hunts"]), "hunt"),
+        terminal.counted(
+            sum(len(each["tries"]) for each in data["tries"].values()), "try", "tries"
+        ),
+    ]
+    more = [words for words in more if not words.startswith("0 ")]
+    told = " and ".join([", ".join([told, *more[:-1]]), *more[-1:]])
     terminal.say(console, f"{told} in {file}. To take it into the book: Import, below any lab.")
 
 

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from course.challenges import judge, ledger
+from course.challenges.judge import Verdict
 from course.conftest import TESTDATA
 from course.files import write_atomically
-from course.learning import exchange, starters
+from course.learning import exchange, hunts, starters
 from course.learning.labs import CourseError, find_labs
 from course.learning.progress import PASSED, Progress
 from course.learning.quiz import Boxes
 
 AT = "2026-01-05T10:00:00.000Z"
+QUEUE = judge.load("queue")
 ASKS = TESTDATA / "phase-90-selfcheck" / "labs" / "lab-08-predicts"
 MINE = "def num_blocks(num_tokens, block_size):\n    return -(-num_tokens // block_size)\n"
 
@@ -329,3 +332,89 @@ def test_what_was_predicted_here_is_exported_with_what_was_measured(
     file.unlink()
     course("import", str(path))
     assert file.read_text(encoding="utf-8") == 'blocks: 6\nshare: 0.5\nwaste: "nowhere"\n'
+
+
+# ------------------------------------------------------------------ hunts and tries
+
+HUNT = {
+    "level": 1, "seed": 3, "text": "# half mended\n", "began": AT, "checks": 2, "found": "",
+    "score": 0, "of": 0, "at": "2999-01-05T10:00:00.000Z",
+}  # fmt: skip
+
+
+def test_a_hunt_goes_on_where_it_was_left(course, little_course, given):
+    lab = find_labs(little_course)[0]
+    ran = course("import", given(content(hunts={"90-00": HUNT, "99-99": HUNT})))
+    assert ran.code == 0 and "Hunt 90-00 goes on here" in ran.out and "hunt 99-99" in ran.out
+    hunt = hunts.read(little_course, lab)
+    assert (hunt.seed, hunt.checks, hunt.is_open) == (3, 2, True)
+    file = hunts.folder_of(little_course, lab) / hunts.FILE
+    assert file.read_text(encoding="utf-8") == "# half mended\n"
+
+
+def test_an_older_hunt_of_a_file_gives_way_to_the_one_that_is_here(course, little_course, given):
+    course("hunt", "90-00", "--seed", "5")
+    course("import", given(content(hunts={"90-00": HUNT | {"at": AT}})))
+    assert hunts.read(little_course, find_labs(little_course)[0]).seed == 5
+
+
+def test_what_was_written_in_a_hunt_that_gives_way_is_kept(course, little_course, given):
+    course("hunt", "90-00", "--level", "3", "--seed", "5")
+    lab = find_labs(little_course)[0]
+    mine = "def test_mine(lab):\n    assert lab\n"
+    (hunts.folder_of(little_course, lab) / hunts.TESTS).write_text(mine, encoding="utf-8")
+    course("import", given(content(hunts={"90-00": HUNT})))
+    (kept,) = (little_course / ".course" / "backup").glob("hunt-90-00-*.py")
+    assert kept.read_text(encoding="utf-8") == mine
+
+
+def tried(root, score: int, text: str):
+    verdict = Verdict(score=score, fresh=score, seed="s")
+    return ledger.keep(root, QUEUE, text.encode(), verdict, "an idea")
+
+
+def test_hunts_and_tries_are_exported_and_taken_elsewhere_once(course, little_course, tmp_path):
+    course("hunt", "90-00", "--seed", "5")
+    tried(little_course, 50, "a = 1\n")
+    out = tmp_path / "out.json"
+    assert "1 hunt and 1 try" in course("export", str(out)).out
+    shutil.rmtree(little_course / ".course")
+    tried(little_course, 40, "b = 2\n")
+    ran = course("import", str(out))
+    assert "1 try at challenges taken" in ran.out and "Hunt 90-00" in ran.out
+    tries = ledger.with_texts(little_course, QUEUE)
+    assert sorted((each["score"], each["text"]) for each in tries) == [
+        (40, "b = 2\n"), (50, "a = 1\n"),
+    ]  # fmt: skip
+    assert "new here" in course("import", str(out)).out
+
+
+TRY = {
+    "when": AT, "digest": "0" * 12, "score": 1, "fresh": 1, "seed": "s", "marks": [],
+    "outcome": "kept", "why": "", "note": "", "text": "x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "entry", "says"),
+    [
+        ("hunts", HUNT | {"level": 4}, "level must be 1, 2 or 3"),
+        ("hunts", HUNT | {"seed": -1}, "seed must be a whole number"),
+        ("hunts", HUNT | {"text": 5}, "text must be a text"),
+        ("tries", {"at": AT, "tries": [TRY | {"digest": "../../../x"}]}, "digest must be"),
+        ("tries", {"at": AT, "tries": [TRY | {"score": "9"}]}, "score must be a whole number"),
+        ("tries", {"at": AT, "tries": {}}, "tries must be a list"),
+    ],
+)
+def test_a_hunt_or_a_try_that_does_not_fit_is_refused_by_its_place(
+    course, little_course, given, part, entry, says
+):
+    name = "90-00" if part == "hunts" else "queue"
+    ran = course("import", given(content(**{part: {name: entry}})))
+    assert ran.code == 2 and says in " ".join(ran.err.split())
+    assert not (little_course / ".course" / "hunts").exists()
+
+
+def test_a_text_that_is_not_its_digests_is_left_out(course, little_course, given):
+    assert course("import", given(content(tries={"queue": {"at": AT, "tries": [TRY]}}))).code == 0
+    assert not list((little_course / ".course" / "challenges").rglob("*.py"))

@@ -91,6 +91,7 @@ def grade(
     tests: Sequence[str] | None = None,
     timeLimit: float | None = None,
     skip: dict[str, str] | None = None,
+    hunt: str | None = None,
 ) -> dict[str, Any]:
     """Run a lab's tests on its files; events are those of `course.learning.runner.Recorder`.
 
@@ -101,6 +102,7 @@ def grade(
         tests: test functions to run; None for all.
         timeLimit: seconds; whoever started the worker keeps the clock.
         skip: test functions that cannot run in a page, and why.
+        hunt: the reader's own tests: they run instead, on the reference and every wrong solution.
 
     Returns:
         `status`, pytest's own exit status; `seconds`; and, where the tests could not be run,
@@ -118,6 +120,11 @@ def grade(
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     test_file = folder / "test_lab.py"
+    variants: dict[str, dict[str, Any]] = {}
+    if hunt is not None:
+        from course.play import hunting
+
+        test_file, variants = hunting.variants(folder, lab, hunt)
     out = io.StringIO()
     began = time.perf_counter()
     with _apart(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -132,8 +139,10 @@ def grade(
                 f"--rootdir={_root}",
                 f"--config-file={_root / 'pyproject.toml'}",
             ],
-            plugins=[Recorder(_Lines(emit), {}), _Skips(skip or {})],
+            plugins=[Recorder(_Lines(emit), variants), _Skips(skip or {})],
         )
+    for file in (*([test_file] if variants else ()), *(each["file"] for each in variants.values())):
+        Path(file).unlink(missing_ok=True)
     result = {"status": int(status), "seconds": time.perf_counter() - began}
     return result if status in (0, 1) else {**result, "output": out.getvalue()[-4000:]}
 

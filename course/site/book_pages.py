@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from course.learning.labs import CourseError
-from course.site import answers, book_extras, code_walks, home, places, since_marks
+from course.site import answers, book_extras, code_walks, home, places, since_marks, tries
 from course.site.addresses import SOURCE, source_link
 from course.truth import checking, citations, drift, links, symbols
 from course.truth.citations import Citation, Finding
@@ -86,6 +86,7 @@ def render(
     text = book_extras.fold_until_passed(page, text)
     text = book_extras.embed_widgets(page, text, depth, hold, findings)
     text = home.dress(root, page, text, hold, findings)
+    text = tries.embed(root, page, text, hold)
     text = answers.embed(page, text, depth, hold)
     if any(code_walks.of(c.path, c.symbol) for c in cited if c.first == 0):
         there = "".join(held)

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from course.learning import manifest, starters
+from course.learning import hunts, manifest, starters
 from course.learning.labs import Lab, find_labs
 from course.site import answers, desk_real
 from course.truth import pages
@@ -36,8 +36,8 @@ SCRIPTS = (
 )
 ASKING = ("desk-judge.js", "desk-predict.js")
 """Besides, where a lab asks for predictions; they stand on the scripts of the exercises' boxes."""
-REAL = "desk-real.js"
-"""Loaded when a lab's "Ask vLLM" is opened; the lab's document names it."""
+REAL, HUNT = "desk-real.js", "desk-hunt.js"
+"""Loaded when a lab's "Ask vLLM", or its hunt, is opened; the lab's document names them."""
 APART = {
     f"conformance/features/{room}/README.md": "they replay recordings, which takes a page minutes"
     for room in ("core", "engine", "entrypoints")
@@ -80,7 +80,7 @@ def write(root: Path, site: Path, listed: list[Path]) -> None:
     """Put the scripts, and the documents of the labs in the book, into a site."""
     folder = site / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*SCRIPTS, *ASKING, REAL):
+    for name in (*SCRIPTS, *ASKING, REAL, HUNT):
         if data := _sent(root, name):
             (folder / name).write_bytes(data)
     for page in listed:
@@ -113,6 +113,7 @@ def document(root: Path, lab: Lab) -> dict[str, Any]:
         "predictions": {name: asdict(asked) for name, asked in spec.predictions.items()},
         "built": list(dict.fromkeys(name.partition(".")[0] for name in spec.yours)),
         "part": spec.part or "",
+        "hunt": f"{HUNT}?v={_version(root, HUNT)}" if hunts.pool(lab) else "",
         "next": _next(root, lab),
         **_asking(root, lab),
     }

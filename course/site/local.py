@@ -8,6 +8,7 @@ reading requests and writing answers, and cost two packages that `course book se
 and a thread and a queue between the runner's events and the answer. Routes, all under `/.course/`:
 
     GET  progress          {"labs": {id: {state, passed, total, at}}, "next": id or null}
+    GET  tries             {"tries": {challenge: {tries: [{when, score, ...}], at}}}
     GET  lab?id=02-01      {"text", "digest", "state"}: the learner's starter.py; and of the lab's
                            {"predictions": {name: {given, at, measured, first}}, "problems": [text]}
     POST predict           {"lab", "name", "given", "before"}: commits an answer where none stands,
@@ -129,6 +130,8 @@ class Local:
             route = (request.command, parts.path.removeprefix(PREFIX))
             if route == ("GET", "progress"):
                 _send(request, HTTPStatus.OK, self._progress())
+            elif route == ("GET", "tries"):
+                _send(request, HTTPStatus.OK, {"tries": exchange.tried(self.root)})
             elif route == ("GET", "lab"):
                 lab = self._lab(parse_qs(parts.query).get("id", [""])[0])
                 _send(request, HTTPStatus.OK, self._file(lab))

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from course.challenges import judge, ledger
 from course.conftest import TESTDATA
 from course.learning.labs import find_labs
 from course.learning.progress import PASSED, Progress
@@ -213,6 +214,13 @@ def test_the_file_on_disk_is_graded_with_its_events_and_kept(reader, little_cour
     assert Progress(little_course).state(lab) == PASSED
     assert reader.ask("GET", "/.course/progress").json["labs"]["90-00"]["state"] == PASSED
     assert reader.ask("GET", "/.course/progress").json["next"] == "90-01"
+
+
+def test_tries_at_challenges_are_told_with_their_texts(reader, little_course):
+    verdict = judge.Verdict(score=50, fresh=9, seed="s", marks=["bronze"])
+    ledger.keep(little_course, judge.load("queue"), b"a = 1\n", verdict, "a heap")
+    (told,) = reader.ask("GET", "/.course/tries").json["tries"]["queue"]["tries"]
+    assert (told["score"], told["text"], told["note"]) == (50, "a = 1\n", "a heap")
 
 
 def test_a_text_of_the_page_is_saved_and_graded(reader, little_course):

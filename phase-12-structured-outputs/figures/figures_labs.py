@@ -154,7 +154,7 @@ def power() -> str:
 
 def rows() -> str:
     """Lab 04: rows of the bitmask, and the rows of logits that they land on."""
-    lab = solution("lab-04-waits-and-rows")
+    lab = solution("lab-04-waits-and-rows").GrammarRows()
     regexes = {"b": "yes|no", "a": "[0-9]+x"}
     drafts = {"a": [ord("7"), ord("x")], "c": [ord("q")]}
     order, batch = list(regexes), ["a", "c", "b"]

@@ -61,7 +61,7 @@ def _cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-# --- Part A: the formula -------------------------------------------------------------------------
+# --- Given: the formula --------------------------------------------------------------------------
 
 
 def kv_bytes_per_token(
@@ -72,7 +72,7 @@ def kv_bytes_per_token(
     *,
     stored_vectors: int = 2,
 ) -> int:
-    """Bytes of KV cache one token needs, over all layers.
+    """Given. Bytes of KV cache one token needs, over all layers.
 
     The product of five factors: layers, stored vectors (K and V), KV heads, numbers per head,
     bytes per number.
@@ -94,7 +94,7 @@ def kv_bytes_per_token(
 
 
 def kv_bytes_per_seq(bytes_per_token: int, seq_len: int) -> int:
-    """Bytes of KV cache a sequence of `seq_len` tokens needs.
+    """Given. Bytes of KV cache a sequence of `seq_len` tokens needs.
 
     Raises:
         ValueError: `bytes_per_token` or `seq_len` that is not a positive int.
@@ -104,7 +104,7 @@ def kv_bytes_per_seq(bytes_per_token: int, seq_len: int) -> int:
 
 
 def max_concurrent_seqs(gpu_bytes: int, weight_bytes: int, bytes_per_seq: int) -> int:
-    """Whole sequences that fit beside the weights; 0 when the weights leave no room.
+    """Given. Whole sequences that fit beside the weights; 0 when the weights leave no room.
 
     Args:
         gpu_bytes: memory you may use, in bytes.
@@ -118,7 +118,7 @@ def max_concurrent_seqs(gpu_bytes: int, weight_bytes: int, bytes_per_seq: int) -
     return max(0, (gpu_bytes - weight_bytes) // bytes_per_seq)
 
 
-# --- Part B: the same answer in blocks, as the engine gives it -----------------------------------
+# --- Given: the same answer in blocks, as the engine gives it ------------------------------------
 
 
 def num_blocks(
@@ -131,7 +131,7 @@ def num_blocks(
     *,
     stored_vectors: int = 2,
 ) -> int:
-    """KV blocks of `block_size` tokens that fit in `free_bytes`; 0 when none does.
+    """Given. KV blocks of `block_size` tokens that fit in `free_bytes`; 0 when none does.
 
     Raises:
         ValueError: a non-positive shape argument or `block_size`.
@@ -152,7 +152,7 @@ def blocks_per_request(
     sliding_window: int | None = None,
     max_num_batched_tokens: int = 2048,
 ) -> int:
-    """Blocks the longest allowed request can hold at once, in one KV cache group.
+    """Given. Blocks the longest allowed request can hold at once, in one KV cache group.
 
     Full attention keeps every token: `max_model_len` tokens, rounded up to blocks.
     A sliding window keeps the last `sliding_window - 1` computed tokens plus the ones being
@@ -185,7 +185,7 @@ def max_concurrency(
     sliding_windows: Sequence[int | None] = (None,),
     max_num_batched_tokens: int = 2048,
 ) -> float:
-    """Longest requests the pool holds at once: the `x` in vLLM's startup log, a float.
+    """Given. Longest requests the pool holds at once: the `x` in vLLM's startup log, a float.
 
     Args:
         num_blocks: blocks in the pool.
@@ -217,39 +217,42 @@ def max_concurrency(
     return num_blocks / needed
 
 
-# --- Part C: read the factors from a Hugging Face config.json ------------------------------------
+# --- Yours: a config.json that you have never seen -----------------------------------------------
 
 
 def read_geometry(config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> KVGeometry:
     """The five factors, from the contents of a `config.json`.
 
-    * Layers: `num_hidden_layers`.
-    * MLA (`kv_lora_rank` present and not None): one stored vector, one head, of
-      `kv_lora_rank + qk_rope_head_dim` numbers. `num_key_value_heads` is not looked at.
-    * Otherwise two stored vectors; KV heads are `num_key_value_heads`, or `num_attention_heads`
-      where the config has none (OPT); the head dimension is `head_dim` where given and not None,
-      else `hidden_size // num_attention_heads`.
-    * Bytes per number: `kv_cache_dtype` when it is not "auto", else the config's `torch_dtype`
-      (newer configs spell it `dtype`), else float32, as in Hugging Face.
-    * Sliding window: `sliding_window`, unless `use_sliding_window` is present and false.
-    * `kind`: "MLA" as above; otherwise "MHA" where KV heads equal query heads, "MQA" where there is
-      one for several, else "GQA".
+    Recorded: what v0.22.1 reads from 36 configs of nine families. Three of them:
+
+        llama       num_attention_heads 8, num_key_value_heads 2, hidden_size 1024
+                    2 KV heads of 128
+        gpt2        n_layer 34, n_head 32, n_embd 2048
+                    32 KV heads of 64
+        deepseek_v3 num_key_value_heads 32, kv_lora_rank 512, qk_rope_head_dim 64
+                    one latent of 576 numbers for all heads (MLA), no K and no V beside it
+
+    Must hold, besides every recorded config:
+
+    - Bytes per number are those of `kv_cache_dtype`, of the config's `torch_dtype` (newer files say
+      `dtype`) where that is "auto", of float32 where there is neither.
+    - The window is `sliding_window`, unless `use_sliding_window` is there and false.
+    - A key that is there and null is as left out.
+    - `kind`: "MLA" where one latent is stored; "MHA" where KV heads equal query heads, "MQA" where
+      there is one for several, else "GQA".
 
     Raises:
-        ValueError: a missing key (named), or a dtype not in `DTYPE_BYTES` (named, with the
-            accepted ones).
-
-    Source: `vllm/transformers_utils/model_arch_config_convertor.py:48`
-    `ModelArchConfigConvertorBase.get_head_size`.
+        ValueError: a number is missing, with a key that would have given it; or a dtype is not in
+            `DTYPE_BYTES`, with those that are.
     """
-    num_heads = _get(config, "num_attention_heads")
+    num_heads = _first(config, *HEADS)
     if config.get("kv_lora_rank") is not None:
         stored_vectors, num_kv_heads, kind = 1, 1, "MLA"
-        head_dim = _get(config, "kv_lora_rank") + _get(config, "qk_rope_head_dim")
+        head_dim = _first(config, "kv_lora_rank") + _first(config, "qk_rope_head_dim")
     else:
         stored_vectors = 2
-        num_kv_heads = config.get("num_key_value_heads") or num_heads
-        head_dim = config.get("head_dim") or _get(config, "hidden_size") // num_heads
+        num_kv_heads = _kv_heads(config) or num_heads
+        head_dim = config.get("head_dim") or _first(config, *SIZES) // num_heads
         kind = "MHA" if num_kv_heads == num_heads else "MQA" if num_kv_heads == 1 else "GQA"
 
     dtype = kv_cache_dtype
@@ -263,7 +266,7 @@ def read_geometry(config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> KV
     if not config.get("use_sliding_window", True):
         window = None
     return KVGeometry(
-        num_layers=_get(config, "num_hidden_layers"),
+        num_layers=_first(config, *LAYERS),
         stored_vectors=stored_vectors,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -273,15 +276,72 @@ def read_geometry(config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> KV
     )
 
 
-def _get(config: Mapping[str, Any], key: str) -> int:
-    """Given. `config[key]`, or a ValueError that names the missing key."""
-    if config.get(key) is None:
-        raise ValueError(f"config has no {key!r}: need it to size the KV cache")
-    return int(config[key])
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+SIZES = ("hidden_size", "n_embd", "d_model")
+
+
+def _first(config: Mapping[str, Any], *keys: str) -> int:
+    """The first of the keys that is there."""
+    for key in keys:
+        if config.get(key) is not None:
+            return int(config[key])
+    raise ValueError(f"config has no {keys[0]!r}: need it to size the KV cache")
+
+
+def _kv_heads(config: Mapping[str, Any]) -> int | None:
+    """KV heads as a config spells them; None where each query head has its own."""
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        return 1
+    return config.get("num_kv_heads") or config.get("num_key_value_heads")
+
+
+def fits(
+    config: Mapping[str, Any],
+    free_bytes: int,
+    max_model_len: int,
+    *,
+    kv_cache_dtype: str = "auto",
+    block_size: int = 16,
+    max_num_batched_tokens: int = 2048,
+) -> float:
+    """How many of the longest conversations fit: the `x` that vLLM logs, unrounded.
+
+    All layers are alike: each keeps every token, or each has the config's window.
+
+    A trace: Llama-3-8B with 8 GiB free and 2,048 tokens, 32.0; with an fp8 cache 64.0.
+
+    Args:
+        config: contents of a `config.json`.
+        free_bytes: memory beside weights and activations; 0 or less holds none.
+        max_model_len: tokens of the longest request.
+        block_size: tokens per block.
+        max_num_batched_tokens: the step's token budget.
+
+    Raises:
+        ValueError: as `read_geometry`; a length or a size that is not a positive int.
+    """
+    geometry = read_geometry(config, kv_cache_dtype)
+    blocks = num_blocks(
+        free_bytes,
+        geometry.num_layers,
+        geometry.num_kv_heads,
+        geometry.head_dim,
+        geometry.dtype_bytes,
+        block_size,
+        stored_vectors=geometry.stored_vectors,
+    )
+    return max_concurrency(
+        blocks,
+        max_model_len,
+        block_size,
+        sliding_windows=(geometry.sliding_window,),
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
 
 
 def factor_table(geometry: KVGeometry) -> list[tuple[str, int]]:
-    """The factors whose product is bytes per token, in this order, with these names.
+    """Given. The factors whose product is bytes per token, in this order, with these names.
 
     ("stored vectors", ...), ("layers", ...), ("KV heads", ...), ("head dim", ...),
     ("bytes per number", ...)

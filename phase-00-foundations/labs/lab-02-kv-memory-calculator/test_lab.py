@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from conformance.parts import load
+from labkit.modules import sibling
 
 GIB = 2**30
 CONFIGS = Path(__file__).parent / "configs"
@@ -25,206 +27,96 @@ def assert_refused(call, what: str) -> None:
     pytest.fail(f"{what} must raise ValueError; it returned {result!r}", pytrace=False)
 
 
-# --- Part A ---------------------------------------------------------------------------------------
+# --- as vLLM reads it -----------------------------------------------------------------------------
 
 
-def test_llama3_8b_per_token(lab):
-    got = lab.kv_bytes_per_token(32, 8, 128, 2)
-    assert got == 131_072, (
-        "Llama-3-8B: 2 vectors (K and V) x 32 layers x 8 KV heads x 128 numbers x 2 bytes is "
-        f"131,072 bytes per token (128 KiB); you have {got:,}. Half of it means V was forgotten"
+def test_every_family_as_vllm_reads_it(lab):
+    recorded = json.loads((CONFIGS.parent / "recorded.json").read_text(encoding="utf-8"))["cases"]
+    wrong, first = Counter(), ""
+    for case in recorded:
+        config, read = case["config"], case["read"]
+        heads = 1 if read["mla"] else read["num_kv_heads"]
+        expected = (read["num_layers"], 1 if read["mla"] else 2, heads, read["head_dim"])
+        try:
+            it = lab.read_geometry(config)
+            came = (it.num_layers, it.stored_vectors, it.num_kv_heads, it.head_dim)
+        except ValueError as error:
+            came = f"ValueError: {error}"
+        if came != expected:
+            wrong[config["model_type"]] += 1
+            first = first or f"{config}\nexpected {expected}\ncame     {came}"
+    assert not wrong, (
+        f"{len(recorded) - sum(wrong.values())} of {len(recorded)} recorded configs agree; of the "
+        f"others, by family: {dict(wrong)}. The first, as (layers, stored vectors, KV heads, head "
+        f"dim):\n{first}"
     )
 
 
-def test_70b(lab):
-    per_token = lab.kv_bytes_per_token(80, 8, 128, 2)
-    assert per_token == 327_680, (
-        "Llama-3-70B (80 layers, 8 KV heads, head dim 128, 2 bytes): 327,680 bytes per token; "
-        f"you have {per_token:,}"
-    )
-    per_seq = lab.kv_bytes_per_seq(per_token, 8192)
-    assert per_seq == 2_684_354_560, (
-        f"8,192 tokens of 327,680 bytes are 2,684,354,560 bytes (2.5 GiB); you have {per_seq:,}"
-    )
+@pytest.mark.upstream
+def test_the_pinned_tree_reads_it_so(lab):
+    record = sibling(__file__, "record")
+    recorded = json.loads((CONFIGS.parent / "recorded.json").read_text(encoding="utf-8"))["cases"]
+    assert [case["config"] for case in recorded] == record.drawn(), "the configs are those drawn"
+    for case in recorded:
+        read = record.read(case["config"])
+        assert read == case["read"], f"{case['config']}: recorded {case['read']}, came {read}"
+        assert lab.read_geometry(case["config"]).num_layers == read["num_layers"], case["config"]
 
 
-def test_linear_in_each_factor(lab):
-    base = {"num_layers": 7, "num_kv_heads": 3, "head_dim": 5, "dtype_bytes": 2}
-    base["stored_vectors"] = 1
-    reference = lab.kv_bytes_per_token(**base)
-    for name in base:
-        doubled = lab.kv_bytes_per_token(**{**base, name: 2 * base[name]})
-        assert doubled == 2 * reference, (
-            f"the cache is a plain product, so doubling {name} doubles it: "
-            f"{reference:,} must become {2 * reference:,}, not {doubled:,}"
-        )
-    assert lab.kv_bytes_per_seq(10, 200) == 2 * lab.kv_bytes_per_seq(10, 100), (
-        "every token costs the same, so twice the tokens cost twice the bytes"
-    )
+# --- the question ---------------------------------------------------------------------------------
 
 
-def test_gqa_saves_vs_mha(lab):
-    gqa = lab.kv_bytes_per_token(32, 8, 128, 2)
-    mha = lab.kv_bytes_per_token(32, 32, 128, 2)
-    assert mha == 524_288 and mha == 4 * gqa, (
-        "with 32 KV heads instead of 8 (every query head its own) a token costs 524,288 bytes, "
-        f"4 times as much; you have {mha:,} against {gqa:,}"
-    )
-
-
-def test_llama3_8b_concurrency(lab):
-    per_seq = lab.kv_bytes_per_seq(lab.kv_bytes_per_token(32, 8, 128, 2), 2048)
-    assert per_seq == 268_435_456, (
-        f"131,072 bytes x 2,048 tokens = 268,435,456 bytes (256 MiB) a sequence; you have {per_seq}"
-    )
-    got = lab.max_concurrent_seqs(24 * GIB, 16 * GIB, per_seq)
-    assert got == 32, f"8 GiB free / 256 MiB a sequence is 32 sequences; you have {got}"
-
-
-def test_fp8_kv_doubles_concurrency(lab):
-    per_seq = lab.kv_bytes_per_seq(lab.kv_bytes_per_token(32, 8, 128, 1), 2048)
-    got = lab.max_concurrent_seqs(24 * GIB, 16 * GIB, per_seq)
-    assert got == 64, f"one byte per number instead of two: 64 sequences, not {got}"
-
-
-def test_sequences_are_counted_in_whole_numbers(lab):
-    for seqs, each in ((2**53 + 1, 3), (10**17 + 1, 7)):
-        got = lab.max_concurrent_seqs(seqs * each, 0, each)
-        assert got == seqs, (
-            f"{seqs * each} bytes hold exactly {seqs} times {each}: divide integers (//), since a "
-            f"float keeps 53 bits and then rounds; came {got}"
-        )
-
-
-def test_no_room_returns_zero(lab):
-    for weights, why in ((26 * GIB, "weights larger than the GPU"), (24 * GIB, "no byte left")):
-        got = lab.max_concurrent_seqs(24 * GIB, weights, 256 * 2**20)
-        assert got == 0, f"{why}: 0 sequences fit, and never a negative number; you have {got}"
-
-
-def test_floor_not_round(lab):
-    per_seq = 256 * 2**20
-    got = lab.max_concurrent_seqs(24 * GIB - 1, 16 * GIB, per_seq)
-    assert got == 31, (
-        "one byte short of 32 sequences is 31: a sequence that does not fit whole does not run; "
-        f"you have {got}"
-    )
-
-
-def test_decimal_vs_binary_units(lab):
-    got = lab.max_concurrent_seqs(24 * 10**9, 16 * 10**9, 256 * 2**20)
-    assert got == 29, (
-        "8 GB (8e9 bytes) hold 29 sequences of 256 MiB, while 8 GiB hold 32: data sheets and "
-        f"nvidia-smi use different units. You have {got}"
-    )
-
-
-def test_returns_int(lab):
-    per_token = lab.kv_bytes_per_token(32, 8, 128, 2)
-    per_seq = lab.kv_bytes_per_seq(per_token, 2048)
-    for name, value in (
-        ("kv_bytes_per_token", per_token),
-        ("kv_bytes_per_seq", per_seq),
-        ("max_concurrent_seqs", lab.max_concurrent_seqs(24 * GIB, 16 * GIB, per_seq)),
+def test_how_many_fit(lab):
+    llama = load_config("llama-3-8b.json")
+    for free, more, expected, why in (
+        (8 * GIB, {}, 32.0, "8 GiB hold 4,096 blocks of 2 MiB, and a request needs 128"),
+        (8 * GIB, {"kv_cache_dtype": "fp8"}, 64.0, "one byte a number: twice as many"),
+        (24 * GIB * 92 // 100 - 16_060_522_496, {}, 3646 / 128, "0.92 of 24 GiB less the weights"),
+        (8 * 10**9, {}, 3814 / 128, "8 GB are 29.8 conversations, not 32: GB and GiB differ"),
+        (-5, {}, 0.0, "no memory is left, and no conversation is less than none"),
     ):
-        assert type(value) is int, (
-            f"{name} counts bytes or sequences, so it returns an int; a float loses exact "
-            f"bytes above 2**53 and prints 32.0 people. It returned {value!r}"
-        )
-
-
-def test_invalid_dims_raise(lab):
-    good = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "dtype_bytes": 2}
-    for name in good:
-        for bad in (0, -1):
-            assert_refused(
-                lambda name=name, bad=bad: lab.kv_bytes_per_token(**{**good, name: bad}),
-                f"kv_bytes_per_token with {name}={bad}",
-            )
-    assert_refused(lambda: lab.kv_bytes_per_seq(131_072, 0), "a sequence of 0 tokens")
-    assert_refused(lambda: lab.max_concurrent_seqs(GIB, 0, 0), "bytes_per_seq=0")
-
-
-# --- Part B ---------------------------------------------------------------------------------------
-
-
-def test_num_blocks_counts_whole_blocks(lab):
-    got = lab.num_blocks(8 * GIB, 32, 8, 128)
-    assert got == 4096, (
-        f"a block of 16 tokens is 2 MiB for Llama-3-8B, so 8 GiB hold 4,096 blocks; you have {got}"
-    )
-    assert type(got) is int, f"blocks are counted: an int, not {got!r}"
-    assert lab.num_blocks(8 * GIB - 1, 32, 8, 128) == 4095, "a block that does not fit is no block"
-    assert lab.num_blocks(0, 32, 8, 128) == 0, "no memory, no blocks"
-    assert lab.num_blocks(-5, 32, 8, 128) == 0, "less than no memory is still 0 blocks"
-
-
-def test_engine_like_capacity(lab):
-    free = 24 * GIB * 92 // 100 - 16_060_522_496
-    blocks = lab.num_blocks(free, 32, 8, 128)
-    assert blocks == 3646, (
-        "24 GiB x 0.92 (the default share the engine may use) minus the exact 16,060,522,496 "
-        f"weight bytes leave room for 3,646 blocks, before activations; you have {blocks}"
-    )
-    got = lab.max_concurrency(blocks, 2048)
-    assert f"{got:.2f}" == "28.48", f"3,646 blocks / 128 blocks a request = 28.48x; you have {got}"
-
-
-def test_concurrency_is_a_float(lab):
-    got = lab.max_concurrency(8788, 2048)
-    assert got == 68.65625, (
-        "8,788 blocks / 128 blocks per 2,048-token request = 68.65625, logged as 68.66x. The "
-        f"engine does not round the quotient; you have {got!r}"
-    )
-    got = lab.max_concurrency(100, 2049)
-    assert got == 100 / 129, (
-        "2,049 tokens need 129 blocks of 16: the ceiling is taken per request, so the answer is "
-        f"100/129; you have {got!r}"
-    )
-
-
-def test_upstream_concurrency_cases(lab):
-    cases = [
-        ("full attention, 1,536 blocks", 1536, (None,), 1.5),
-        ("sliding window 1,024, 387 blocks", 129 * 3, (1024,), 3.0),
-        ("one group of each, 3,459 blocks", (1024 + 129) * 3, (None, 1024), 3.0),
-    ]
-    for what, blocks, windows, expected in cases:
-        got = lab.max_concurrency(
-            blocks, 16384, 16, sliding_windows=windows, max_num_batched_tokens=1024
-        )
+        got = lab.fits(llama, free, 2048, **more)
         assert got == expected, (
-            f"{what}, 16,384 tokens per request, budget 1,024: vLLM's own test expects {expected}; "
-            f"you have {got}. A window of 1,024 holds min(1024 - 1 + 1024, 16384) = 2,047 tokens: "
-            "128 blocks, plus one because the window may start inside a block"
+            f"Llama-3-8B, 2,048 tokens: {why}\nexpected {expected}\ncame     {got}"
         )
-
-
-def test_sliding_window_is_capped_by_the_model_length(lab):
-    got = lab.blocks_per_request(512, 16, sliding_window=1024, max_num_batched_tokens=2048)
-    assert got == 33, (
-        "a request of at most 512 tokens never holds more than 512, however wide the window: "
-        f"32 blocks plus the alignment block = 33; you have {got}"
+    got = lab.fits(load_config("deepseek-v3.json"), 8 * GIB, 2048)
+    assert got == 7639 / 128, (
+        "DeepSeek-V3 keeps 70,272 bytes a token: 7,639 blocks of 16, 128 to a request\n"
+        f"expected {7639 / 128}\ncame     {got}"
     )
+
+
+def test_a_window_caps_what_a_request_holds(lab):
+    config = {**load_config("llama-3-8b.json"), "sliding_window": 1024}
+    block = 16 * 131_072
+    got = lab.fits(config, 387 * block, 16384, max_num_batched_tokens=1024)
+    assert got == 3.0, (
+        "387 blocks, 16,384 tokens a request, window 1,024, budget 1,024: vLLM's own test expects "
+        f"3.0, since a request holds 2,047 tokens and a block for alignment, 129\ncame     {got}"
+    )
+    got = lab.fits(config, 1536 * block, 512)
+    assert got == 1536 / 33, f"512 tokens are 32 blocks and one: expected {1536 / 33}, came {got}"
 
 
 def test_capacity_of_the_real_engine(lab):
     for case in load("kv_capacity"):
-        shape = [case[name] for name in ("num_layers", "num_kv_heads", "head_size", "dtype_bytes")]
-        blocks = lab.num_blocks(case["available_memory"], *shape, block_size=case["block_size"])
-        assert blocks == case["num_blocks"], (
-            f"vLLM was asked for the blocks in {case['available_memory']:,} bytes with layers, KV "
-            f"heads, head dim, bytes = {shape} and block size {case['block_size']}: it said "
-            f"{case['num_blocks']:,}, you say {blocks:,}"
+        heads, size = case["num_kv_heads"], case["head_size"]
+        config = {
+            "num_hidden_layers": case["num_layers"], "num_attention_heads": heads,
+            "num_key_value_heads": heads, "hidden_size": heads * size, "head_dim": size,
+            "torch_dtype": {1: "fp8", 2: "bfloat16", 4: "float32"}[case["dtype_bytes"]],
+        }  # fmt: skip
+        got = lab.fits(
+            config, case["available_memory"], case["max_model_len"], block_size=case["block_size"]
         )
-        got = lab.max_concurrency(blocks, case["max_model_len"], case["block_size"])
         assert got == case["max_concurrency"], (
-            f"{blocks:,} blocks of {case['block_size']}, {case['max_model_len']:,} tokens per "
-            f"request: vLLM said {case['max_concurrency']}, you say {got}"
+            f"{case['available_memory']:,} bytes, {case['max_model_len']:,} tokens a request, "
+            f"blocks of {case['block_size']}, {config}\n"
+            f"expected {case['max_concurrency']}, as vLLM said\ncame     {got}"
         )
 
 
-# --- Part C ---------------------------------------------------------------------------------------
+# --- what a config may say ------------------------------------------------------------------------
 
 
 def test_config_gqa_reads_kv_heads_not_query_heads(lab):

@@ -1,7 +1,7 @@
 """Lab 02-05: share blocks between requests, and lose them in the right order.
 
 First a driver that takes a prompt through a `KVCacheManager` by hand, as a scheduler does. Then the
-manager itself: lookup, allocation, freeing. The pool is mini_vllm's (lab 02-01 built one). Mirrors
+manager itself, an empty class whose answers are recorded. The pool is mini_vllm's. Mirrors
 `vllm/v1/core/kv_cache_manager.py:110` `KVCacheManager` and, for a model whose layers all attend to
 everything, `vllm/v1/core/single_type_kv_cache_manager.py:481` `FullAttentionManager`.
 """
@@ -85,17 +85,7 @@ def ref_counts(kv: KVCacheManager, request: Request) -> list[int]:
 def find_longest_cache_hit(
     pool: BlockPool, block_hashes: Sequence[int], max_length: int, block_size: int
 ) -> list[KVCacheBlock]:
-    """The cached blocks of a sequence, from its front up to the first one that is not cached.
-
-    Changes nothing. Source: `vllm/v1/core/single_type_kv_cache_manager.py:483`
-    `FullAttentionManager.find_longest_cache_hit`.
-
-    Args:
-        pool: asked with `get_cached_block(hash)`.
-        block_hashes: hash of each full block of the sequence, in order.
-        max_length: the hit covers at most this many tokens.
-        block_size: tokens per block; a hit is whole blocks.
-    """
+    """The cached blocks of a sequence, from its front up to the first one that is not cached."""
     hits: list[KVCacheBlock] = []
     for block_hash in block_hashes[: max_length // block_size]:
         block = pool.get_cached_block(block_hash)
@@ -105,8 +95,8 @@ def find_longest_cache_hit(
     return hits
 
 
-class KVCacheManager:
-    """Block tables of all running requests over one pool.
+class ManagerBase:
+    """Given: what the scheduler asks, readers and hashes. It finds nothing and has no room.
 
     Attributes:
         block_pool: owner of the blocks.
@@ -142,46 +132,15 @@ class KVCacheManager:
         return [block.block_id for block in self.get_blocks(request_id)]
 
     def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
-        """The cached prefix of a request: its blocks, and how many tokens they hold.
-
-        Never the last token: its logits are wanted, so it has to be computed, and the hit covers
-        `num_tokens - 1` tokens at most. Changes nothing in the pool. `([], 0)` when caching is off,
-        and nothing is hashed then. `request.block_hashes` is true up to the last call of
-        `_extend_hashes`. It only grows: a block is hashed once in the life of its request.
-        """
-        if not self.enable_caching:
-            return [], 0
-        self._extend_hashes(request)
-        max_length = request.num_tokens - 1
-        hits = find_longest_cache_hit(
-            self.block_pool, request.block_hashes, max_length, self.block_size
-        )
-        return hits, len(hits) * self.block_size
+        """The cached prefix of a request: its blocks, and how many tokens they hold. Here none."""
+        return [], 0
 
     def get_num_blocks_to_allocate(
         self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock]
     ) -> int:
-        """How many blocks leave the free queue until the request has slots for `num_tokens` tokens.
-
-        Blocks of its table leave nothing, and the adopted ones are not allocated, but one that
-        nobody references leaves the queue all the same (I1). Never below 0. It costs as much as the
-        hits are many, whatever is queued.
-
-        A trace, blocks of 4, 35 tokens, no table: 8 hits, 5 of them free, cost 1 + 5. Source:
-        `vllm/v1/core/single_type_kv_cache_manager.py:89`
-        `SingleTypeKVCacheManager.get_num_blocks_to_allocate`.
-
-        Args:
-            request_id: whose table to look at; it may have none.
-            num_tokens: all tokens that need a slot, from the first one on.
-            new_computed_blocks: hits that the request is about to adopt.
-        """
-        num_held = len(self.get_blocks(request_id)) + len(new_computed_blocks)
-        num_new = max(-(-num_tokens // self.block_size) - num_held, 0)
-        num_evictable = sum(
-            block.ref_cnt == 0 and not block.is_null for block in new_computed_blocks
-        )
-        return num_new + num_evictable
+        """How many blocks leave the free queue until `num_tokens` tokens, the first one included,
+        have a slot and the hits are adopted. Here none."""
+        return 0
 
     def full_sequence_fits(
         self, request: Request, new_computed_blocks: Sequence[KVCacheBlock]
@@ -198,30 +157,92 @@ class KVCacheManager:
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] | None = None,
     ) -> list[KVCacheBlock] | None:
-        """Give the request slots for `num_new_tokens` tokens after its computed ones.
-
-        `request.num_computed_tokens` contains the hits, so computed and new tokens together are all
-        that need a slot. The table then begins with the hits, each with one reference more, and
-        ends with the new blocks. A hit is never handed out as a new block. With caching on, every
-        block that these tokens fill can be hit from now on.
-
-        A trace, blocks of 4, a pool of 5 blocks besides the null block: 1 to 4 hold a prompt of 16
-        tokens and are free, the queue is 4, 3, 2, 1, 5. The same prompt and one token more, with
-        `num_computed_tokens` 16, `num_new_tokens` 1 and the four hits: the table is 1, 2, 3, 4, 5,
-        and [block 5] is returned.
+        """Give the request slots for `num_new_tokens` tokens. Here there is never room.
 
         Args:
-            request: has no table yet if `new_computed_blocks` is given.
-            num_new_tokens: at least 1.
+            request: `num_computed_tokens` contains the hits; it has no table yet if there are any.
+            num_new_tokens: after the computed ones; at least 1.
             new_computed_blocks: what `get_computed_blocks` found.
 
         Returns:
-            The new blocks. `[]` is a success: the last block had room. None: there are not enough
-            free blocks, and *nothing* has changed, neither table nor count nor index.
+            The new blocks. `[]` is a success: the last block had room. None is a refusal.
 
         Raises:
             ValueError: `num_new_tokens` below 1.
         """
+        return None
+
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Blocks that the first `num_tokens` tokens fill can be hit from now on. Here none can."""
+
+    def free(self, request: Request) -> None:
+        """The request's table and its references go. Here nothing goes."""
+
+    def forget_uncomputed(self, request: Request) -> None:
+        """What the engine does to a request that it withdraws from a step; lab 03-07 (given)."""
+        EngineManager.forget_uncomputed(self, request)  # type: ignore[arg-type]
+
+    def _extend_hashes(self, request: Request) -> None:
+        """Bring `request.block_hashes` up to the full blocks of its tokens (given)."""
+        hashes, size = request.block_hashes, self.block_size
+        parent = hashes[-1] if hashes else root_hash(request.extra_keys)
+        for start in range(len(hashes) * size, request.num_tokens - size + 1, size):
+            parent = hash_block_tokens(parent, request.all_token_ids[start : start + size])
+            hashes.append(parent)
+
+
+class KVCacheManager(ManagerBase):
+    """Block tables of all running requests over one pool, as the engine has it.
+
+    Recorded: 3,000 operations of v0.22.1's own manager in 60 cases. Of case 1, five blocks of 4,
+    r3's table is 1, 2, 3, 5, 4, and blocks 1, 2, 3 and 5 are cached:
+
+        free r3                       queue 4, 5, 3, 2, 1
+        r2, hit [1], 1 token more     [4]      queue 5, 3, 2    table 1, 4
+        r3, 16 tokens hit, 1 more     None     queue 5, 3, 2    no table
+        r4, hit [1], 5 tokens more    [5, 3]   queue 2          table 1, 5, 3
+
+    Must hold, besides every recorded state:
+
+    - The last token of a request is never a hit: its logits are wanted. With caching off nothing
+      is a hit, and nothing is hashed.
+    - A lookup changes nothing in the pool. A refusal changes nothing at all.
+    - A table begins with the hits and only grows, until `free` (I2). A hit is never handed out as
+      a new block.
+    - A block of known tokens alone can be hit; slots of drafts, which are not known yet, fill none
+      (I3). `request.block_hashes` grows by `_extend_hashes`: a block is hashed once in the life of
+      its request.
+    - Whether a block is free is said by its `ref_cnt` (I1). No call lists the free queue or costs
+      more when more is queued.
+    - `free` forgets no hash, and a request without a table gives nothing back.
+    """
+
+    def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
+        if not self.enable_caching:
+            return [], 0
+        self._extend_hashes(request)
+        max_length = request.num_tokens - 1
+        hits = find_longest_cache_hit(
+            self.block_pool, request.block_hashes, max_length, self.block_size
+        )
+        return hits, len(hits) * self.block_size
+
+    def get_num_blocks_to_allocate(
+        self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[KVCacheBlock]
+    ) -> int:
+        num_held = len(self.get_blocks(request_id)) + len(new_computed_blocks)
+        num_new = max(-(-num_tokens // self.block_size) - num_held, 0)
+        num_evictable = sum(
+            block.ref_cnt == 0 and not block.is_null for block in new_computed_blocks
+        )
+        return num_new + num_evictable
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock] | None = None,
+    ) -> list[KVCacheBlock] | None:
         if num_new_tokens < 1:
             raise ValueError(f"num_new_tokens={num_new_tokens}: need at least 1")
         hits = new_computed_blocks or ()
@@ -240,34 +261,11 @@ class KVCacheManager:
         return new_blocks
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Each block that the first `num_tokens` tokens of the request fill can be hit.
-
-        Slots may be allocated for tokens that are not known yet (drafts of speculative decoding); a
-        block that holds one is not full (I3). The pool passes over blocks it has noted before.
-        """
         self._extend_hashes(request)
         num_full = min(num_tokens, request.num_tokens) // self.block_size
         table = self.get_blocks(request.request_id)
         self.block_pool.cache_full_blocks(table[:num_full], request.block_hashes[:num_full])
 
     def free(self, request: Request) -> None:
-        """The request has no table any more and no reference to a block; no hash is forgotten.
-
-        What is freed first is evicted first, and a block can only be hit together with all blocks
-        before it: a block is evicted before those in front of it. A request without a table is a
-        no-op.
-        """
         table = self.req_to_blocks.pop(request.request_id, [])
         self.block_pool.free_blocks(reversed(table))
-
-    def forget_uncomputed(self, request: Request) -> None:
-        """What the engine does to a request that it withdraws from a step; lab 03-07 (given)."""
-        EngineManager.forget_uncomputed(self, request)  # type: ignore[arg-type]
-
-    def _extend_hashes(self, request: Request) -> None:
-        """Bring `request.block_hashes` up to the full blocks of its tokens (given)."""
-        hashes, size = request.block_hashes, self.block_size
-        parent = hashes[-1] if hashes else root_hash(request.extra_keys)
-        for start in range(len(hashes) * size, request.num_tokens - size + 1, size):
-            parent = hash_block_tokens(parent, request.all_token_ids[start : start + size])
-            hashes.append(parent)

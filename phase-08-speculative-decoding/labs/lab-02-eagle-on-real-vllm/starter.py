@@ -1,18 +1,26 @@
-"""Lab 08-02: what an engine with drafts says of itself, and what follows from it.
+"""Lab 08-02: a line of the log that cannot be true, and what a true one does not say.
 
 The engine counts, per request and step that carried drafts: one *draft*, its *draft tokens*, and
 how many of them were accepted. Steps without drafts count nowhere. Source:
-`vllm/v1/spec_decode/metrics.py:18` `SpecDecodingStats`.
+`vllm/v1/spec_decode/metrics.py:18` `SpecDecodingStats`. How it counts and what it prints is given;
+what can stand behind a printed line is yours.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+NAMES = (
+    "mean_acceptance_length", "accepted_throughput", "drafted_throughput", "accepted", "drafted",
+    "per_position", "acceptance_rate",
+)  # fmt: skip
+"""Given. The numbers of a line, as `parse_spec_line` names them."""
+
 
 def count_runs(runs: Sequence[tuple[int, int]], k: int) -> dict[str, Any]:
-    """The engine's counters after some runs.
+    """Given. The engine's counters after some runs.
 
     A trace: the runs (3, 3), (3, 0), (0, 0), (2, 1) with k = 3 are 3 drafts, 8 draft tokens, 4
     accepted, and by position [2, 1, 1].
@@ -28,20 +36,25 @@ def count_runs(runs: Sequence[tuple[int, int]], k: int) -> dict[str, Any]:
     Raises:
         ValueError: a run accepts more than it carries, carries more than k, or a number below 0.
     """
-    raise NotImplementedError
-
-
-def tokens_per_run(runs: Sequence[tuple[int, int]]) -> float:
-    """Tokens that a run gave on average, the runs without drafts among them.
-
-    Raises:
-        ValueError: there is no run.
-    """
-    raise NotImplementedError
+    per_pos = [0] * k
+    num_drafts = num_draft_tokens = 0
+    for drafted, accepted in runs:
+        if not 0 <= accepted <= drafted <= k:
+            raise ValueError(f"run {(drafted, accepted)}: need 0 <= accepted <= drafted <= {k}")
+        num_drafts += drafted > 0
+        num_draft_tokens += drafted
+        for position in range(accepted):
+            per_pos[position] += 1
+    return {
+        "num_drafts": num_drafts,
+        "num_draft_tokens": num_draft_tokens,
+        "num_accepted_tokens": sum(per_pos),
+        "num_accepted_tokens_per_pos": per_pos,
+    }
 
 
 def log_line(counters: dict[str, Any], seconds: float) -> str:
-    """The line the engine logs, from "SpecDecoding metrics:" to its end.
+    """Given. The line the engine logs, from "SpecDecoding metrics:" to its end.
 
     A trace: the counters of `count_runs`, in 2 seconds, are `SpecDecoding metrics: Mean acceptance
     length: 2.33, Accepted throughput: 2.00 tokens/s, Drafted throughput: 4.00 tokens/s, Accepted: 4
@@ -52,11 +65,21 @@ def log_line(counters: dict[str, Any], seconds: float) -> str:
         counters: as `count_runs` gives them, with at least one draft.
         seconds: what they were counted in, above 0.
     """
-    raise NotImplementedError
+    drafts, drafted = counters["num_drafts"], counters["num_draft_tokens"]
+    accepted, per_pos = counters["num_accepted_tokens"], counters["num_accepted_tokens_per_pos"]
+    rates = ", ".join(f"{count / drafts:.3f}" for count in per_pos)
+    return (
+        f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, "
+        f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
+        f"Drafted throughput: {drafted / seconds:.2f} tokens/s, "
+        f"Accepted: {accepted} tokens, Drafted: {drafted} tokens, "
+        f"Per-position acceptance rate: {rates}, "
+        f"Avg Draft acceptance rate: {accepted / drafted * 100:.1f}%"
+    )
 
 
 def parse_spec_line(line: str) -> dict[str, Any]:
-    """The numbers in a line of the log, whatever stands before "SpecDecoding metrics:".
+    """Given. The numbers in a line of the log, whatever stands before "SpecDecoding metrics:".
 
     Returns:
         `mean_acceptance_length`, `accepted_throughput` and `drafted_throughput` (tokens per
@@ -66,25 +89,31 @@ def parse_spec_line(line: str) -> dict[str, Any]:
     Raises:
         ValueError: the line is no such line, or not the whole of one.
     """
-    raise NotImplementedError
-
-
-def tpot(total: float, ttft: float, num_tokens: int) -> float:
-    """Time per output token after the first one: what a reader of the stream waits on average.
-
-    Args:
-        total: seconds from arrival to the last token.
-        ttft: seconds from arrival to the first token, at most `total`.
-        num_tokens: tokens in all, at least 2.
-
-    Raises:
-        ValueError: an argument is outside of what it may be.
-    """
-    raise NotImplementedError
+    number = r"(\d+\.\d+)"
+    match = re.search(
+        rf"SpecDecoding metrics: Mean acceptance length: {number}, "
+        rf"Accepted throughput: {number} tokens/s, Drafted throughput: {number} tokens/s, "
+        r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
+        rf"Per-position acceptance rate: {number}((?:, {number})*), "
+        rf"Avg Draft acceptance rate: {number}%\s*$",
+        line,
+    )
+    if match is None:
+        raise ValueError(f"line={line!r}: not a whole line of SpecDecoding metrics")
+    first, rest = match[6], match[7]
+    return {
+        "mean_acceptance_length": float(match[1]),
+        "accepted_throughput": float(match[2]),
+        "drafted_throughput": float(match[3]),
+        "accepted": int(match[4]),
+        "drafted": int(match[5]),
+        "per_position": [float(rate) for rate in (first + rest).split(", ")],
+        "acceptance_rate": float(match[9]) / 100,
+    }
 
 
 def reconcile(tpot_base: float, tpot_spec: float, length: float, k: int) -> dict[str, float]:
-    """What two measured times and a mean acceptance length say together.
+    """Given. What two measured times and a mean acceptance length say together.
 
     A trace, 18.2 and 9.6 ms, 2.8, k = 5: 1.896 times faster; a run took 26.88 ms, 1.477 steps; so
     the drafts cost .477 steps, .095 each.
@@ -101,5 +130,69 @@ def reconcile(tpot_base: float, tpot_spec: float, length: float, k: int) -> dict
 
     Raises:
         ValueError: an argument is outside of what it may be.
+    """
+    if not (tpot_base > 0 and tpot_spec > 0):
+        raise ValueError(f"tpot_base={tpot_base}, tpot_spec={tpot_spec}: must be above 0")
+    if k < 1:
+        raise ValueError(f"k={k}: must be at least 1")
+    if not 1 <= length <= k + 1:
+        raise ValueError(f"length={length}: a run gives 1 to {k + 1} tokens at k={k}")
+    run = length * tpot_spec
+    steps = run / tpot_base
+    return {
+        "speedup": tpot_base / tpot_spec,
+        "run": run,
+        "run_steps": steps,
+        "extra_steps": steps - 1,
+        "draft_cost": (steps - 1) / k,
+    }
+
+
+def possible_drafts(line: str, k: int, most: int = 1000, without: str = "") -> list[int]:
+    """Every number of drafts that could stand behind a line, from 1 to `most`, ascending.
+
+    A number is possible where some runs with so many drafts, each of 1 to k tokens, make the engine
+    print these numbers, over some number of seconds. An empty list: no engine printed this line.
+
+    A trace, k = 3: the line of `log_line` has 3 drafts behind it and nothing else. Its 2.33 alone
+    could be 3, 6 or 9 of them, 4, 8 or 12 tokens accepted; the line says 4.
+
+    Args:
+        line: a line of the log.
+        k: the largest number of draft tokens in a run.
+        most: the largest number of drafts that is looked at.
+        without: one of `NAMES` that is not believed, or "" to believe all.
+
+    Raises:
+        ValueError: the line is not a whole one, or has not k positions; `without` names nothing.
+    """
+    raise NotImplementedError
+
+
+def suspects(line: str, k: int, most: int = 1000) -> list[str]:
+    """Which single numbers of a line can be the wrong one, in the order of `NAMES`.
+
+    Each is such that without it the rest can be true. Empty where the line can be true as it
+    stands, or where one wrong number does not explain it.
+
+    A trace, k = 3: with 1.33 for the 2.33 of `log_line`'s line, mean_acceptance_length alone: 4
+    accepted tokens with 1.33 are 12 drafts, and 8 draft tokens are not enough for them.
+
+    Args:
+        line, k, most: as for `possible_drafts`.
+    """
+    raise NotImplementedError
+
+
+def idle_runs(line: str, k: int, output_tokens: int, most: int = 1000) -> list[int]:
+    """How many runs carried no draft: every number that the line and the usage allow, ascending.
+
+    The log does not say it. A run gives its accepted drafts and one token of its own.
+
+    A trace: `log_line`'s line and 8 output tokens: one.
+
+    Args:
+        output_tokens: tokens that all runs gave together, from the usage of the answers.
+        line, k, most: as for `possible_drafts`.
     """
     raise NotImplementedError

@@ -1,9 +1,10 @@
-"""Lab 09-01: a row of logits, edited, truncated and drawn from, in the engine's order.
+"""Lab 09-01: the order of a sampler, found from what vLLM's own sampler did.
 
-Every function takes one row [vocab_size] of any float dtype, works in float64 and returns a new
-array. The order is the engine's: `vllm/v1/sample/sampler.py:20` `Sampler`. What holds throughout:
+Every stage takes one row [vocab_size] of any float dtype, works in float64 and returns a new array.
+Two stages are yours. The order in which all of them act is a guess that `Order` is to mend:
+`vllm/v1/sample/sampler.py:20` `Sampler` was recorded stage by stage. What holds throughout:
 
-- P1: edits (processors, penalty) come before the argmax of a greedy row, truncation comes after it.
+- P1: what a request edits reaches a greedy row too.
 - P2: a token at -inf has probability 0 whatever follows; nothing brings it back but an edit.
 - P3: no array and no list that comes in is changed, whatever a processor does to what it is given.
 - P4: randomness is one draw from the generator that is given; a greedy row draws nothing.
@@ -11,7 +12,7 @@ array. The order is the engine's: `vllm/v1/sample/sampler.py:20` `Sampler`. What
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,24 +53,29 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def apply_temperature(logits: np.ndarray, T: float) -> np.ndarray:
-    """The logits divided by T.
+    """Given. The logits divided by T.
 
     Raises:
         ValueError: T is not above 0 (0 means greedy, which is no division).
     """
-    raise NotImplementedError
+    if not T > 0.0:
+        raise ValueError(f"T={T}: need a temperature above 0")
+    return np.asarray(logits, dtype=np.float64) / T
 
 
 def apply_top_k(logits: np.ndarray, k: int) -> np.ndarray:
-    """The k largest logits, the others -inf, as in lab 00-03.
+    """Given. The k largest logits, the others -inf, as in lab 00-03.
 
     What equals the k-th largest stays too. k of 0 or less, or of vocab_size or more, keeps all.
     """
-    raise NotImplementedError
+    scores = np.array(logits, dtype=np.float64)
+    if 0 < k < len(scores):
+        scores[scores < np.partition(scores, -k)[-k]] = -np.inf
+    return scores
 
 
 def apply_top_p(logits: np.ndarray, p: float) -> np.ndarray:
-    """The smallest set of likeliest tokens whose probabilities reach p, as in lab 00-03.
+    """Given. The smallest set of likeliest tokens whose probabilities reach p, as in lab 00-03.
 
     A token stays while the mass of the likelier ones is less than p; of two equally likely ones the
     lower id counts as the likelier. Probabilities are those of the row given.
@@ -77,7 +83,16 @@ def apply_top_p(logits: np.ndarray, p: float) -> np.ndarray:
     Raises:
         ValueError: p is outside (0, 1].
     """
-    raise NotImplementedError
+    if not 0.0 < p <= 1.0:
+        raise ValueError(f"p={p}: need a value in (0, 1]")
+    scores = np.array(logits, dtype=np.float64)
+    if p == 1.0:
+        return scores
+    order = np.argsort(-scores, kind="stable")
+    probabilities = softmax(scores[order])
+    dropped = np.cumsum(probabilities) - probabilities >= p
+    scores[order[dropped]] = -np.inf
+    return scores
 
 
 def apply_min_p(logits: np.ndarray, min_p: float) -> np.ndarray:
@@ -118,7 +133,7 @@ def apply_repetition_penalty(
 
 
 class Pipeline:
-    """Processors, one after the other; itself one."""
+    """Given. Processors, one after the other; itself one."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         """The processors, in the order in which they are to act."""
@@ -131,10 +146,62 @@ class Pipeline:
         the row it was given must be seen neither by the caller nor by the one before it, and what
         is returned belongs to nobody else (P3). Each is called once.
         """
-        raise NotImplementedError
+        scores = np.array(logits, dtype=np.float64)
+        for processor in self.processors:
+            scores = np.array(processor(scores, ctx), dtype=np.float64)
+        return scores
 
 
 # --- one token ------------------------------------------------------------------------------------
+
+
+class Guess:
+    """Given. The stages in the order in which people name them. vLLM's is another."""
+
+    def law(
+        self,
+        logits: np.ndarray,
+        params: Any,
+        generated: Sequence[int],
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> np.ndarray:
+        """The law of the next token, [vocab_size].
+
+        Args:
+            logits: [vocab_size].
+            params: an object with the fields of `Knobs`.
+            generated: ids so far, for the penalty. Processors find a copy under `ctx["generated"]`,
+                made anew for every call.
+            processors: in the order in which they act; each is called once per call.
+        """
+        if params.temperature == 0.0:
+            return (np.arange(len(logits)) == np.argmax(logits)).astype(np.float64)
+        scores = apply_temperature(logits, params.temperature)
+        scores = apply_top_k(scores, params.top_k)
+        scores = apply_top_p(scores, params.top_p)
+        scores = apply_min_p(scores, params.min_p)
+        scores = apply_repetition_penalty(scores, generated, params.repetition_penalty)
+        scores = Pipeline(processors)(scores, {"generated": list(generated)})
+        return softmax(scores)
+
+
+class Order(Guess):
+    """The same stages in vLLM's order.
+
+    Recorded, three of the rows that the guess gets wrong:
+
+        row                     asked                                      vLLM, then the guess
+        -1, 2.062, .375, .562   temperature 1.5, bias -3.25 on id 1        .139 .122 .347 .393
+                                                                           .151 .045 .377 .427
+        1000 1000 1001 1000     temperature .3, top_k 2, min_p .8,         1/3 1/3 0 1/3
+                                bias -3.25 on id 2                         0 0 1 0
+        1, 2, 0, 0              top_k 3, top_p 1e-6, penalty 8 on          1 0 0 0
+                                ids 1, 2, 3; ids 1 and 3 banned            0 1 0 0
+
+    Must hold, besides every recorded row: P1 to P4. The law of a greedy row is 1 at one token, the
+    lowest id of equal ones. No temperature but 0 is greedy. A ValueError where a field that the row
+    uses is out of range, and where the processors leave no token.
+    """
 
 
 def final_distribution(
@@ -143,21 +210,34 @@ def final_distribution(
     generated: Sequence[int],
     processors: Sequence[LogitsProcessor] = (),
 ) -> np.ndarray:
-    """The law of the next token, [vocab_size].
+    """Given. The law of the next token, by your `Order`."""
+    return Order().law(logits, params, generated, processors)
 
-    Processors first, then the repetition penalty; a greedy row (temperature 0) has its law now: 1
-    at the largest logit, the lowest id of equal ones, 0 elsewhere. Any other row goes on with
-    temperature, min-p, top-k and top-p.
+
+STAGES: dict[str, Callable[[np.ndarray, Knobs], np.ndarray]] = {
+    "bias": lambda row, knobs: row + (np.arange(len(row)) == 0),
+    "penalty": lambda row, knobs: apply_repetition_penalty(row, [0], knobs.repetition_penalty),
+    "temperature": lambda row, knobs: apply_temperature(row, knobs.temperature),
+    "min_p": lambda row, knobs: apply_min_p(row, knobs.min_p),
+    "top_k": lambda row, knobs: apply_top_k(row, knobs.top_k),
+    "top_p": lambda row, knobs: apply_top_p(row, knobs.top_p),
+}
+"""Given. Every stage as a function of a row. "bias" is a processor that adds 1 to id 0, which is
+also what "penalty" takes as said before."""
+
+
+def witness(first: str, second: str) -> tuple[np.ndarray, Knobs] | None:
+    """A row and knobs on which two stages, in the other order, give another law.
+
+    The recordings can only show an order where it matters, so this is what a recorder has to ask
+    for. The two laws, softmax after both stages, differ by 0.01 or more at some token. None where
+    no row and no knobs do that: those two may change places.
 
     Args:
-        logits: [vocab_size].
-        params: an object with the fields of `Knobs`.
-        generated: ids so far, for the penalty. Processors find a copy under `ctx["generated"]`,
-            made anew for every call.
-        processors: in the order in which they act; each is called once per call.
+        first, second: two of the names in `STAGES`.
 
-    Raises:
-        ValueError: a field that this row uses is out of range; or the processors leave no token.
+    Returns:
+        A row of 2 to 12 finite logits, and `Knobs` with a temperature above 0.
     """
     raise NotImplementedError
 

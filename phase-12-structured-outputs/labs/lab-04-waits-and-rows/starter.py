@@ -2,7 +2,8 @@
 
 A grammar is compiled in the background, so a request may stand in the queue before its grammar is
 there. Once it runs, each step needs one row of bits for every position that is sampled, drafts
-included, in an order that scheduler and worker share. What holds throughout:
+included, in an order that scheduler and worker share. Three classes are empty: what the real
+scheduler and the real manager did is recorded. What holds throughout:
 
 - W1: a request without its grammar is passed over, and only it; nobody waits for its compilation.
 - W2: what the grammar refuses ends the request with an error, whatever else would have ended it.
@@ -24,8 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mini_vllm.plan import Gate, SchedulerOutput
-from mini_vllm.request import Request, RequestStatus
-from mini_vllm.structured_output.request import constraint_of
+from mini_vllm.request import Request
 
 NO_DRAFT = -1
 """Stands in a list of drafts where there is none (given)."""
@@ -33,49 +33,82 @@ FULL = -1
 """A word whose 32 tokens are all allowed (given)."""
 
 
-class GrammarGate(Gate):
-    """What the scheduler asks about grammars. It keeps one for its whole life.
-
-    A request with a grammar is born with `waits_for = "grammar"` and stands in the second queue.
-    `waits_for` is what the second queue shows of it, and None once it waits for room alone.
-    """
+class OpenGate(Gate):
+    """Given: what the scheduler asks about grammars. All may enter, and no logits are masked."""
 
     def admission(
         self, request: Request, plan: SchedulerOutput
     ) -> Literal["admit", "skip", "stop"]:
-        """Whether `request` may enter `plan` (W1).
-
-        "admit", or "skip": it keeps its place and the scan goes on. "stop" would end the scan.
-        Asking a grammar that is not there whether it is costs up to 0.1 ms, so each call asks once
-        at most, and a request that was told yes is not asked for again, in later steps neither.
-        """
-        raise NotImplementedError
+        """Whether `request` may enter `plan`: "admit"; "skip": it keeps its place and the scan of
+        the queue goes on; "stop": the scan ends. Here everyone may."""
+        return "admit"
 
     def rows(self, plan: SchedulerOutput) -> list[str]:
-        """Ids of the requests whose logits get a mask, in scheduling order (W4).
-
-        Chunks of a prompt sample nothing and have no row.
+        """Ids of the requests whose logits get a mask. Here nobody's do.
 
         Args:
             plan: bound, so that `plan.sampling_req_ids` is known.
         """
-        raise NotImplementedError
+        return []
 
 
-class Constrained:
-    """What is added to a request's class: `Constrained` stands before it among the bases."""
+class Free:
+    """Given: what stands before a request's class. It asks no grammar."""
 
     __slots__ = ()
     constraint: Any
 
-    def maybe_finish(self, max_model_len: int | None = None) -> bool:
-        """Called when the request has been given a token; whether it has ended (W2).
 
-        The class behind this one ends a request for EOS and for its lengths: it sets `status` and
-        says whether it did. `self.constraint.follow(self)` lets the grammar read what is new and is
-        False where that was refused; then the status is `RequestStatus.FINISHED_ERROR`.
+class NoRows:
+    """Given: what a step with drafts needs of grammars. No draft is kept and no row written."""
+
+    def vet(self, grammar: Any, drafts: Sequence[int], num_scheduled: int) -> list[int]:
+        """The drafts of a request as the step verifies them. Here none is.
+
+        Args:
+            grammar: has `validate_tokens`; None for a request without one.
+            drafts: as they were drafted, more or fewer than planned.
+            num_scheduled: places that were planned before the drafts were known.
+
+        Returns:
+            `num_scheduled` of them, `NO_DRAFT` where a place has none.
         """
-        raise NotImplementedError
+        return [NO_DRAFT] * num_scheduled
+
+    def fill_rows(
+        self,
+        order: Sequence[str],
+        grammars: Mapping[str, Any],
+        drafts: Mapping[str, Sequence[int]],
+        bitmask: np.ndarray,
+    ) -> np.ndarray:
+        """The rows of a step. Here there are none.
+
+        Args:
+            order: ids of the requests that get rows.
+            grammars: by id. `accept_tokens(request_id, tokens)`, `rollback(num_tokens)`,
+                `fill_bitmask(bitmask, row)` and `is_terminated()`, which is True once EOS was read.
+            drafts: by id, vetted, so that the grammar takes each; a request without is not in it.
+            bitmask: [at least as many rows, words] int32, with whatever the step before left in it.
+
+        Returns:
+            [rows, words], the part of `bitmask` that was written.
+
+        Raises:
+            ValueError: the grammar refused a draft.
+        """
+        return bitmask[:0]
+
+    def rows_of_logits(
+        self, batch: Sequence[str], order: Sequence[str], drafts: Mapping[str, Sequence[int]]
+    ) -> list[int | None]:
+        """By row of logits, the row of the bitmask that belongs to it, or None. Here no logits.
+
+        Args:
+            batch: ids in the worker's order. Each has a row of logits per draft, and one more.
+            order: ids in the order of the bitmask's rows.
+        """
+        return []
 
 
 @functools.cache
@@ -84,66 +117,47 @@ def constrained(kind: type[Request]) -> Callable[..., Request]:
     return type(f"Constrained{kind.__name__}", (Constrained, kind), {"__slots__": ("constraint",)})
 
 
-def vet(grammar: Any, drafts: Sequence[int], num_scheduled: int) -> list[int]:
-    """The drafts of a request as the step verifies them.
+class GrammarGate(OpenGate):
+    """Who may enter, and whose logits get a mask. The scheduler keeps one for its whole life.
 
-    `num_scheduled` places were planned before the drafts were known, and there are as many
-    afterwards: more drafts are cut, what the grammar cannot take and all behind it is `NO_DRAFT`,
-    and so is what is missing. The grammar stays where it is, and the list that was given as it was.
+    A request with a grammar is born with `waits_for = "grammar"` and stands in the second queue,
+    which shows what each in it waits for; None is room alone. Recorded, seed 70,049, threshold 5,
+    three requests with grammars that are ready before step 1:
 
-    A trace with `[0-9]+` (tokens as characters): drafts 1 x 2 of 3 are [1, -1, -1]; 1 2 3 of 2 are
-    [1, 2].
+        step 0    nobody planned            second queue r0, r1, r2, each for "grammar"
+        step 1    plan r0: 5, r1: 2, r2: 5  second queue empty    rows r1
+        step 2    plan r0: 1, r1: 1, r2: 5                        rows r0, r1
 
-    Args:
-        grammar: has `validate_tokens`; None for a request without one, whose drafts all pass.
+    Must hold: every field of the recorded steps, W1 and W4. Asking a grammar that is not there
+    costs up to 0.1 ms: one call asks once at most, and what said yes is not asked again, in later
+    steps neither.
     """
-    raise NotImplementedError
 
 
-def fill_rows(
-    order: Sequence[str],
-    grammars: Mapping[str, Any],
-    drafts: Mapping[str, Sequence[int]],
-    bitmask: np.ndarray,
-) -> np.ndarray:
-    """The rows of a step: for each request one per draft and one more (W3).
+class Constrained(Free):
+    """A request with a grammar, put before the class of requests: which method changes?
 
-    Row i of a request allows what may follow after its first i drafts. Everything is allowed in the
-    rows behind the first `NO_DRAFT`, and once the grammar has ended. For each draft the grammar
-    reads one token, and it gives all of them back in one call.
+    The class behind it sets `status` and says whether the request ended whenever it was given a
+    token, `maybe_finish(max_model_len)`. `self.constraint.follow(self)` lets the grammar read what
+    is new and is False where that was refused. Recorded: a request whose EOS the grammar refuses
+    ends with `RequestStatus.FINISHED_ERROR`, and so does one at its cap.
 
-    A trace: `[0-9]+x` with drafts 7, x: digits; digits and x; EOS alone.
-
-    Args:
-        order: ids of the requests that get rows.
-        grammars: by id. `accept_tokens(request_id, tokens)`, `rollback(num_tokens)`,
-            `fill_bitmask(bitmask, row)` and `is_terminated()`, which is True once EOS was read.
-        drafts: by id, vetted, so that the grammar takes each; a request without is not in it.
-        bitmask: [at least as many rows, words] int32, with whatever the step before left in it.
-
-    Returns:
-        [rows, words], the part of `bitmask` that was written.
-
-    Raises:
-        ValueError: the grammar refused a draft. It is where it was then.
+    Must hold: W2, and the grammar reads each token once, the last one too.
     """
-    raise NotImplementedError
 
 
-def rows_of_logits(
-    batch: Sequence[str], order: Sequence[str], drafts: Mapping[str, Sequence[int]]
-) -> list[int | None]:
-    """Which row of the bitmask belongs to each row of logits (W4).
+class GrammarRows(NoRows):
+    """Drafts, rows and logits of a step, as the real manager has them in 220 recorded steps.
 
-    A trace: batch b, a, c; order a, b; one draft for a, two for c: b's row is 2, a's are 0 and 1, c
-    has none: [2, 0, 1, None, None, None].
+    Tokens as characters:
 
-    Args:
-        batch: ids in the worker's order. Each has a row of logits per draft, and one more, drafts
-            of requests without a grammar included.
-        order: ids in the order of the bitmask's rows.
+        vet [0-9]+           drafts 1 x 2, three places    1, NO_DRAFT, NO_DRAFT
+        fill_rows [0-9]+x    drafts 7 x                    digits; digits and x; EOS
+        fill_rows [0-9]+x    drafts 7, NO_DRAFT            digits; digits and x; everything
+        rows_of_logits       batch b, a, c; order a, b; one draft for a, two for c
+                                                           2, 0, 1, None, None, None
 
-    Returns:
-        By row of logits, the row of the bitmask, or None where nothing is masked.
+    Must hold: W3 and W4, every recorded row. A grammar that has ended is asked for nothing, and one
+    that refuses a draft is where it was when the error comes. For each draft the grammar reads one
+    token, and gives all of them back in one call. A list that was given stays as it was.
     """
-    raise NotImplementedError
