@@ -1,6 +1,6 @@
 """What is recorded of experts."""
 
-from conformance.features import Part, run
+from conformance.features import Part, cases, run
 
 PARTS = {
     "moe": Part(
@@ -8,6 +8,12 @@ PARTS = {
         "routing, the aligned blocks' reference, placement of experts, and the load balancer's "
         "packing, copies and slots",
         "`test_moe.py`, labs 07-01 and 07-04",
+    ),
+    "expert_backends": cases(
+        "moe", "expert_backends",
+        "which backend each oracle chooses for experts, for 5 simulated GPUs, 4 kinds of "
+        "checkpoint and 8 deployments",
+        "`test_moe.py`",
     ),
     **{
         f"texts-{name}": run(

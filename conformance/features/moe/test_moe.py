@@ -192,3 +192,39 @@ def test_recording_again_gives_the_kept_cases():
         if "weights" in case:
             np.testing.assert_allclose(case.pop("weights"), left.pop("weights"), rtol=2e-7)
         assert case == left
+
+
+# ------------------------------------------------------------------ which kernels
+
+
+def chosen(**asked: Any) -> list[dict[str, Any]]:
+    cases = parts.load("expert_backends")
+    return [case for case in cases if all(case.get(n) == value for n, value in asked.items())]
+
+
+def test_every_choice_of_a_kernel_for_experts_is_recorded_once():
+    keys = ("capability", "flashinfer", "checkpoint", "deployment", "lora")
+    asked = {tuple(case[key] for key in keys) for case in chosen()}
+    assert len(asked) == len(chosen()) == 5 * 2 * 4 * 8 * 2
+    assert all(case["error"] for case in chosen(backend=None))
+
+
+def test_dp_without_ep_slices_each_expert_and_ep_slices_none():
+    assert {str(c["sizes"]) for c in chosen(deployment="dp")} == {"{'tp': 8, 'dp': 8, 'ep': 1}"}
+    assert {str(c["sizes"]) for c in chosen(deployment="dp_ep")} == {"{'tp': 1, 'dp': 8, 'ep': 8}"}
+
+
+def test_low_latency_alone_has_the_batched_format():
+    assert {case["deployment"] for case in chosen(batched=True)} == {"dp_ep_ll"}
+    served = [case for case in chosen(batched=True, lora=False) if case["backend"]]
+    assert served and all("BATCHED" in case["backend"] for case in served)
+
+
+def test_a_monolithic_kernel_serves_no_exchange_but_the_all_gather_and_no_balancer():
+    monolithic = {case["deployment"] for case in chosen(monolithic=True)}
+    assert monolithic == {"tp", "tp_ep", "dp", "dp_ep"}
+
+
+def test_with_adapters_experts_run_on_the_kernels_that_take_a_delta():
+    served = {case["experts"] for case in chosen(lora=True) if case["backend"]}
+    assert served == {"TritonExperts", "MarlinExperts"}
