@@ -36,15 +36,20 @@ class Paired:
         return f"{statistics.median(r):.2f}x ({min(r):.2f}-{max(r):.2f})"
 
 
-def paired(ours: Callable[[], object], theirs: Callable[[], object], repeats: int) -> Paired:
+def paired(
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Paired:
     """Run the two in turn, `repeats` times each after one warm-up that is not counted."""
     ours(), theirs()
     result = Paired([], [])
     for _ in range(repeats):
         for contestant, times in ((ours, result.ours), (theirs, result.theirs)):
-            began = time.perf_counter()
+            began = clock()
             contestant()
-            times.append(time.perf_counter() - began)
+            times.append(clock() - began)
     return result
 
 

@@ -129,10 +129,12 @@ def paged_attention(
     Requests with few query tokens go in groups of similar length; each other one by itself.
     """
     out = np.empty_like(query)
-    query = query * query.dtype.type(scale)
+    factor = query.dtype.type(scale)
     metadata = PagedMetadata.of(batch)
     for group in metadata.decode_groups:
-        out[group.token_rows] = _attend_decodes(query[group.token_rows], layer_cache, group)
+        out[group.token_rows] = _attend_decodes(
+            query[group.token_rows] * factor, layer_cache, group
+        )
     for i in metadata.prefill_rows:
         start, stop = batch.query_start_loc[i], batch.query_start_loc[i + 1]
         seq_len, window = int(batch.seq_lens[i]), batch.sliding_window
@@ -140,7 +142,7 @@ def paged_attention(
         if window is not None:
             first = max(0, seq_len - int(stop - start) + 1 - window) // batch.block_size
         out[start:stop] = _attend_prefill(
-            query[start:stop], layer_cache, batch.block_tables[i, first:num_blocks],
+            query[start:stop] * factor, layer_cache, batch.block_tables[i, first:num_blocks],
             seq_len - first * batch.block_size, window,
         )  # fmt: skip
     return out
@@ -150,16 +152,21 @@ def _attend_decodes(query: np.ndarray, layer_cache: np.ndarray, group: DecodeGro
     """Few queries per request: scaled query [group, num_queries, num_heads, head_dim] to output."""
     num_reqs, num_queries, num_heads, head_dim = query.shape
     num_kv_heads = layer_cache.shape[3]
-    # [group, num_blocks, block_size, num_kv_heads, head_dim] -> [group, width, kv_heads, head_dim]
-    keys = layer_cache[0, group.block_tables].reshape(num_reqs, -1, num_kv_heads, head_dim)
-    values = layer_cache[1, group.block_tables].reshape(num_reqs, -1, num_kv_heads, head_dim)
+
+    def gathered(which: int) -> np.ndarray:
+        """K (0) or V (1) of every request's blocks: [group, num_kv_heads, width, head_dim]."""
+        blocks = layer_cache[which].take(group.block_tables, axis=0)
+        return blocks.reshape(num_reqs, -1, num_kv_heads, head_dim).transpose(0, 2, 1, 3)
+
     # heads per kv head, each with its queries, one below the other
     by_head = query.transpose(0, 2, 1, 3).reshape(num_reqs, num_kv_heads, -1, head_dim)
     bias, per_head = group.bias, num_heads // num_kv_heads
     if bias is not None and num_queries > 1 and per_head > 1:
         bias = np.tile(bias, (1, 1, per_head, 1))
-    scores = by_head @ keys.transpose(0, 2, 3, 1)  # [group, kv_heads, per_head * queries, width]
-    out = _softmax_product(scores, values.transpose(0, 2, 1, 3), bias)
+    scores = by_head @ gathered(0).swapaxes(2, 3)  # [group, kv_heads, per_head * queries, width]
+    weights, sums = _softmax(scores, bias)
+    # V is gathered only now: it takes the memory that K has just left, still in a core's cache.
+    out = (weights @ gathered(1)) / sums
     return out.reshape(num_reqs, num_heads, num_queries, head_dim).transpose(0, 2, 1, 3)
 
 
@@ -194,24 +201,27 @@ def _attend_prefill(
             hidden |= visible <= positions - window
         bias = hidden_bias(hidden, scores.dtype)
         by_head = scores.reshape(num_kv_heads, group_size, stop - start, end - begin)
-        attended = _softmax_product(by_head, values[:, None, begin:end], bias)
+        weights, sums = _softmax(by_head, bias)
+        attended = (weights @ values[:, None, begin:end]) / sums
         attended = attended.reshape(num_heads, stop - start, head_dim)
         out[start:stop] = attended.transpose(1, 0, 2)
     return out
 
 
-def _softmax_product(scores: np.ndarray, values: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """softmax(scores + bias) @ values, overwriting `scores`.
+def _softmax(scores: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """softmax(scores + bias) as weights, written over `scores`, and the sums to divide by.
 
-    The division by the sum comes after the product, where there are fewer numbers. Exponents stop
-    at -70: such weights are far below the rounding of either dtype, and smaller ones would be
+    The division comes after the product with the values, where there are fewer numbers. Exponents
+    stop at -70: such weights are far below the rounding of either dtype, and smaller ones would be
     subnormal numbers in float32, which slow the product several times over. What the bias hides
     has a weight of exactly 0.
 
     Args:
         scores: [..., rows, width], every row with a visible entry.
-        values: [..., width, head_dim].
         bias: 0 where visible and -inf elsewhere, broadcast to `scores`; None hides nothing.
+
+    Returns:
+        [..., rows, width] and [..., rows, 1].
     """
     if bias is not None:
         scores += bias
@@ -220,4 +230,4 @@ def _softmax_product(scores: np.ndarray, values: np.ndarray, bias: np.ndarray | 
     if bias is not None:
         scores += bias
     np.exp(scores, out=scores)
-    return (scores @ values) / scores.sum(axis=-1, keepdims=True)
+    return scores, scores.sum(axis=-1, keepdims=True)

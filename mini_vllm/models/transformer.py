@@ -25,6 +25,11 @@ VOCAB_PADDING = 64
 _TOKEN_TILE = 128
 """Tokens per pass through a layer's products: their intermediates then stay in a core's cache
 instead of being fetched from fresh memory for every large array."""
+_SMALL_PRODUCT = 10**6
+"""Multiplications up to which OpenBLAS, on AVX-512, reads the matrices where they lie; for a larger
+product it first copies them into the order its kernel reads."""
+_FEW_TOKENS = 16
+_LEAST_COLUMNS = 64
 
 AttentionFn = Callable[[np.ndarray, np.ndarray, ForwardBatch, float], np.ndarray]
 LinearLike = Callable[[np.ndarray], np.ndarray]
@@ -81,10 +86,30 @@ class Linear:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """[num_tokens, in_features] to [num_tokens, out_features]."""
-        y = x @ self.weight
+        y = _product(x, self.weight)
         if self.bias is not None:
             y += self.bias
         return y
+
+
+def _product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """x @ weight: [num_tokens, in_features] by [in_features, out_features].
+
+    Copying the weight costs more than multiplying it with few tokens: they meet it in tiles of
+    columns, each a small product. With more tokens a wide weight is copied faster in the transposed
+    product, whose result has the tokens of one feature side by side in memory.
+    """
+    (num_tokens, in_features), out_features = x.shape, weight.shape[1]
+    width = _SMALL_PRODUCT // max(1, num_tokens * in_features)
+    if 1 < num_tokens <= _FEW_TOKENS and _LEAST_COLUMNS <= width < out_features:
+        y = np.empty((num_tokens, out_features), np.result_type(x, weight))
+        for start in range(0, out_features, width):
+            columns = slice(start, start + width)
+            np.matmul(x, weight[:, columns], out=y[:, columns])
+        return y
+    if num_tokens > _FEW_TOKENS and out_features >= 4 * in_features:
+        return (weight.T @ x.T).T
+    return x @ weight
 
 
 class Transformer:

@@ -92,6 +92,16 @@ def test_linear_multiplies_by_the_transpose_and_adds_the_bias():
     assert layer(np.array([[1.0, 1.0]])).tolist() == [[13.0, 23.0]]
 
 
+@pytest.mark.parametrize("shape", [(1536, 256), (256, 768), (512, 256)])  # [out, in] features
+def test_linear_is_the_same_product_for_one_token_few_and_many(shape):
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal(shape)
+    layer = Linear(weight)
+    for num_tokens in (0, 1, 2, 7, 16, 17, 64):
+        x = rng.standard_normal((num_tokens, shape[1]))
+        np.testing.assert_allclose(layer(x), np.einsum("ti,oi->to", x, weight), atol=1e-11)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "int32", np.complex128])
 def test_another_dtype_is_refused(dtype):
     with pytest.raises(ValueError, match=r"dtype=.*need float32 or float64"):
