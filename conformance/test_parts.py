@@ -265,7 +265,8 @@ def test_a_part_that_is_no_recording_of_the_pin_is_refused(
 
 
 ELSEWHERE = (
-    "attention_selector", "cudagraph_modes", "moe", "nixl_pair", "quantization_layouts", "sampler",
+    "attention_selector", "cudagraph_modes", "expert_backends", "moe", "nixl_pair",
+    "quantization_layouts", "sampler",
 )  # fmt: skip
 """Recorded again by the tests named for them."""
 

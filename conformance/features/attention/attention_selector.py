@@ -62,7 +62,7 @@ FEATURES: list[dict[str, Any]] = [
     {"use_mla": True, "use_sparse": True},
     {"use_mla": True, "use_sparse": True, "num_heads": 16},
 ]
-STUBBED = (
+STUBBED: tuple[str, ...] = (
     "flashinfer",
     "vllm._C",
     "vllm._C_stable_libtorch",

@@ -18,6 +18,7 @@ import pytest
 
 from conformance import parts
 from conformance.features import ROOT
+from conformance.features.moe import expert_backends
 from conformance.features.moe import texts as moe_texts
 from course.files import load_module
 from mini_vllm.models import moe
@@ -228,3 +229,11 @@ def test_a_monolithic_kernel_serves_no_exchange_but_the_all_gather_and_no_balanc
 def test_with_adapters_experts_run_on_the_kernels_that_take_a_delta():
     served = {case["experts"] for case in chosen(lora=True) if case["backend"]}
     assert served == {"TritonExperts", "MarlinExperts"}
+
+
+@pytest.mark.upstream
+@pytest.mark.slow
+def test_the_real_oracles_still_say_so():
+    """One card of five; 15 s."""
+    setting = {"capability": "9.0", "flashinfer": True}
+    assert expert_backends.record(setting) == chosen(**setting)
