@@ -50,16 +50,18 @@ def test_they_predict_the_prefill_that_was_held_out_within_three_percent():
     assert two_pools.COST.seconds(work) == pytest.approx(seconds, rel=0.03)
 
 
-def test_the_processors_prices_in_the_guide_are_those_of_six_measured_servers():
+def test_the_processors_prices_in_the_exercise_are_those_of_six_measured_settings():
     folder = Path(__file__).parents[1] / "phase-18-performance-engineering" / "experiments"
     held_out = load_module(folder / "held_out.py")
     found = held_out.fitted(held_out.load(folder / "measured")).terms
-    page = (Path(__file__).parent / "00-guide.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent / "EXERCISES.md").read_text(encoding="utf-8")
     said = {
         "step": (1e-3, 1),
         "tokens": (1e-6, 0),
         "requests": (1e-6, 0),
         "prefill_pairs": (1e-6, 2),
+        "decode_context": (1e-6, 2),
     }
+    assert said.keys() == found.keys()
     for name, (unit, digits) in said.items():
         assert f'"{name}": {found[name] / unit:.{digits}f}e{round(math.log10(unit))}' in page
