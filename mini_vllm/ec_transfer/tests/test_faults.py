@@ -185,7 +185,10 @@ def test_a_producer_of_another_tower_is_refused_by_both(engine, tmp_path, alone)
         assert answers(consumer) == alone
         (why,) = room_of(consumer).ec_transfer.scheduler_half.failures
         assert "IncompatibleError: the peer's encoder is" in why
-        assert "the peer's encoder is" in transfer.worker_half.transport.refusals[-1]
+        transport = transfer.worker_half.transport
+        for thread in transport._answering:
+            thread.join()  # it may hear of it later than we do
+        assert "the peer's encoder is" in transport.refusals[-1]
     finally:
         other.close()
 
