@@ -35,7 +35,7 @@ COMMITS = {
     "HEAD": "this checkout",
 }
 BATCHES = (1, 8, 64)
-TURNS = 5
+TURNS = 3
 PROMPT, OUTPUT = 64, 32
 
 CHILD = """

@@ -233,7 +233,7 @@ def test_another_tab_and_an_import_are_seen(played):
     desk.locator("input[type=file]").set_input_files(
         {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
     )
-    desk.get_by_text("0 answers, 1 prediction.").wait_for()
+    desk.get_by_text("0 answers, 1 prediction, 0 hunts").wait_for()
     assert "You said neither." in card(page, "which").inner_text()
 
 
