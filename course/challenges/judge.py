@@ -239,12 +239,16 @@ class Challenge:
     meter: Meter
 
     @property
+    def folder(self) -> Path:
+        return HERE / self.name
+
+    @property
     def starter(self) -> Path:
-        return HERE / self.name / "starter.py"
+        return self.folder / "starter.py"
 
     @property
     def reference(self) -> Path:
-        return HERE / self.name / "reference.py"
+        return self.folder / "reference.py"
 
     def marks(self, score: int, vllm: int) -> list[str]:
         """The marks that a score reaches beside vLLM's on the same workloads, easiest first."""

@@ -41,12 +41,8 @@ class Race(Challenge):
     """A challenge whose score is a ratio of times."""
 
     @property
-    def starter(self) -> Path:
-        return HERE / self.name / "starter.py"
-
-    @property
-    def reference(self) -> Path:
-        return HERE / self.name / "reference.py"
+    def folder(self) -> Path:
+        return HERE / self.name
 
 
 def load(name: str) -> Race:
