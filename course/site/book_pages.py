@@ -201,7 +201,7 @@ def mathml(latex: str, block: bool = False) -> str:
     except ImportError:
         raise CourseError(needs("latex2mathml")) from None
     # The converter leaves an escaped underscore in a text as it is written.
-    latex = re.sub(r"\\text\{[^{}]*\}", lambda text: text[0].replace(r"\_", "_"), latex)
+    latex = re.sub(r"\\text(?:tt)?\{[^{}]*\}", lambda text: text[0].replace(r"\_", "_"), latex)
     try:
         made: str = convert(latex, display="block" if block else "inline")
     except Exception as error:  # the parser has many, none with a common base

@@ -329,10 +329,11 @@ def test_a_formula_holds_nothing_that_markdown_would_read():
     assert not re.search(r"[*_`\[\]|\n]", re.sub(r"<[^>]*>", "", made))
 
 
-def test_a_formula_shows_the_underscore_of_a_name():
+@pytest.mark.parametrize("command", ["text", "texttt"])
+def test_a_formula_shows_the_underscore_of_a_name(command):
     pytest.importorskip("latex2mathml", reason="needs the book extra")
-    made = html.unescape(book_pages.mathml(r"\text{start\_pos} = n"))
-    assert "<mtext>start_pos</mtext>" in made
+    made = html.unescape(book_pages.mathml(rf"\{command}{{start\_pos}} = n"))
+    assert ">start_pos</mtext>" in made
 
 
 @pytest.mark.parametrize("latex", ["x_1_2", r"\unknown x"])
