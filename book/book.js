@@ -194,7 +194,7 @@
             const long = document.documentElement.scrollHeight > LONGEST * window.innerHeight;
             const unfold = long ? fold(main) : () => {};
             const open = () => {
-                const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+                const target = document.querySelector(":target"); // a hash may be something else than a name
                 if (!target) return;
                 unfold(target);
                 if (target.closest(".cut")) whole(target.closest(".cut"));
