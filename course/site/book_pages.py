@@ -57,6 +57,7 @@ def render(
 
     release, fates = drift.newest(root)
     met: Counter[str] = Counter()
+    num_cited = 0
     rows = text.split("\n")
     for citation in sorted(cited, key=lambda c: (c.line, c.column), reverse=True):
         row = rows[citation.line - 1]
@@ -69,6 +70,7 @@ def render(
         else:
             end = row.index("`", citation.column + 1) + 1
             mark = ""
+            num_cited += 1
             if fate := fates.get(citation.text):
                 met[fate.kind] += 1
                 mark = drift_mark(release, fate)
@@ -80,7 +82,7 @@ def render(
     if met:
         since = "../" * (len(page.relative_to(root).parts) - 1) + "SINCE_THE_PIN.html"
         told = since if (root / "SINCE_THE_PIN.md").is_file() else ""
-        rows += ["", hold(drift_line(release, met, told))]
+        rows += ["", hold(drift_line(release, met, num_cited, told))]
     text = _hold_code("\n".join(rows), hold)
     depth = len(page.relative_to(root).parts) - 1
     text = book_extras.fold_until_passed(page, text)
@@ -109,12 +111,16 @@ def drift_mark(release: str, fate: drift.Fate) -> str:
     return f'<abbr class="drift drift-{fate.kind}" title="{html.escape(says)}">\u00b0</abbr>'
 
 
-def drift_line(release: str, met: Counter[str], told: str = "") -> str:
-    """How much of what a page cites a later release has kept; `told` is the page that says more."""
+def drift_line(release: str, met: Counter[str], places: int, told: str = "") -> str:
+    """How much of what a page cites a later release has kept; `told` is the page that says more.
+
+    Of `places`, those are counted that the release's table has: a newer citation is in none yet.
+    """
     counted = ", ".join(f"{met[kind]} {kind}" for kind in drift.FATES if met[kind])
-    places = sum(met.values())
+    compared = sum(met.values())
     later = f'<a href="{told}">In {release}</a>' if told else f"In {release}"
-    marked = "" if met[drift.SAME] == places else "; \u00b0 marks what differs"
+    later += "" if compared == places else f", of {compared} that were compared"
+    marked = "" if met[drift.SAME] == compared else "; \u00b0 marks what differs"
     return (
         f'<p class="drift-line">Cites vLLM 0.22.1 in {places} '
         f"{'place' if places == 1 else 'places'}. {later}: {counted}{marked}.</p>\n"

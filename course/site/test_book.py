@@ -9,6 +9,7 @@ import shutil
 import threading
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -489,3 +490,11 @@ def test_a_site_with_something_to_mend_does_not_replace_the_last(root, monkeypat
     monkeypatch.setattr(book.subprocess, "run", mdbook)
     assert len(book.build(root, root / "upstream")) == 1
     assert (site / "index.html").read_text() == "<p>the last"
+
+
+def test_the_line_on_later_releases_counts_every_place_and_says_how_many_were_compared():
+    met = Counter({"same": 2, "moved": 1})
+    whole = book_pages.drift_line("0.33.0", met, 3)
+    assert "in 3 places. In 0.33.0: 2 same, 1 moved; " in whole
+    part = book_pages.drift_line("0.33.0", met, 5, "x.html")
+    assert "in 5 places." in part and "</a>, of 3 that were compared: 2 same, 1 moved" in part
