@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import enum
+import functools
 import importlib.util
 import json
 import logging
@@ -104,13 +105,19 @@ def unified_attention(tree: Path) -> Callable[..., Any]:
     return found
 
 
+@functools.cache
 def fused_moe_kernel(tree: Path) -> Any:
     """`vllm/model_executor/layers/fused_moe/fused_moe.py` `fused_moe_kernel` of a tree."""
     text = functions(tree / EXPERTS / "fused_moe.py", ["write_zeros_to_output", "fused_moe_kernel"])
-    folder = Path(tempfile.mkdtemp(prefix="pinned-"))
-    file = folder / "pinned_fused_moe.py"
+    file = Path(_folder().name) / "pinned_fused_moe.py"
     file.write_text("import triton\nimport triton.language as tl\n\n\n" + text, encoding="utf-8")
     return _module("pinned_fused_moe", file).fused_moe_kernel
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Holds what Triton reads a kernel's source from; gone when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="pinned-")
 
 
 def table(tree: Path, experts: int, width: int, card: str) -> dict[int, dict[str, int]]:
