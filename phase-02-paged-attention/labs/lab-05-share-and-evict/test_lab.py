@@ -493,8 +493,8 @@ def test_no_call_lists_the_free_queue(lab, monkeypatch):
         len(listed),
         0,
         "times the free queue or the whole pool was listed for one request: both are as long as "
-        "the memory is large. Whether a block is queued is said by its ref_cnt (I1), how many are by "
-        "the counter",
+        "the memory is large. Whether a block is queued is said by its ref_cnt (I1), how many "
+        "are by the counter",
     )
 
 
