@@ -59,6 +59,7 @@ def _falcon(rng: random.Random, layers: int, heads: int, dim: int, turn: int) ->
     told: dict[str, Any] = {"model_type": "falcon", "num_hidden_layers": layers}
     told |= {"num_attention_heads": heads, "hidden_size": heads * dim}
     if turn % 2:
+        told |= {"multi_query": True} if turn == 1 else {}  # ignored there
         return told | {"new_decoder_architecture": True, "num_kv_heads": heads // 2}
     return told | {"multi_query": turn == 0, "new_decoder_architecture": False}
 

@@ -263,7 +263,7 @@ def read_geometry(config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> KV
         raise ValueError(f"kv_cache_dtype={dtype!r}: need one of {sorted(DTYPE_BYTES)}")
 
     window = config.get("sliding_window")
-    if not config.get("use_sliding_window", True):
+    if config.get("use_sliding_window") is False:
         window = None
     return KVGeometry(
         num_layers=_first(config, *LAYERS),

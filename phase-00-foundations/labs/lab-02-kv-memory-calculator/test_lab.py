@@ -190,13 +190,54 @@ def test_config_dtype_is_the_caches_not_the_weights(lab):
         f"you have {got}"
     )
     assert_refused(lambda: lab.read_geometry(config, "fp7"), "kv_cache_dtype='fp7'")
+    del config["torch_dtype"]
+    for said, expected in (({"dtype": "bfloat16"}, 2), ({}, 4)):
+        got = lab.read_geometry({**config, **said}).dtype_bytes
+        assert got == expected, (
+            f"no torch_dtype, {said or 'and no dtype either: float32'}\n"
+            f"expected {expected} bytes\ncame     {got}"
+        )
+
+
+def test_config_null_is_as_left_out(lab):
+    for name, keys in (
+        ("llama-3-8b.json", ("kv_lora_rank", "n_layer", "num_kv_heads", "multi_query", "dtype")),
+        ("opt-125m.json", ("num_key_value_heads", "head_dim")),
+    ):
+        config = load_config(name)
+        expected = lab.read_geometry(config)
+        for key in keys:
+            got = lab.read_geometry({key: None, **config})
+            assert got == expected, f"{name} and {key}: null\nexpected {expected}\ncame     {got}"
+    config = {**load_config("llama-3-8b.json"), "sliding_window": 4096, "use_sliding_window": None}
+    got = lab.read_geometry(config).sliding_window
+    assert got == 4096, f"use_sliding_window: null is no switch\nexpected 4096\ncame     {got}"
+    config = {"num_hidden_layers": None, "n_layer": 3, "n_head": 4, "n_embd": 64}
+    got = lab.read_geometry(config).num_layers
+    assert got == 3, f"{config}\nexpected 3 layers\ncame     {got}"
+
+
+def test_config_kind_names_who_shares(lab):
+    for config, expected in (
+        ({"n_layer": 1, "n_head": 4, "n_embd": 64, "multi_query": True}, "MQA"),
+        ({"n_layer": 1, "n_head": 1, "n_embd": 64, "multi_query": True}, "MHA"),
+        (load_config("deepseek-v3.json"), "MLA"),
+    ):
+        got = lab.read_geometry(config).kind
+        assert got == expected, f"{config}\nexpected {expected}\ncame     {got}"
 
 
 def test_config_missing_key_is_named(lab):
-    config = load_config("llama-3-8b.json")
-    del config["num_hidden_layers"]
-    with pytest.raises(ValueError, match="num_hidden_layers"):
-        lab.read_geometry(config)
+    for name, key in (
+        ("llama-3-8b.json", "num_hidden_layers"),
+        ("llama-3-8b.json", "num_attention_heads"),
+        ("llama-3-8b.json", "hidden_size"),
+        ("deepseek-v3.json", "qk_rope_head_dim"),
+    ):
+        config = load_config(name)
+        del config[key]
+        with pytest.raises(ValueError, match=key):
+            lab.read_geometry(config)
 
 
 def test_factor_table_names_every_factor(lab):

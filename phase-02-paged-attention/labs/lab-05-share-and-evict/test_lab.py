@@ -80,6 +80,7 @@ def test_identical_prompt_shares_all_but_the_tail_block(lab, whose):
     )
     same(lab.ref_counts(kv, second), [2, 2, 2, 2, 2, 2, 2, 1], "ref_cnt along B's table")
     same(lab.ref_counts(kv, first), [2, 2, 2, 2, 2, 2, 2, 1], "ref_cnt along A's table")
+    same(second.num_computed_tokens, 32, "B's computed tokens: 28 found and 4 computed")
     third, _ = lab.prefill(kv, A)
     same(
         lab.ref_counts(kv, third),
@@ -456,6 +457,9 @@ def test_a_block_is_hashed_once(lab, monkeypatch):
         "blocks hashed for 32 + 8 tokens in blocks of 4, looked up and grown 8 times. Hashed anew "
         "at each call, a request of n blocks costs n per token and n x n in its life",
     )
+    kv.free(request)
+    kv.get_computed_blocks(request)
+    same(len(hashed), 10, "blocks hashed once it was preempted and looked up again: none are added")
     off = lab.KVCacheManager(20, 4, enable_caching=False)
     request, _ = lab.prefill(off, A)
     lab.decode(off, request, 1)
@@ -467,6 +471,13 @@ def test_no_call_lists_the_free_queue(lab, monkeypatch):
     first, _ = lab.prefill(kv, A)
     kv.free(first)
     listed = []
+
+    class Listed(list):
+        def __iter__(self):
+            listed.append(self)
+            return super().__iter__()
+
+    kv.block_pool.blocks = Listed(kv.block_pool.blocks)
     monkeypatch.setattr(
         type(kv.block_pool.free_queue),
         "get_all_free_blocks",
@@ -481,8 +492,9 @@ def test_no_call_lists_the_free_queue(lab, monkeypatch):
     same(
         len(listed),
         0,
-        "times the whole free queue was listed for one request: it is as long as the memory is "
-        "large. Whether a block is queued is said by its ref_cnt (I1), how many are by the counter",
+        "times the free queue or the whole pool was listed for one request: both are as long as "
+        "the memory is large. Whether a block is queued is said by its ref_cnt (I1), how many "
+        "are by the counter",
     )
 
 

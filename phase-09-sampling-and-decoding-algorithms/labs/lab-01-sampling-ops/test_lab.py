@@ -265,7 +265,7 @@ def test_greedy_takes_the_lowest_id_and_draws_nothing(lab, monkeypatch):
     z = np.array([1.0, 3.0, 2.0, 3.0], dtype=np.float32)
     for knobs in ({}, {"top_k": 1}, {"top_p": 0.1}, {"min_p": 1.0}, {"seed": 3}):
         wish = replace(GREEDY, **knobs)
-        same(lab.sample(z, wish, []), 1, f"two equal maxima: the lowest id; {knobs}")
+        same(repr(lab.sample(z, wish, [])), "1", f"two equal maxima: the lowest id; {knobs}")
         same(lab.sample(z, wish, [], (), rng), 1, f"with a generator the same; {knobs}")
     same(law(lab, z, GREEDY).tolist(), [0.0, 1.0, 0.0, 0.0], "the law of a greedy row: one 1")
     same(rng.bit_generator.state, before, "the generator that was given has not moved (P4)")
@@ -279,6 +279,14 @@ def test_only_temperature_0_is_greedy(lab):
         "logits 0 and 0, a bias of 1e-6 on the second, temperature 1e-6: as 0 and 1 at 1",
         1e-6,
     )
+    rng = np.random.default_rng(6)
+    said = {lab.sample(np.zeros(2), Wish(temperature=1e-6), [], (), rng) for _ in range(50)}
+    same(said, {0, 1}, "50 draws of two equal logits, temperature 1e-6")
+    for temperature in (-1.0, float("nan")):
+        refused(
+            lambda t=temperature: lab.sample(PEAKED, Wish(temperature=t), [], (), rng),
+            f"a temperature of {temperature}",
+        )
 
 
 def test_bias_does_not_commute_with_temperature(lab, record_property):
@@ -439,6 +447,30 @@ def test_the_real_samplers_rows(lab):
             pytrace=False,
         )
     assert min(agree[kind] for kind in ("empty", "greedy", "drawn")) > 3, agree
+
+
+def test_the_edits_are_those_of_the_real_sampler(lab):
+    """The penalty before the processors: a row where that shows has further penalties, as last."""
+    for case in sorted(parts.load("sampler"), key=lambda case: len(case["logits"])):
+        params, edited = case["params"], read(case["edited"])
+        if not np.isfinite(edited).any():
+            continue  # test_the_real_samplers_rows
+        said = case["prompt_token_ids"] + case["output_token_ids"]
+        wish = Wish(repetition_penalty=asked(case).repetition_penalty)
+        got = law(lab, read(case["logits"]), wish, said, edits_of(case))
+        counts = np.bincount(case["output_token_ids"], minlength=len(edited))
+        less = params.get("frequency_penalty", 0) * counts
+        less = less + params.get("presence_penalty", 0) * (counts > 0)
+        with np.errstate(divide="ignore"):
+            got = lab.softmax(np.log(got) - less)
+        close(
+            got,
+            lab.softmax(edited),
+            f"the law after processors and penalty alone (temperature 1, no filter): {params}, "
+            f"prompt {case['prompt_token_ids']}, output {case['output_token_ids']}\n"
+            f"logits   {np.round(read(case['logits']), 4)}",
+            tolerance(edited),
+        )
 
 
 MAY_CHANGE_PLACES = [{"penalty", "temperature"}, {"temperature", "top_k"}, {"min_p", "top_k"}]
