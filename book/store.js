@@ -38,12 +38,11 @@ const CourseStore = (() => {
     const isFlag = (value) => typeof value === "boolean";
     const isAnswer = (value) => Number.isFinite(value) || isText(value);
     const mayBeAnswer = (value) => value === undefined || isAnswer(value);
-    const isLine = (value) => typeof value === "string" && value.length <= 2000;
     const mayBeTime = (value) => value === "" || isTime(value);
     /** A try at a challenge, as `course challenge` keeps it, with its text. */
     const isTry = (value) => isObject(value) && isTime(value.when) && isCount(value.score) && isCount(value.fresh)
-        && /^[0-9a-f]{12}$/.test(value.digest) && ["seed", "outcome", "why", "note"].every((key) => isLine(value[key])) && isText(value.text)
-        && Array.isArray(value.marks) && value.marks.length < 9 && value.marks.every(isLine);
+        && /^[0-9a-f]{12}$/.test(value.digest) && ["seed", "outcome", "why", "note", "text"].every((key) => isText(value[key]))
+        && Array.isArray(value.marks) && value.marks.length < 9 && value.marks.every(isText);
     const areTries = (value) => Array.isArray(value) && value.length <= 1000 && value.every(isTry);
     const FIELDS = {
         edits: { text: isText, at: isTime },

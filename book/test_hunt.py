@@ -164,8 +164,8 @@ TRIES = [
     {"when": f"2026-02-0{day}T10:00:00+00:00", "digest": f"{day:012x}", "score": score, "fresh": 1,
      "seed": "s", "marks": [], "outcome": outcome, "why": why, "note": f"idea {day}", "text": "x"}
     for day, score, outcome, why in (
-        (1, 90000, "kept", ""), (2, 95000, "rejected", ""), (3, 0, "rejected", "it never ends"),
-        (4, 30000, "kept", ""),
+        (1, 90000, "kept", ""), (2, 95000, "rejected", ""),
+        (3, 0, "rejected", "it never ends\n" + 4000 * "x"), (4, 30000, "kept", ""),
     )
 ]  # fmt: skip
 

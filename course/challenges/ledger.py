@@ -19,6 +19,7 @@ from course.learning.labs import CourseError
 from course.learning.progress import FOLDER
 
 KEPT, REJECTED = "kept", "rejected"
+FILE = "tries.json"
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ def read(root: Path, challenge: Challenge) -> list[Try]:
     Raises:
         CourseError: the ledger cannot be read; it has been moved aside.
     """
-    path = folder_of(root, challenge) / "tries.json"
+    path = folder_of(root, challenge) / FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         tries = [Try(**each) for each in data["tries"]]
@@ -136,10 +137,11 @@ def take(root: Path, challenge: Challenge, given: list[dict[str, Any]]) -> int:
     with locked(folder / "lock"):
         tries = read(root, challenge)
         here = {(each.when, each.digest) for each in tries}
+        found = {(each["when"], each["digest"]): each for each in given}
         new = [
             Try(**{name: each[name] for name in names})
-            for each in given
-            if (each["when"], each["digest"]) not in here
+            for key, each in found.items()
+            if key not in here
         ]
         if not new:
             return 0
@@ -153,7 +155,7 @@ def take(root: Path, challenge: Challenge, given: list[dict[str, Any]]) -> int:
 
 def _write(root: Path, challenge: Challenge, tries: list[Try]) -> None:
     data = {"version": 1, "challenge": challenge.name, "tries": [asdict(each) for each in tries]}
-    path = folder_of(root, challenge) / "tries.json"
+    path = folder_of(root, challenge) / FILE
     write_atomically(path, json.dumps(data, indent=1) + "\n")
 
 

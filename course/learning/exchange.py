@@ -8,9 +8,12 @@ stay as they were; a lab counts as passed only when this machine has graded it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -166,22 +169,28 @@ def _tries_problems(tries: Any) -> Iterator[str]:
             if not _is_count(each.get(key)):
                 yield f"{where}.{key} must be a whole number, not {_short(each.get(key))}"
         for key in ("seed", "outcome", "why", "note", "text"):
-            value = each.get(key)
-            if not isinstance(value, str) or len(value) > LONGEST:
-                yield f"{where}.{key} must be a text, not {_short(value)}"
+            if not _is_text(each.get(key)):
+                yield f"{where}.{key} must be a text, not {_short(each.get(key))}"
         if not re.fullmatch(r"[0-9a-f]{12}", str(each.get("digest"))):
             yield f"{where}.digest must be 12 letters of a hash, not {_short(each.get('digest'))}"
         marks = each.get("marks")
-        if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
+        if not isinstance(marks, list) or not all(map(_is_text, marks)):
             yield f"{where}.marks must be a list of names, not {_short(marks)}"
         if _time(each.get("when")) is None:
             yield f"{where}.when must be a time, not {_short(each.get('when'))}"
 
 
+def _is_text(value: Any) -> bool:
+    """A text that can be kept: not too long, and no half characters."""
+    if not isinstance(value, str) or len(value) > LONGEST:
+        return False
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def _is_answer(value: Any) -> bool:
     """Whether a value can be the answer to a prediction."""
     if isinstance(value, str):
-        return len(value) <= LONGEST and not any("\ud800" <= letter <= "\udfff" for letter in value)
+        return _is_text(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -231,33 +240,52 @@ def take(root: Path, labs: Sequence[Lab], data: Mapping[str, Any]) -> Taken:
         else:
             texts[name] = text
     committed = _new_predictions(known, data.get("predictions", {}), taken)
-    files = [known[name].starter for name in texts]
-    files += dict.fromkeys(known[lab].folder / predictions.FILE for lab, _ in committed)
-    before = {path: path.read_bytes() if path.is_file() else None for path in files}
-    try:
+    challenges = [judge.load(name) for name in data.get("tries", {}) if name in judge.NAMES]
+    for challenge in challenges:
+        ledger.read(root, challenge)  # one that cannot be read stops here
+    touched = [known[name].starter for name in texts]
+    touched += dict.fromkeys(known[lab].folder / predictions.FILE for lab, _ in committed)
+    touched += [hunts.folder_of(root, known[lab]) for lab in data.get("hunts", {}) if lab in known]
+    touched += [ledger.folder_of(root, challenge) / ledger.FILE for challenge in challenges]
+    touched.append(quiz.Boxes(root / FOLDER).path)
+    with _whole(touched):
         for name in texts:
-            data_before = before[known[name].starter]
-            if data_before is not None and not starters.is_current(known[name]):
-                taken.kept[name] = _backup(root, name, data_before)
+            lab = known[name]
+            if lab.starter.is_file() and not starters.is_current(lab):
+                taken.kept[name] = _backup(root, name, lab.starter.read_bytes())
         for name, text in texts.items():
             write_atomically(known[name].starter, text)
             taken.written.append(name)
-        for (lab, name), answer in committed.items():
-            predictions.commit(known[lab].folder, name, answer)
+        for (lab_id, name), answer in committed.items():
+            predictions.commit(known[lab_id].folder, name, answer)
             taken.predictions += 1
-    except (OSError, ValueError) as error:
-        for path, content in before.items():
-            _put_back(path, content)
-        raise CourseError(f"Nothing was changed: a file could not be written ({error}).") from None
-    answers = {
-        name: Answered(entry["given"], _time(entry["at"]) or datetime.now(UTC))
-        for name, entry in data["answers"].items()
-    }
-    taken.answers, unknown = take_answers(root, answers)
-    taken.unknown += unknown
-    _take_hunts(root, known, data.get("hunts", {}), taken)
-    _take_tries(root, data.get("tries", {}), taken)
+        answers = {
+            name: Answered(entry["given"], _time(entry["at"]) or datetime.now(UTC))
+            for name, entry in data["answers"].items()
+        }
+        taken.answers, unknown = take_answers(root, answers)
+        taken.unknown += unknown
+        _take_hunts(root, known, data.get("hunts", {}), taken)
+        _take_tries(root, data.get("tries", {}), taken)
     return taken
+
+
+@contextlib.contextmanager
+def _whole(paths: Sequence[Path]) -> Iterator[None]:
+    """These files and folders become what they were where the body fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = {path: Path(folder) / str(number) for number, path in enumerate(paths)}
+        for path, copy in kept.items():
+            _copy(path, copy)
+        try:
+            yield
+        except (OSError, ValueError, CourseError) as error:
+            for path, copy in kept.items():
+                _put_back(path, copy)
+            why = (
+                error if isinstance(error, CourseError) else f"a file could not be written: {error}"
+            )
+            raise CourseError(f"Nothing was changed: {why}") from None
 
 
 def _take_hunts(
@@ -351,13 +379,22 @@ def _backup(root: Path, lab: str, data: bytes) -> Path:
     return copy
 
 
-def _put_back(path: Path, data: bytes | None) -> None:
-    if data is not None and path.is_file() and path.read_bytes() == data:
+def _copy(path: Path, to: Path) -> None:
+    """With its times, since a hunt's say how new it is."""
+    if path.is_dir():
+        shutil.copytree(path, to)
+    elif path.is_file():
+        shutil.copy2(path, to)
+
+
+def _put_back(path: Path, copy: Path) -> None:
+    if copy.is_file() and path.is_file() and path.read_bytes() == copy.read_bytes():
         return
-    if data is None:
-        path.unlink(missing_ok=True)
-    else:
-        write_atomically(path, data)
+    if path.is_dir():
+        shutil.rmtree(path)
+    elif path.is_file():
+        path.unlink()
+    _copy(copy, path)
 
 
 def _bytes(lab: Lab) -> bytes | None:

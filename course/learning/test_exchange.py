@@ -415,6 +415,38 @@ def test_a_hunt_or_a_try_that_does_not_fit_is_refused_by_its_place(
     assert not (little_course / ".course" / "hunts").exists()
 
 
+@pytest.mark.parametrize("blocked", ["hunts", "challenges", "quiz.json"])
+def test_where_what_comes_last_cannot_be_written_nothing_is_changed(
+    course, with_quiz, given, blocked
+):
+    kept = with_quiz / ".course"
+    course("hunt", "90-00", "--seed", "5")
+    if blocked == "hunts":
+        shutil.rmtree(kept / "hunts")
+        (kept / "hunts").write_text("no folder", encoding="utf-8")
+    elif blocked == "challenges":
+        (kept / "challenges" / "queue" / "lock").mkdir(parents=True)
+    else:
+        (kept / "quiz.json").mkdir()
+
+    def everything() -> dict[str, bytes]:
+        files = [path for path in with_quiz.rglob("*") if path.is_file()]
+        return {
+            str(p): p.read_bytes() for p in files if p.name != "lock" and "backup" not in str(p)
+        }
+
+    before = everything()
+    data = content(
+        edits=edits("90-00"),
+        hunts={"90-00": HUNT},
+        tries={"queue": {"at": AT, "tries": [TRY]}},
+        answers=answers(q01="12"),
+    )
+    ran = course("import", given(data))
+    assert (ran.code, "Nothing was changed" in ran.err) == (2, True), ran.err
+    assert everything() == before
+
+
 def test_a_text_that_is_not_its_digests_is_left_out(course, little_course, given):
     assert course("import", given(content(tries={"queue": {"at": AT, "tries": [TRY]}}))).code == 0
     assert not list((little_course / ".course" / "challenges").rglob("*.py"))

@@ -16,17 +16,15 @@ A process knows one device, so each combination of these runs in a child process
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import itertools
 import json
 import os
-import subprocess
 import sys
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest.mock import MagicMock
+
+from conformance import simulated_gpu
 
 ABOUT = (
     "One case per simulated device and wheel: `capability`, `fa4`, `trtllm` (what counts as "
@@ -62,17 +60,6 @@ FEATURES: list[dict[str, Any]] = [
     {"use_mla": True, "use_sparse": True},
     {"use_mla": True, "use_sparse": True, "num_heads": 16},
 ]
-STUBBED: tuple[str, ...] = (
-    "flashinfer",
-    "vllm._C",
-    "vllm._C_stable_libtorch",
-    "vllm._moe_C",
-    "vllm._flashmla_C",
-    "vllm._flashmla_extension_C",
-    "vllm.third_party.flashmla",
-    "vllm.vllm_flash_attn._vllm_fa2_C",
-    "vllm.vllm_flash_attn._vllm_fa3_C",
-)
 
 
 def configurations() -> Iterator[dict[str, Any]]:
@@ -97,67 +84,11 @@ def settings() -> Iterator[dict[str, Any]]:
 # ------------------------------------------------------------------ in the child
 
 
-class _Stub(types.ModuleType):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = MagicMock(name=f"{self.__name__}.{name}")
-        setattr(self, name, made)
-        return made
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if any(name == stub or name.startswith(f"{stub}.") for stub in STUBBED):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        return _Stub(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
-
-
-def _on_cpu(make: Any) -> Any:
-    """A tensor constructor that puts what is meant for a GPU into memory, and little of it."""
-
-    def made(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-        if str(device).startswith("cuda"):
-            return make(1, **kwargs)
-        return make(*args, device=device, **kwargs)
-
-    return made
-
-
 def observe(setting: dict[str, Any]) -> dict[str, Any]:
     """One case, in this process, which is of no use for anything else afterwards."""
-    sys.meta_path.insert(0, _Finder())
+    platform = simulated_gpu.simulate(setting["capability"])
+    capability = platform.get_device_capability()
     import torch
-
-    torch.zeros, torch.empty = _on_cpu(torch.zeros), _on_cpu(torch.empty)
-    import vllm.platforms
-    from vllm.platforms.cuda import CudaPlatformBase
-    from vllm.platforms.interface import DeviceCapability
-
-    capability = DeviceCapability(*map(int, setting["capability"].split(".")))
-
-    class Simulated(CudaPlatformBase):
-        device_name = "cuda"
-
-        @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> Any:
-            return capability
-
-        @classmethod
-        def num_compute_units(cls, device_id: int = 0) -> int:
-            return 132
-
-    vllm.platforms._current_platform = Simulated()
     import vllm.config
     import vllm.utils.flashinfer
     from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -177,7 +108,7 @@ def observe(setting: dict[str, Any]) -> dict[str, Any]:
         asked = AttentionSelectorConfig(
             **configuration, use_batch_invariant=setting["batch_invariant"]
         )
-        valid, rejected = Simulated.get_valid_backends(capability, asked, num_heads)
+        valid, rejected = platform.get_valid_backends(capability, asked, num_heads)
         outcome = {
             "valid": [backend.name for backend, _ in valid],
             "rejected": {backend.name: reasons for backend, (_, reasons) in rejected.items()},
@@ -199,17 +130,7 @@ def record(wanted: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     cases = []
     for setting in wanted:
         environment = {**os.environ, "VLLM_BATCH_INVARIANT": str(int(setting["batch_invariant"]))}
-        command = [sys.executable, "-m", "conformance.features.attention.attention_selector"]
-        done = subprocess.run(
-            [*command, json.dumps(setting)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{setting}: {done.stderr[-2000:]}")
-        cases.append(json.loads(done.stdout.splitlines()[-1]))
+        cases.append(simulated_gpu.in_child(__name__, setting, environment))
     return cases
 
 

@@ -18,7 +18,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from conformance.features.attention import attention_selector
+from conformance import simulated_gpu
 from conformance.real_core.places import tree_of
 from mini_vllm.releases import PARTS, PIN
 
@@ -48,29 +48,9 @@ class _Asked(types.SimpleNamespace):
 
 def observe(capability: str) -> dict[str, list[str]]:
     """Row -> backends without objection, the first of which is chosen; in a child of its own."""
-    sys.meta_path.insert(0, attention_selector._Finder())
+    platform = simulated_gpu.simulate(capability)
+    device = platform.get_device_capability()
     import torch
-
-    torch.zeros = attention_selector._on_cpu(torch.zeros)
-    torch.empty = attention_selector._on_cpu(torch.empty)
-    import vllm.platforms
-    from vllm.platforms.cuda import CudaPlatformBase
-    from vllm.platforms.interface import DeviceCapability
-
-    device = DeviceCapability(*map(int, capability.split(".")))
-
-    class Simulated(CudaPlatformBase):
-        device_name = "cuda"
-
-        @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> Any:
-            return device
-
-        @classmethod
-        def num_compute_units(cls, device_id: int = 0) -> int:
-            return 132
-
-    vllm.platforms._current_platform = Simulated()
     import vllm.config
     import vllm.utils.flashinfer
     from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -88,7 +68,7 @@ def observe(capability: str) -> dict[str, list[str]]:
         asked = {"dtype": "bfloat16", "kv_cache_dtype": "auto", "block_size": None, **row}
         asked["dtype"] = getattr(torch, asked["dtype"])
         layer = AttentionSelectorConfig(**asked, use_batch_invariant=False)
-        valid, _ = Simulated.get_valid_backends(device, layer, None)
+        valid, _ = platform.get_valid_backends(device, layer, None)
         found[name] = [getattr(each, "backend", None) or each[0] for each in valid]
     return {name: [backend.name for backend in valid] for name, valid in found.items()}
 

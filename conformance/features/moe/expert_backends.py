@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.features.attention import attention_selector
+from conformance import simulated_gpu
 
 Case = dict[str, Any]
 
@@ -79,27 +78,7 @@ class _Heard:
 
 def _simulate(setting: dict[str, Any]) -> None:
     """Make this process believe in the device and in what is installed."""
-    stubs = (*attention_selector.STUBBED, "deep_gemm", "triton_kernels")
-    attention_selector.STUBBED = stubs
-    sys.meta_path.insert(0, attention_selector._Finder())
-    import vllm.platforms
-    from vllm.platforms.cuda import CudaPlatformBase
-    from vllm.platforms.interface import DeviceCapability
-
-    capability = DeviceCapability(*map(int, setting["capability"].split(".")))
-
-    class Simulated(CudaPlatformBase):
-        device_name = "cuda"
-
-        @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> Any:
-            return capability
-
-        @classmethod
-        def num_compute_units(cls, device_id: int = 0) -> int:
-            return 132
-
-    vllm.platforms._current_platform = Simulated()
+    simulated_gpu.simulate(setting["capability"], "deep_gemm", "triton_kernels")
     import vllm._custom_ops as ops
     import vllm.utils.flashinfer as flashinfer
     import vllm.utils.import_utils as installed
@@ -220,18 +199,8 @@ def record(setting: dict[str, Any]) -> list[Case]:
         RuntimeError: the child failed; with what it said.
     """
     environment = {name: value for name, value in os.environ.items() if "VLLM_" not in name}
-    command = [sys.executable, "-m", "conformance.features.moe.expert_backends"]
-    done = subprocess.run(
-        [*command, json.dumps(setting)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{setting}: {done.stderr[-2000:]}")
-    cases: list[Case] = json.loads(done.stdout.splitlines()[-1])
-    return cases
+    found: list[Case] = simulated_gpu.in_child(__name__, setting, environment)
+    return found
 
 
 def cases() -> Iterator[Case]:
