@@ -2,8 +2,8 @@
 
 `loads` and `touched` are drawn from traces of `mini_vllm` serving a model with experts, `step-time`
 from decode steps measured on an H100 (`benchmarks/gpu/models.json`), `ranks` from the loads of the
-same traces and lab 07-04's balancer, `skew` from that lab's arithmetic. `groups` and `tiles` are
-diagrams. No upstream counterpart.
+same traces and lab 07-04's balancer, `skew` from that lab's arithmetic, `lab-05-paths` from the
+recorded choices of the pin's oracles. `groups` and `tiles` are diagrams. No upstream counterpart.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from conformance import parts
 from course.files import load_module
 from course.truth.figures import (
     BLUE,
@@ -155,10 +156,10 @@ def ranks() -> str:
     svg = Svg(680, 330, "The load of four ranks", "Bars of experts, stacked by rank.")
     mean = total.sum() / 4
     scale = 180 / max(sum(total[e] for e in part) for part in plain)
-    for column, (name, parts) in enumerate(ways):
-        copies = np.bincount(np.concatenate(parts), minlength=len(total))
+    for column, (name, packs) in enumerate(ways):
+        copies = np.bincount(np.concatenate(packs), minlength=len(total))
         left = 40 + 215 * column
-        for rank, part in enumerate(parts):
+        for rank, part in enumerate(packs):
             y = 270.0
             for expert in part:
                 load = total[expert] / copies[expert]
@@ -284,6 +285,38 @@ def tiles() -> str:
     return svg.render()
 
 
+def paths() -> str:
+    """Deployment by card: what the pin's oracle chose for NVFP4 with FlashInfer."""
+    choices = {
+        (case["deployment"], case["capability"]): case
+        for case in parts.load("expert_backends")
+        if case["checkpoint"] == "nvfp4" and case["flashinfer"] and not case["lora"]
+    }
+    deployments = list(dict.fromkeys(name for name, _ in choices))
+    cards = list(dict.fromkeys(card for _, card in choices))
+    colors = dict(zip(("CUTLASS", "MARLIN", "CUTEDSL_BATCHED", "TRTLLM"), SERIES, strict=False))
+    wide, high, left, top = 130, 32, 146, 62
+    svg = Svg(
+        left + wide * len(cards) + 14, top + high * len(deployments) + 12,
+        "What computes experts in NVFP4, by deployment and card",
+        "Eight deployments on five cards with FlashInfer: the backend, a star where its kernel "
+        "routes inside, and a dash where the start is an error.",
+    )  # fmt: skip
+    svg.text(12, 24, "NVFP4 with FlashInfer. *: routes inside its kernel. -: error at the start")
+    for column, card in enumerate(cards):
+        svg.text(left + wide * (column + 0.5), 52, card, anchor="middle", bold=True)
+    for row, name in enumerate(deployments):
+        y = top + high * row
+        svg.text(left - 8, y + 18, name, anchor="end", css="ink mono")
+        for column, card in enumerate(cards):
+            case = choices[name, card]
+            words = (case["backend"] or "-").removeprefix("FLASHINFER_")
+            star = "*" * case.get("monolithic", False)
+            color = colors.get(words, GREY)
+            svg.cell(left + wide * column + 2, y, wide - 4, words + star, color, 0.3)
+    return svg.render()
+
+
 FIGURES: dict[str, Callable[[], str]] = {
     "loads.svg": loads,
     "touched.svg": touched,
@@ -292,4 +325,5 @@ FIGURES: dict[str, Callable[[], str]] = {
     "skew.svg": skew,
     "groups.svg": groups,
     "tiles.svg": tiles,
+    "lab-05-paths.svg": paths,
 }
