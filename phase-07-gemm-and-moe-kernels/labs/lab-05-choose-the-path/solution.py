@@ -11,7 +11,7 @@ CHECKPOINTS = ("bf16", "fp8_block", "nvfp4", "mxfp4")
 """Mixtral's 16 bits, DeepSeek-V3's block FP8, its NVFP4 version, gpt-oss's MXFP4."""
 CAPABILITIES = ("8.0", "8.9", "9.0", "10.0", "12.0")
 """A100; L4 and L40S; H100 and H200; B200; RTX 50 and RTX PRO 6000."""
-DEPLOYMENTS = {
+DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "tp": {"tp": 8},
     "tp_ep": {"tp": 8, "ep": True},
     "dp": {"dp": 8},
