@@ -138,8 +138,10 @@ class InputProcessor:
                 raise ValueError(f"min_p={params.min_p}: need 0.0 with speculative_config")
             if params.logit_bias is not None:
                 raise ValueError("logit_bias: need None with speculative_config")
+            if params.logprob_token_ids is not None:
+                raise ValueError("logprob_token_ids: need None with speculative_config")
         last = self.vocab_size - 1
-        for name in ("logit_bias", "allowed_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "logprob_token_ids"):
             for token in getattr(params, name) or ():
                 if token > last:
                     raise ValueError(f"{name} holds token id {token}: need ids from 0 to {last}")

@@ -36,7 +36,7 @@ class CompletionOutput:
     def of(cls, index: int, request: Request, tokenizer: Tokenizer) -> CompletionOutput:
         """The completion of a request as it stands now."""
         token_ids, noted = request.output_token_ids, None
-        if request.sampling_params.logprobs is not None:
+        if request.sampling_params.num_logprobs is not None:
             noted = request.logprobs.sample[: len(token_ids)]
         return cls(
             index=index,

@@ -77,7 +77,7 @@ class RowSampler:
         if params.temperature > 0.0:
             own = params.seed if params.seed is not None else (self.seed, number)
             self.generators[request.request_id] = np.random.default_rng(own)
-        if params.logprobs is not None or params.prompt_logprobs is not None:
+        if params.num_logprobs is not None or params.prompt_logprobs is not None:
             request.logprobs = RequestLogprobs()
         if params.prompt_logprobs is not None:
             self._with_prompt_logprobs.add(request.request_id)
@@ -193,10 +193,12 @@ class RowSampler:
             except _NoTokenAllowedError:
                 if not tokens:
                     raise
-        if (count := request.sampling_params.logprobs) is not None:
+        params = request.sampling_params
+        if (count := params.num_logprobs) is not None:
             noted = request.logprobs.sample
             del noted[num_known - request.num_prompt_tokens :]
-            noted += [gather(masked[i], token, count) for i, token in enumerate(tokens)]
+            which = count if params.logprob_token_ids is None else params.logprob_token_ids
+            noted += [gather(masked[i], token, which) for i, token in enumerate(tokens)]
         return tokens
 
     @staticmethod

@@ -19,6 +19,8 @@ overflow the division and are greedy in all but name."""
 
 MOST_SEQUENCES = 16384
 """Bound on `n`, as upstream's `VLLM_MAX_N_SEQUENCES`."""
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Bound on `logprob_token_ids`, upstream's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,9 @@ class SamplingParams:
     anything edits the logits; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first."""
+    logprob_token_ids: tuple[int, ...] | None = None
+    """Log-probabilities of exactly these ids per output token, besides the sampled one, in place of
+    the likeliest; as `vllm/sampling_params.py:247` `SamplingParams.logprob_token_ids`."""
     structured_outputs: Any = None
     """A `structured_output.StructuredOutputsParams`: what the output must match; None is free."""
     _bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -142,12 +147,36 @@ class SamplingParams:
                 count = 1 if count is True else count  # as upstream
                 whole(name, count, -1, need="0 or more, -1 (the whole vocabulary), or None")
                 object.__setattr__(self, name, count)
+        if self.logprob_token_ids is not None:
+            self._check_logprob_token_ids()
         if self.prompt_logprobs is not None and self.skip_reading_prefix_cache is False:
             raise ValueError(
                 "skip_reading_prefix_cache=False: need None or True with prompt_logprobs"
             )
         if self.skip_reading_prefix_cache is None:
             object.__setattr__(self, "skip_reading_prefix_cache", self.prompt_logprobs is not None)
+
+    def _check_logprob_token_ids(self) -> None:
+        ids = _token_ids("logprob_token_ids", self.logprob_token_ids)
+        if not 1 <= len(ids) <= MAX_LOGPROB_TOKEN_IDS:
+            raise ValueError(
+                f"logprob_token_ids holds {len(ids)} ids: need 1 to {MAX_LOGPROB_TOKEN_IDS}, "
+                "or None"
+            )
+        if self.logprobs not in (None, len(ids)):
+            raise ValueError(
+                f"logprobs={self.logprobs}: need None or {len(ids)}, the number of "
+                "logprob_token_ids"
+            )
+        object.__setattr__(self, "logprob_token_ids", ids)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many log-probabilities each output token has besides its own; None: no token has any.
+
+        As `vllm/sampling_params.py:649` `SamplingParams.num_logprobs`.
+        """
+        return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
 
     def child(self, index: int) -> Self:
         """Completion `index` of `n` as a request of its own.

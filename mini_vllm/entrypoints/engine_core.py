@@ -98,7 +98,7 @@ class Unsent:
             return None
         start, self.num_sent, self.done = self.num_sent, len(tokens), request.is_finished
         noted: Sequence[TokenLogprobs] = ()
-        if request.sampling_params.logprobs is not None:
+        if request.sampling_params.num_logprobs is not None:
             noted = request.logprobs.sample[start : len(tokens)]
         return tokens[start:], noted
 

@@ -1,8 +1,8 @@
 """Log-probabilities of tokens, taken from the logits before anything edits them.
 
 Promises: one entry per token, the sampled token's first; float64 inside. Mirrors
-`vllm/v1/sample/sampler.py:304` `Sampler.gather_logprobs` and `vllm/v1/engine/logprobs.py:30`
-`LogprobsProcessor`.
+`vllm/v1/sample/sampler.py:304` `Sampler.gather_logprobs`, `vllm/v1/sample/sampler.py:146`
+`Sampler.gather_specific_token_logprobs` and `vllm/v1/engine/logprobs.py:30` `LogprobsProcessor`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Logprob:
     logprob: float
     """Natural logarithm."""
     rank: int | None = None
-    """1 is the likeliest."""
+    """1 is the likeliest. Of `logprob_token_ids`, the place in the list, as upstream counts."""
     decoded_token: str | None = None
 
 
@@ -34,7 +34,7 @@ class TokenLogprobs:
     """What was noted of one position."""
 
     token_ids: list[int]
-    """The token that stands there, then the likeliest ones."""
+    """The token that stands there, then the likeliest ones, or those that were asked for."""
     logprobs: list[float]
     rank: int
     """Of the token that stands there: how many are at least as likely, itself counted."""
@@ -57,18 +57,21 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def gather(logits: np.ndarray, token_id: int, count: int) -> TokenLogprobs:
+def gather(logits: np.ndarray, token_id: int, which: int | Sequence[int]) -> TokenLogprobs:
     """The entry of one position.
 
     Args:
         logits: [vocab_size] as the model gave them.
         token_id: the token that stands there.
-        count: how many of the likeliest; -1 for all. Of equal ones the lower id comes first.
+        which: how many of the likeliest, -1 for all, of equal ones the lower id first; or the ids.
     """
     logprobs = log_softmax(logits)
-    count = len(logprobs) if count < 0 else min(count, len(logprobs))
-    best = np.argsort(-logprobs, kind="stable")[:count]
-    ids = [token_id, *best.tolist()]
+    if isinstance(which, int):
+        count = len(logprobs) if which < 0 else min(which, len(logprobs))
+        others = np.argsort(-logprobs, kind="stable")[:count].tolist()
+    else:
+        others = list(which)
+    ids = [token_id, *others]
     rank = int((logprobs >= logprobs[token_id]).sum())
     return TokenLogprobs(ids, logprobs[ids].tolist(), rank)
 

@@ -104,9 +104,9 @@ MUTANTS = (
            "rank = int((logprobs >= logprobs[token_id]).sum())",
            "rank = 1 + int((logprobs > logprobs[token_id]).sum())"),
     Mutant("leaves the sampled token out of the likeliest", "logprobs",
-           "best = np.argsort(-logprobs, kind=\"stable\")[:count]",
-           "best = [t for t in np.argsort(-logprobs, kind=\"stable\") if t != token_id][:count]\n"
-           "    best = np.array(best, dtype=int)"),
+           "others = np.argsort(-logprobs, kind=\"stable\")[:count].tolist()",
+           "order = np.argsort(-logprobs, kind=\"stable\").tolist()\n"
+           "        others = [t for t in order if t != token_id][:count]"),
 )  # fmt: skip
 
 

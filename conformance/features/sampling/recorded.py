@@ -15,6 +15,12 @@ PARTS = {
         "masks, probabilities, token, logprobs",
         "`test_sampler.py`, lab 09-01",
     ),
+    "logprob_token_ids": cases(
+        "sampling", "logprob_token_ids",
+        "`vllm/v1/sample/sampler.py:146` `Sampler.gather_specific_token_logprobs`, as the front "
+        "end says it, for requests alone and beside others",
+        "`test_logprob_token_ids.py`",
+    ),
     "sampling_edges": cases(
         "sampling", "sampling_edges",
         "`vllm/sampling_params.py:168` `SamplingParams`, what it accepts",

@@ -20,6 +20,7 @@ VALUES = {
     "frequency_penalty": -0.5, "repetition_penalty": 1.5, "logit_bias": {3: 1.5},
     "allowed_token_ids": (3, 4), "stop": ("x",), "include_stop_str_in_output": True,
     "logprobs": 4, "prompt_logprobs": 2, "skip_reading_prefix_cache": True, "bad_words": ("y",),
+    "logprob_token_ids": (3, 4, 5, 6),
 }  # fmt: skip
 """One that is not the default for each knob."""
 
