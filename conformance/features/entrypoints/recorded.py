@@ -31,6 +31,11 @@ PARTS = {
         "`vllm serve`: every request of `serving/battery.py`, answers and chunks",
         "`serving`", "requests", "engine", "engine",
     ),
+    "streams": Part(
+        "engine/streams.jsonl.gz", "serving.streams:recorded",
+        "`vllm serve` and `mini-vllm serve`: the bytes of streamed chats, whole and killed",
+        "lab 16-02", "lines", "engine", "engine",
+    ),
     "public-api": run(
         "public-api", "features.entrypoints.public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`",

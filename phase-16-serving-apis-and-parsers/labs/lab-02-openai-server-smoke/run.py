@@ -1,9 +1,9 @@
-"""A real `vllm serve`, asked as a client asks: streams, tools, misbehaviour, a client that leaves.
+"""A real `vllm serve` and your client: streams, tools, a client that leaves, an engine that dies.
 
     course gpu run 16-02                       vLLM 0.22.1 on a GPU, the shipped model
     course gpu run 16-02 --cpu                 vLLM's CPU build
     course gpu run 16-02 -- --model Qwen/Qwen2.5-0.5B-Instruct       a model that knows tools
-    python run.py --predict                    what must come, without vLLM
+    python run.py --file starter.py            your client, in vLLM's environment
 
 The server is a process of its own, listens on this machine only, and ends with the run. Needs
 vllm==0.22.1; without it the run says so and ends.
@@ -15,6 +15,7 @@ import argparse
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from conformance import serve_stream
+from conformance.serving import streams
 from conformance.serving.battery import MESSAGES, WEATHER
 from conformance.serving.recorded import TEMPLATE
 from labkit import processes, versions
@@ -31,24 +33,6 @@ from labkit.modules import load_module
 HERE = Path(__file__).resolve().parent
 SHIPPED = HERE.parents[2] / "models" / "byte-llama"
 CONTEXT = 512
-LONG = [{"role": "user", "content": "w" * 600}]
-ROWS: dict[str, dict[str, Any]] = {
-    "more tokens than the context": {"max_tokens": 99999},
-    "a prompt too long": {"messages": LONG},
-    "an unknown model": {"model": "nope"},
-    "temperature -1": {"temperature": -1},
-    "no messages": {"messages": None},
-    "a tool that is not offered": {
-        "tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}},
-    },
-    "an unknown model, too hot": {"model": "nope", "temperature": -1},
-    "an unknown model, tools chosen without tools": {"model": "nope", "tool_choice": "auto"},
-    "too long and too hot": {"messages": LONG, "temperature": -1},
-    "too many tokens and a prompt too long": {"messages": LONG, "max_tokens": 99999},
-    "too hot, top_p of two, no tokens": {"temperature": -1, "top_p": 2, "max_tokens": 0},
-    "top_p of two, no tokens": {"top_p": 2, "max_tokens": 0},
-}  # fmt: skip
-"""Requests that are refused; the last six break two rules and more."""
 
 
 def body(name: str, **more: Any) -> dict[str, Any]:
@@ -60,8 +44,14 @@ def body(name: str, **more: Any) -> dict[str, Any]:
 # --- the client, in the process that holds the server ---------------------------------------------
 
 
-def send(port: int, path: str, asked: Any = None, stop_after: int = 0) -> tuple[int, list[bytes]]:
-    """Status and lines of an answer; with `stop_after` the client leaves after so many events."""
+def send(
+    port: int, path: str, asked: Any = None, stop_after: int = 0, kill: int = 0
+) -> tuple[int, list[bytes]]:
+    """Status and lines of an answer.
+
+    With `stop_after` the client leaves after so many events; with `kill` it stays, and the process
+    of that id is killed.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     lines: list[bytes] = []
     try:
@@ -72,7 +62,10 @@ def send(port: int, path: str, asked: Any = None, stop_after: int = 0) -> tuple[
         for line in answer:
             lines.append(line)
             if stop_after and sum(kept.startswith(b"data:") for kept in lines) >= stop_after:
-                break
+                if not kill:
+                    break
+                os.kill(kill, signal.SIGKILL)
+                stop_after = 0
         return answer.status, lines
     finally:
         connection.close()
@@ -136,7 +129,7 @@ def drive(arguments: argparse.Namespace) -> None:
     try:
         serve_stream.wait_for(server, f"http://127.0.0.1:{port}")
         processes.tell("the server is up")
-        came: dict[str, Any] = {"rows": {}, "tools": {}}
+        came: dict[str, Any] = {"tools": {}}
         plain = {"stream": True, "stream_options": {"include_usage": True}}
         for kind, more in (("whole", {}), ("stream", plain)):
             came[kind] = [line.decode() for line in send(port, chat, body(name, **more))[1]]
@@ -146,11 +139,11 @@ def drive(arguments: argparse.Namespace) -> None:
             words = choice if isinstance(choice, str) else "named"
             came["tools"][words] = [line.decode() for line in send(port, chat, asked)[1]]
         processes.tell("streams are heard")
-        for row, more in ROWS.items():
-            status, lines = send(port, chat, body(name, **more))
-            came["rows"][row] = [status, json.loads(b"".join(lines))]
         came["left"] = left(port, name)
         came["times"] = timed(port, name)
+        long = body(name, stream=True, max_tokens=400, ignore_eos=True)
+        core = streams.core_of(server.pid)
+        came["killed"] = [line.decode() for line in send(port, chat, long, 5, core)[1]]
     finally:
         serve_stream.end(server)
     processes.answer(came)
@@ -167,49 +160,43 @@ def verdict(name: str, want: Any, came: Any) -> bool:
     return bool(want == came)
 
 
-def predicted(lab: ModuleType, name: str) -> dict[str, tuple[int, str | None] | None]:
-    """What your `predict_error` says of each row."""
-
-    def tokens(request: dict[str, Any]) -> int:
-        return sum(len(message["content"]) for message in request["messages"]) + 17
-
-    server = lab.Server([name], CONTEXT, tokens)
-    return {row: lab.predict_error(body(name, **more), server) for row, more in ROWS.items()}
-
-
-def lines_of(text: list[str]) -> list[bytes]:
-    return [line.encode() for line in text]
+def heard(lab: ModuleType, text: list[str]) -> Any:
+    """Your client, fed line by line, and closed."""
+    client = lab.Client()
+    for line in text:
+        client.feed(line.encode())
+    client.close()
+    return client
 
 
 def judge(lab: ModuleType, arguments: argparse.Namespace, ran: processes.Ran) -> bool:
     """Everything that came, beside what must."""
     came = ran.needed()
-    events = lab.parse_sse(lines_of(came["stream"]))
-    deltas = [part["delta"].get("content") for e in events[:-1] for part in e["choices"]]
+    blocks = "".join(came["stream"]).split("\n\n")
+    events = [json.loads(text.removeprefix("data: ")) for text in blocks if text.endswith("}")]
+    deltas = [part["delta"].get("content") for e in events for part in e["choices"]]
     print("content of each chunk:", deltas)
     right = verdict("the first chunk has a role and no text", "", deltas[0])
     (whole,) = json.loads("".join(came["whole"]))["choices"]
-    reply = lab.assemble(events)
-    right &= verdict("joined, as at once", whole["message"]["content"], reply.content)
+    answer = heard(lab, came["stream"]).answer()
+    right &= verdict("the stream is", "whole", answer.state)
+    right &= verdict("joined, as at once", whole["message"]["content"], answer.choices[0].content)
     for choice, text in came["tools"].items():
-        reply = lab.assemble(lab.parse_sse(lines_of(text)))
-        calls = [[call["name"], call["arguments"]] for call in reply.tool_calls]
-        print(f"tool_choice {choice}: {reply.finish_reason}, {calls or repr(reply.content)}")
+        client = heard(lab, text)
+        reply, calls = client.answer().choices[0], client.calls()
+        print(f"tool_choice {choice}: {reply.finish_reason}, to run {calls or repr(reply.content)}")
         if choice != "auto":  # a small model may answer in text
-            right &= verdict(
-                f"{choice}: it calls", ["get_weather"], [call[0] for call in calls[:1]]
-            )
-    for row, want in predicted(lab, arguments.name).items():
-        status, answer = came["rows"][row]
-        error = answer.get("error") or {}
-        right &= verdict(row, list(want) if want else None, [status, error.get("param")])
-        print("   ", str(error.get("message")).splitlines()[0][:90])
+            names = [call[1] for call in calls[:1]]
+            right &= verdict(f"{choice}: it calls", ["get_weather"], names)
     gone = came["left"]
     right &= verdict("a client leaves: requests still running", 0.0, gone["running"])
     right &= verdict("and the cache that is used", 0.0, gone["cache"])
     print(f"tokens made for it: {gone['tokens']:.0f} of 400")
     for words in ("Aborted request(s) ", "aborted."):
         right &= verdict(f"the log says {words!r}", True, words in ran.text)
+    answer = heard(lab, came["killed"]).answer()
+    right &= verdict("the engine is killed: the stream is", "failed", answer.state)
+    print(f"after {answer.choices[0].content!r}: {(answer.error or {}).get('message')}")
     times = ", ".join(f"{name} {value:.1f}" for name, value in came["times"].items())
     print(f"milliseconds: {times}")
     return right
@@ -221,18 +208,13 @@ def main() -> int:
     parser.add_argument("--name", default="served", help="under which the server has it")
     parser.add_argument("--util", type=float, default=0.1, help="share of the memory")
     parser.add_argument("--file", default=str(HERE / "solution.py"), help="your starter.py")
-    parser.add_argument("--predict", action="store_true", help="say what must come, and end")
     parser.add_argument("--drive", action="store_true", help="the server, in this process")
     arguments = parser.parse_args()
     if arguments.drive:
         drive(arguments)
         return 0
     lab = load_module(Path(arguments.file))
-    if arguments.predict:
-        for row, want in predicted(lab, arguments.name).items():
-            print(f"{row}: {want}")
-        return 0
-    versions.need_vllm("--predict, or the tests")
+    versions.need_vllm("the tests")
     print("starting a server", flush=True)
     command = [__file__, "--drive", "--model", arguments.model, "--name", arguments.name]
     env = {**os.environ}

@@ -1,56 +1,24 @@
-"""Lab 16-02: what a server's answer is made of, and which layer made it.
+"""Lab 16-02: a client that knows a whole answer from one that broke.
 
-One request passes a web server, checks, a template, the engine, a detokenizer, a parser and a
-writer of events; only the engine infers. What holds:
-
-- V1: the bytes of a stream may be cut anywhere, inside a character, too; the events are the same.
-- V2: what a client puts together from a stream is what the same request gets at once, where the
-  server says the same. Where it does not, the client has what was streamed, not what it hoped for.
-- V3: after a 200 an error is an event, and it is not an answer.
-- V4: a request is refused by the first layer that can: its body, its model, its tools, its length,
-  its sampling. Nothing later is looked at.
+A server sends its status before the first token. Everything that goes wrong later stands in the
+bytes of the stream, or is missing there. The class is empty: what it is fed was recorded from
+`vllm serve`, whole, killed on the way, and broken by the rules of `conformance/serving/breaks.py`.
 
 Sources: `vllm/entrypoints/openai/chat_completion/serving.py:400`
-`OpenAIServingChat.chat_completion_stream_generator`, `vllm/entrypoints/serve/render/serving.py:185`
-`OpenAIServingRender.render_chat`.
+`OpenAIServingChat.chat_completion_stream_generator`, and the standard of server-sent events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-DONE = "[DONE]"
-
-LAYERS = ("http", "validation", "template", "engine", "detokenizer", "tool_parser", "sse")
-"""What an artifact may belong to (given)."""
-
-ARTIFACTS = (
-    "405 for a GET",
-    "400 for temperature=-1",
-    "404 for an unknown model",
-    "the words 'user:' in the prompt",
-    "the tools' schemas in the prompt",
-    "completion_tokens",
-    "finish_reason length",
-    "logprobs",
-    "U+FFFD in content",
-    "text withheld before a stop string",
-    "the name of a call",
-    "content without <tool_call>",
-    "data: [DONE]",
-    "the chunk with role and an empty content",
-    "an error after the 200",
-)
-"""What a client can see (given)."""
-
 
 @dataclass(slots=True)
-class Reply:
-    """What a client has at the end of a stream (given).
+class Choice:
+    """What one choice has said so far (given).
 
-    `tool_calls` holds `{"id", "name", "arguments"}`, the last a JSON string as it came.
+    `tool_calls` holds `{"id", "name", "arguments"}`, the last a text as it came.
     """
 
     role: str | None = None
@@ -58,81 +26,68 @@ class Reply:
     reasoning: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a stream has said so far (given)."""
+
+    state: str = "open"
+    """"open", "whole", "failed", "cut" or "malformed"."""
+    choices: dict[int, Choice] = field(default_factory=dict)
+    """By index, those that were heard of."""
     usage: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    """Of an error event, what it says."""
 
 
-class StreamFailed(ValueError):
-    """An error event: `error` is its object, `reply` what had come before it (given)."""
+class Stream:
+    """What a program asks of a client (given). This one hears nothing."""
 
-    def __init__(self, error: dict[str, Any], reply: Reply) -> None:
-        super().__init__(str(error.get("message")))
-        self.error, self.reply = error, reply
+    def __init__(self, n: int = 1) -> None:
+        """A stream that has not begun; the request asked for `n` choices."""
+        self.n = n
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes, any number of them.
+
+        Raises:
+            ValueError: the stream was closed.
+        """
+
+    def close(self) -> None:
+        """The connection is closed: no bytes will come."""
+
+    def answer(self) -> Answer:
+        """What is known by now. It is the caller's: later bytes do not change it."""
+        return Answer()
+
+    def calls(self) -> list[tuple[int, str, dict[str, Any]]]:
+        """The calls that a program may run now: choice, name, arguments."""
+        return []
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """What of a server decides whether it takes a chat (given)."""
+class Client(Stream):
+    """A client of streamed chats. How it is built is yours; what must hold is this.
 
-    models: Sequence[str]
-    max_model_len: int
-    prompt_tokens: Callable[[dict[str, Any]], int]
-    """Tokens of a request's prompt, template and all."""
-    auto_tools: bool = True
-    """`--enable-auto-tool-choice` and a tool parser."""
+    - R1 Bytes may be cut anywhere. After each `feed`, `answer` has all that the complete events
+      say, and nothing of an event that is not complete.
+    - R2 A line ends with \\n or \\r\\n and with nothing else. An empty line ends an event. Its data
+      are its `data:` lines, without one space after the colon if there is one, joined by \\n. Other
+      lines say nothing, and neither does an event without data.
+    - R3 An event is a JSON object in UTF-8, or [DONE], which is the last. A piece belongs to the
+      choice of its `index`, and a piece of a call to the call of its own. Content, reasoning and
+      arguments are joined; of all else the last counts. A field that is missing or null says
+      nothing.
+    - R4 A stream is "open" until the first of these: an event with an `error` ("failed"); bytes
+      that R3 excludes ("malformed"); the end, by [DONE] or by `close`. At [DONE] it is "whole" if
+      each of the `n` choices has a finish reason. Any other end is "cut".
+    - R5 A stream that is not open reads on for one reason: an event after a "whole" one makes it
+      "malformed". What the stream had said before it ended stays in the answer.
+    - R6 A call may be run if the stream is whole and the call has a name and arguments that are a
+      JSON object. No finish reason promises that.
+    - R7 Each event is parsed once, however often bytes and questions come.
 
-
-def parse_sse(chunks: Iterable[bytes]) -> list[dict[str, Any] | str]:
-    """The events of a stream in their order: objects, and "[DONE]" as the last.
-
-    An event is the `data:` lines before an empty line, joined by a line end; one space after the
-    colon is not part of them. Other lines are left out. A line ends with \\n or \\r\\n and
-    with nothing else: a lone \\r and the line separators of Unicode belong to the line.
-
-    A trace: b'data: {"a": "\\xc3' and b'\\xa9"}\\n\\ndata: [DONE]\\n\\n' give an object, whose a is
-    "\u00e9", and "[DONE]".
-
-    Raises:
-        ValueError: an event that is no JSON object, an end without "[DONE]", or an event after it.
+    Recorded: a call that `max_tokens` cut in its arguments is whole, its finish reason is
+    "tool_calls", its arguments are "", and there is nothing to run.
     """
-    raise NotImplementedError
-
-
-def assemble(events: Iterable[dict[str, Any] | str], choice: int = 0) -> Reply:
-    """What the events of a chat say together about one of its choices.
-
-    Content, reasoning and a call's arguments are joined; a call's pieces are told apart by their
-    `index`, its id and name are said once; the last finish reason and the last usage count. A field
-    that is missing or null says nothing.
-
-    Raises:
-        StreamFailed: one of the events is an error.
-    """
-    raise NotImplementedError
-
-
-def predict_error(request: dict[str, Any], server: Server) -> tuple[int, str | None] | None:
-    """Status and `param` of the error with which a chat is refused; None if it is served.
-
-    Only these rules are asked for, and the first that is broken decides; null is as left out:
-
-    - body: `messages` are there; `tools` are not an empty list; a `tool_choice` other than "none"
-      has tools, is "auto", "required" or an object, and an object names one of them: 400, no param.
-      `stream_options` want `stream`: 400, param `stream_options`.
-    - model: one of the server's, if named: 404, `model`.
-    - tools: beside tools any choice but "none", one left out too, wants the server's flags: 400, no
-      param.
-    - length: `max_tokens` is at most the context: 400, `max_tokens`. Prompt and `max_tokens` are at
-      most the context together: 400, `input_tokens`.
-    - sampling: `temperature` is at least 0, `top_p` above 0 and at most 1, `max_tokens` at least 1,
-      in this order: 400, each with its own name.
-    """
-    raise NotImplementedError
-
-
-def owner(artifact: str) -> str:
-    """The layer, one of `LAYERS`, that makes one of `ARTIFACTS`.
-
-    Raises:
-        ValueError: no such artifact.
-    """
-    raise NotImplementedError

@@ -1,195 +1,109 @@
-"""What lab 16-02 pins: events out of bytes, an answer out of events, and who said what."""
+"""What lab 16-02 pins: the bytes of real streams, whole, killed and broken by rule.
+
+What must come out of a whole one is what the same server gave at once. Of a broken one it is what
+the events before the break say, which are read here from the recording, block by block.
+"""
 
 from __future__ import annotations
 
 import json
 import random
-from types import SimpleNamespace
 
 import pytest
 
-from conformance.serving import battery, recorded
+from conformance.serving import breaks, streams
 from labkit import refused, same
 
-CHAT = "/v1/chat/completions"
+PLAIN = "chat, streamed"
+TWO = "chat, two completions, streamed"
+CALLS = "chat, two calls, streamed"
+EVERY = "chat, usage in every chunk"
+KEPT = streams.kept()
 
 
 @pytest.fixture(scope="module")
 def real():
-    """Answers of the real server by the request's name, and the requests."""
-    asked = {ask.name: ask for ask in battery.asks() if ask.path == CHAT}
-    return SimpleNamespace(asked=asked, said=recorded.kept())
+    """Bytes of vLLM's streams by the request's name."""
+    return {name: line["text"].encode() for name, line in KEPT.items()}
 
 
-def written(events, end="\n"):
-    """Events as the server writes them."""
-    lines = (e if isinstance(e, str) else json.dumps(e, ensure_ascii=False) for e in events)
-    return "".join(f"data: {line}{end}{end}" for line in lines).encode()
+def asked(name):
+    """How many choices a recorded request asked for."""
+    return KEPT[name]["asked"].get("n", 1)
+
+
+def fed(lab, data, n=1, closed=True, pieces=None):
+    """A client that was fed these bytes."""
+    client = lab.Client(n)
+    for piece in pieces or [data]:
+        client.feed(piece)
+    if closed:
+        client.close()
+    return client
 
 
 def cuts(data, rng):
-    chunks = []
+    pieces = []
     while data:
         length = rng.randint(1, rng.choice((1, 7, 90)))
-        chunks.append(data[:length])
+        pieces.append(data[:length])
         data = data[length:]
-    return chunks
+    return pieces
 
 
-def chunk(delta, index=0, reason=None, **more):
-    """One event of a chat."""
-    return {"choices": [{"index": index, "delta": delta, "finish_reason": reason}], **more}
+def events(data):
+    """What the blocks of a recorded stream hold, without [DONE]."""
+    return [breaks.event_of(block) for block in breaks.blocks(data)[:-1]]
 
 
-def call(index, id_=None, **function):
-    """A delta of a call."""
-    return chunk({"tool_calls": [{"index": index, "id": id_, "function": function}]})
+def written(*said):
+    """Events as the server writes them, and [DONE]."""
+    return b"".join(breaks.block_of(event) for event in said) + breaks.DONE
 
 
-# --- events out of bytes --------------------------------------------------------------------------
+def text_of(said, index=0):
+    """The content of a choice in these events."""
+    parts = (part for event in said for part in event.get("choices", ()))
+    return "".join(part["delta"].get("content") or "" for part in parts if part["index"] == index)
 
 
-def test_events_of_a_stream(lab):
-    same(
-        lab.parse_sse([b'data: {"a": "\xc3', b'\xa9"}\n\ndata: [DONE]\n\n']),
-        [{"a": "é"}, "[DONE]"],
-        "two pieces, cut inside a character: an object and the end",
-    )
+def view(answer):
+    """A whole answer in the terms of this file: by choice content, calls, finish reason."""
+    return {
+        index: [c.content, [[k["name"], k["arguments"]] for k in c.tool_calls], c.finish_reason]
+        for index, c in answer.choices.items()
+    }
 
 
-def test_cut_anywhere(lab, real):
-    rng = random.Random(16)
-    for name in ("chat, streamed", "chat, a call with other letters, streamed"):
-        events = real.said[name]["events"]
-        for end in ("\n", "\r\n"):
-            data = written(events, end)
-            for chunks in (
-                [data],
-                [bytes([b]) for b in data],
-                *(cuts(data, rng) for _ in range(50)),
-            ):
-                same(
-                    lab.parse_sse(iter(chunks)), events,
-                    f"{name}, in {len(chunks)} pieces, lines that end with {end!r}",
-                )  # fmt: skip
+def at_once(line):
+    """The same of what the server gave without a stream."""
+    found = {}
+    for choice in line["at_once"]:
+        calls = choice["message"].get("tool_calls") or ()
+        said = [[c["function"]["name"], c["function"]["arguments"]] for c in calls]
+        found[choice["index"]] = [choice["message"]["content"] or "", said, choice["finish_reason"]]
+    return found
 
 
-def test_lines_that_are_no_data(lab):
-    data = b': ping\n\nevent: message\nid: 7\ndata:{"a":\ndata: 1}\n\nretry: 9\ndata: [DONE]\n\n'
-    same(
-        lab.parse_sse([data]), [{"a": 1}, "[DONE]"],
-        "a comment, a name and an id are left out; two data lines are one event; the space after "
-        "the colon may be missing",
-    )  # fmt: skip
+# --- whole answers --------------------------------------------------------------------------------
 
 
-def test_a_line_ends_with_a_line_feed(lab):
-    """U+2028, U+0085 and a form feed end lines for `str.splitlines`, a lone \\r for both."""
-    text = "one\u2028two\x85three"
-    data = f'data: {{"a": "{text}"}}\n\ndata: {{"b":\r 1}}\n\ndata: [DONE]\n\n'.encode()
-    same(
-        lab.parse_sse([data]), [{"a": text}, {"b": 1}, "[DONE]"],
-        "a separator inside a text, and a \\r between two tokens of JSON, belong to their line",
-    )  # fmt: skip
+def test_a_stream_of_the_real_server(lab, real):
+    client = lab.Client()
+    *first, last = breaks.blocks(real[PLAIN])
+    for block in first:
+        client.feed(block)
+    same(client.answer().state, "open", "every event but [DONE] was fed: the end is still to come")
+    client.feed(last)
+    answer = client.answer()
+    same(answer.state, "whole", "and with [DONE] the answer is whole")
+    line = KEPT[PLAIN]
+    same(view(answer), at_once(line), "what the same server says at once: content, calls, reason")
+    same(answer.choices[0].role, "assistant", "the first event has a role")
+    client.close()
+    same(client.answer().state, "whole", "that the connection closes afterwards changes nothing")
 
 
-def test_data_lines_are_joined_by_a_line_end(lab):
-    refused(
-        lambda: lab.parse_sse([b'data: {"a": 1\ndata: 2}\n\ndata: [DONE]\n\n']),
-        'two data lines, {"a": 1 and 2}: a line end stands between them, so the number is not 12',
-    )
-    refused(
-        lambda: lab.parse_sse([b'data: {"a": 1}\n\ndata:  [DONE]\n\n']),
-        "[DONE] behind two spaces: only one of them is left out, and the rest is not the end",
-    )
-
-
-def test_a_stream_that_is_cut_off(lab):
-    for data, what in (
-        (b"", "nothing at all"),
-        (b'data: {"a": 1}\n\n', "an end without [DONE]"),
-        (b'data: {"a": 1}\n\ndata: [DONE]', "a [DONE] without its empty line"),
-        (b'data: {"a": \n\ndata: [DONE]\n\n', "half an object"),
-        (b"data: 7\n\ndata: [DONE]\n\n", "JSON that is no object"),
-        (b'data: [DONE]\n\ndata: {"a": 1}\n\n', "an event after [DONE]"),
-    ):
-        refused(lambda data=data: lab.parse_sse([data]), f"parse_sse of {what}")
-
-
-# --- an answer out of events ----------------------------------------------------------------------
-
-
-def test_two_calls_in_pieces(lab):
-    events = [
-        chunk({"role": "assistant", "content": ""}),
-        chunk({"content": "Let "}), chunk({"content": "me.", "tool_calls": []}),
-        call(0, "id-a", name="f"), call(0, arguments='{"x'),
-        call(1, "id-b", name="g", arguments=""), call(0, arguments='": 1}'),
-        call(1, arguments="{}", name=None), chunk({}, reason="tool_calls"),
-        {"choices": [], "usage": {"total_tokens": 9}}, "[DONE]",
-    ]  # fmt: skip
-    reply = lab.assemble(events)
-    same(
-        reply.tool_calls,
-        [
-            {"id": "id-a", "name": "f", "arguments": '{"x": 1}'},
-            {"id": "id-b", "name": "g", "arguments": "{}"},
-        ],
-        "two calls at once: pieces go to the call of their index; a null says nothing",
-    )
-    same(
-        [reply.role, reply.content, reply.finish_reason, reply.usage],
-        ["assistant", "Let me.", "tool_calls", {"total_tokens": 9}],
-        "and the rest of the answer; the usage comes in a chunk without choices",
-    )
-
-
-def test_reasoning_and_choices(lab):
-    events = [
-        chunk({"role": "assistant"}), chunk({"reasoning": "hm"}), chunk({"reasoning": "m"}),
-        chunk({"content": "A"}), chunk({"content": "B"}, index=1), chunk({}, reason="stop"),
-        chunk({}, index=1, reason="length"), "[DONE]",
-    ]  # fmt: skip
-    first, second = lab.assemble(events), lab.assemble(events, choice=1)
-    same(
-        [first.reasoning, first.content, first.finish_reason], ["hmm", "A", "stop"],
-        "the first choice, and its reasoning beside its content",
-    )  # fmt: skip
-    same([second.content, second.finish_reason], ["B", "length"], "the second one, alone")
-
-
-def test_a_usage_in_every_chunk(lab, real):
-    events = real.said["chat, usage in every chunk"]["events"]
-    same(
-        lab.assemble(events).usage, events[-2]["usage"],
-        "continuous usage: the last one counts, and they are not added up",
-    )  # fmt: skip
-
-
-def test_the_last_that_was_said_counts(lab):
-    events = [
-        chunk({"content": "A"}, usage={"total_tokens": 3}), chunk({}, reason="stop"),
-        chunk({"content": "B"}, reason="length", usage=None), chunk({}, usage={"total_tokens": 9}),
-        chunk({}, usage=None), "[DONE]",
-    ]  # fmt: skip
-    reply = lab.assemble(events)
-    same(reply.usage, {"total_tokens": 9}, "a usage, another one, then null: null says nothing")
-    same(reply.finish_reason, "length", "stop, then length, then null: the last one counts")
-
-
-def test_an_error_after_the_200(lab):
-    error = {"message": "the engine died", "type": "InternalServerError", "code": 500}
-    events = [chunk({"role": "assistant", "content": "He"}), {"error": error}, "[DONE]"]
-    same(lab.parse_sse([written(events)]), events, "it is an event as others are")
-    try:
-        got = lab.assemble(events)
-    except lab.StreamFailed as failed:
-        same((failed.error, failed.reply.content), (error, "He"), "the error, and what preceded it")
-    else:
-        raise AssertionError(f"an error is no answer: expected StreamFailed\ncame     {got}")
-
-
-CITY = ["get_weather", '{"city": "Lima"}']
 DIFFER = {
     "a call that is no JSON": (
         ["", [], "tool_calls"], ["<tool_call>\n{name: oops}\n</tool_call>", [], "stop"],
@@ -198,178 +112,407 @@ DIFFER = {
         ["", [["get_weather", ""]], "tool_calls"],
         ['<tool_call>\n{"name": "get_weather", "arg', [], "length"],
     ),
-    "a tool required": (["", [CITY, CITY], "tool_calls"], ["", [], "length"]),
-}  # fmt: skip
-"""Streamed, then at once: content, calls, finish reason. The last one ran into its limit, too."""
-
-
-def answer(choice):
-    """What a whole answer says, in the terms of a Reply."""
-    message = choice["message"]
-    calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message["tool_calls"]]
-    return [message["content"] or "", calls, choice["finish_reason"]]
-
-
-def test_streamed_as_at_once(lab, real, record_property):
-    """Every chat of the battery that was asked both ways."""
-    differ, count, first = {}, 0, None
-    for name, said in real.said.items():
-        if "events" not in said or not name.startswith("chat") or not name.endswith(", streamed"):
-            continue
-        whole = real.said[name.removesuffix(", streamed")]["body"]
-        events = lab.parse_sse([written(said["events"])])
-        first = first or events[0]["choices"][0]["delta"]
-        for place, choice in enumerate(whole["choices"]):
-            reply = lab.assemble(events, place)
-            count += 1
-            calls = [[c["name"], c["arguments"]] for c in reply.tool_calls]
-            same(
-                [reply.role, reply.usage["total_tokens"]],
-                ["assistant", whole["usage"]["total_tokens"]], f"{name}: role and tokens",
-            )  # fmt: skip
-            streamed, want = [reply.content, calls, reply.finish_reason], answer(choice)
-            if streamed != want:
-                differ[name.removesuffix(", streamed").removeprefix("chat, ")] = streamed, want
-    assert count >= 24, f"chats asked both ways: {count}"
-    same(differ, DIFFER, "where a client of the stream has something else: streamed, then at once")
-    record_property("measured.cut", differ["a call cut off"][0][2])
-    named = lab.assemble(real.said["chat, a named tool, streamed"]["events"])
-    record_property("measured.named", named.finish_reason)
-    kinds = {"": "an empty text", None: "nothing"}
-    record_property("measured.first", kinds.get(first.get("content"), "the first token"))
-
-
-# --- what is refused, and who says so -------------------------------------------------------------
-
-
-def prompt_tokens(request):
-    """Tokens of the battery's template, a byte each."""
-    tools = "".join(
-        f"{tool['function']['name']}: {tool['function']['description']}\n"
-        for tool in request.get("tools") or ()
-    )
-    told = "".join(f"{m['role']}: {m.get('content') or ''}\n" for m in request["messages"])
-    return len((f"Tools:\n{tools}" if tools else "") + told + "assistant:")
-
-
-def server(lab, **more):
-    known = {"models": ["byte-llama", *recorded.ADAPTERS], "max_model_len": battery.MAX_MODEL_LEN}
-    return lab.Server(**known, prompt_tokens=prompt_tokens, **more)
-
-
-ASKED = (
-    "chat, an unknown model", "chat, too hot", "chat, top_p of two", "chat, fewer than no tokens",
-    "chat, more tokens than the context", "chat, options without a stream", "chat, no messages",
-    "chat, a prompt too long", "chat, an empty list of tools", "chat, a choice without tools",
-    "chat, an unknown choice", "chat, a tool that is not offered",
-    "chat, a choice without a function",
-)  # fmt: skip
-"""The recorded errors that the rules are about."""
-
-
-def test_the_errors_of_the_real_server(lab, real):
-    for name in ASKED:
-        said = real.said[name]
-        same(
-            lab.predict_error(real.asked[name].body, server(lab)),
-            (said["status"], said["body"]["error"]["param"]),
-            f"{name}: {real.asked[name].body}\nthe server says: {said['body']['error']['message']}",
-        )  # fmt: skip
-
-
-def test_what_the_real_server_serves(lab, real):
-    count = 0
-    for name, ask in real.asked.items():
-        if real.said[name]["status"] != 200 or not isinstance(ask.body, dict):
-            continue
-        if any(isinstance(m.get("content"), list) for m in ask.body["messages"]):
-            continue
-        count += 1
-        same(lab.predict_error(ask.body, server(lab)), None, f"{name} is served: {ask.body}")
-    assert count > 50, f"chats that were served: {count}"
-
-
-def test_tools_without_flags(lab):
-    tools = {"messages": battery.MESSAGES, "tools": [battery.WEATHER]}
-    for request, expected in (
-        (tools, (400, None)),
-        ({**tools, "tool_choice": "auto"}, (400, None)),
-        ({**tools, "tool_choice": "required"}, (400, None)),
-        (
-            {**tools, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
-            (400, None),
-        ),
-        ({**tools, "tool_choice": "none"}, None),
-        ({"messages": battery.MESSAGES}, None),
-    ):
-        same(
-            lab.predict_error(request, server(lab, auto_tools=False)), expected,
-            f"a server without --enable-auto-tool-choice, asked with {sorted(request)} and the "
-            f"choice {request.get('tool_choice', 'left out')}: beside tools, none means auto, and "
-            "only the choice \"none\" needs no parser",
-        )  # fmt: skip
-    for more, expected in (
-        ({"model": "nope"}, (404, "model")),
-        ({"max_tokens": 99999}, (400, None)),
-    ):
-        same(
-            lab.predict_error({**tools, **more}, server(lab, auto_tools=False)), expected,
-            f"the same server, and {more}: after the model, before the length",
-        )  # fmt: skip
-
-
-def test_the_first_layer_decides(lab):
-    long = [{"role": "user", "content": "w" * 600}]
-    base = {"model": "byte-llama", "messages": battery.MESSAGES}
-    for more, expected in (
-        ({"model": "nope", "temperature": -1}, (404, "model")),
-        ({"model": "nope", "tool_choice": "auto"}, (400, None)),
-        ({"messages": long, "temperature": -1}, (400, "input_tokens")),
-        ({"messages": long, "max_tokens": 99999}, (400, "max_tokens")),
-        ({"temperature": -1, "top_p": 2, "max_tokens": 0}, (400, "temperature")),
-        ({"top_p": 2, "max_tokens": 0}, (400, "top_p")),
-        ({"top_p": 0}, (400, "top_p")),
-        ({"temperature": None, "top_p": None, "max_tokens": None, "tools": None}, None),
-        ({"model": "nope", "stream_options": {"include_usage": True}}, (400, "stream_options")),
-    ):
-        same(
-            lab.predict_error({**base, **more}, server(lab)), expected,
-            f"more than one thing is wrong with {more}: body, model, tools, length, sampling",
-        )  # fmt: skip
-    fits = battery.MAX_MODEL_LEN - prompt_tokens(base)
-    for limit, expected in ((fits, None), (fits + 1, (400, "input_tokens"))):
-        same(
-            lab.predict_error({**base, "max_tokens": limit}, server(lab)), expected,
-            f"a prompt of {prompt_tokens(base)} tokens and max_tokens={limit} of {512}",
-        )  # fmt: skip
-
-
-def test_who_owns_what(lab):
-    for artifact in lab.ARTIFACTS:
-        got = lab.owner(artifact)
-        assert got in lab.LAYERS, f"{artifact}: expected one of {lab.LAYERS}\ncame     {got!r}"
-        want = next(layer for layer, made in OWNED.items() if artifact in made)
-        same(got, want, f"{artifact}: {WHY[want]}")
-    refused(lambda: lab.owner("the weather"), "an artifact that is none")
-
-
-OWNED = {
-    "http": ("405 for a GET",),
-    "validation": ("400 for temperature=-1", "404 for an unknown model"),
-    "template": ("the words 'user:' in the prompt", "the tools' schemas in the prompt"),
-    "engine": ("completion_tokens", "finish_reason length", "logprobs"),
-    "detokenizer": ("U+FFFD in content", "text withheld before a stop string"),
-    "tool_parser": ("the name of a call", "content without <tool_call>"),
-    "sse": (
-        "data: [DONE]", "the chunk with role and an empty content", "an error after the 200",
+    "a tool required": (
+        ["", [["get_weather", '{"city": "Lima"}']] * 2, "tool_calls"], ["", [], "length"],
     ),
 }  # fmt: skip
-WHY = {
-    "http": "the web framework answers before any code of the server sees a request",
-    "validation": "values are checked before the engine hears of the request",
-    "template": "the prompt is text that a template made of messages and tools",
-    "engine": "tokens, their count, their limit and their probabilities are inference",
-    "detokenizer": "where token ids become text, which stop strings are looked for in",
-    "tool_parser": "the engine only wrote text with tags",
-    "sse": "the form in which an answer is sent, not what it says",
-}
+"""Streamed, then at once: where vLLM itself says two things of one request."""
+
+
+def test_streamed_as_at_once(lab, record_property):
+    """Every recorded stream of both servers beside the answer that came at once."""
+    for server in ("vllm", "mini"):
+        differ, count = {}, 0
+        for name, line in streams.kept(server).items():
+            if "at_once" not in line:
+                continue
+            count += 1
+            n = line["asked"].get("n", 1)
+            answer = fed(lab, line["text"].encode(), n).answer()
+            same(answer.state, "whole", f"{server}, {name}: nothing is wrong with it")
+            want, got = at_once(line), view(answer)
+            if got != want:
+                differ[name.removesuffix(", streamed").removeprefix("chat, ")] = got[0], want[0]
+        assert count == len(streams.chats()), f"streams of {server}: {count}"
+        same(differ, DIFFER, f"{server}: where streams say something else: streamed, then at once")
+    record_property("measured.cut", differ["a call cut off"][0][2])
+    named = fed(lab, KEPT["chat, a named tool, streamed"]["text"].encode()).answer()
+    record_property("measured.named", named.choices[0].finish_reason)
+
+
+def test_two_choices_interleaved(lab, real):
+    said = events(real[TWO])
+    order = [part["index"] for event in said for part in event["choices"]]
+    assert order != sorted(order), f"the recorded choices take turns: {order}"
+    client = lab.Client(2)
+    for number, block in enumerate(breaks.blocks(real[TWO])[:-1], 1):
+        client.feed(block)
+        got = {index: choice.content for index, choice in client.answer().choices.items()}
+        want = {
+            part["index"]: text_of(said[:number], part["index"])
+            for event in said[:number]
+            for part in event["choices"]
+        }
+        same(got, want, f"after {number} events of two choices that take turns")
+    client.feed(breaks.DONE)
+    same(client.answer().state, "whole", "both have a finish reason")
+
+
+def test_usage_wherever_it_stands(lab, real):
+    for name in (PLAIN, TWO, EVERY):
+        want = [event["usage"] for event in events(real[name]) if event.get("usage")]
+        answer = fed(lab, real[name], asked(name)).answer()
+        same(answer.usage, want[-1], f"{name}: the last of {len(want)} usages, not their sum")
+    answer = fed(lab, real["chat, streamed without usage"]).answer()
+    same([answer.state, answer.usage], ["whole", None], "no usage was asked for, and none came")
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def test_cut_anywhere(lab, real):
+    rng, other = random.Random(16), "chat, a call with other letters, streamed"
+    assert "\u2028".encode() in real["chat, separators, streamed"], "a character to cut"
+    for name in (PLAIN, other, "chat, separators, streamed"):
+        for data in (real[name], real[name].replace(b"\n", b"\r\n")):
+            for pieces in ([bytes([b]) for b in data], *(cuts(data, rng) for _ in range(20))):
+                answer = fed(lab, data, pieces=[b"", *pieces]).answer()
+                same(
+                    [answer.state, view(answer)], ["whole", at_once(KEPT[name])],
+                    f"{name}, in {len(pieces)} pieces, lines end with {data[-2:]!r}",
+                )  # fmt: skip
+
+
+def test_what_is_complete_is_known_at_once(lab, real):
+    client, said = lab.Client(), events(real[PLAIN])
+    for number, block in enumerate(breaks.blocks(real[PLAIN])[:-1]):
+        before = text_of(said[:number])
+        client.feed(block[:-1])
+        got = client.answer().choices.get(0)
+        same(
+            got.content if got else "", before, f"event {number} without its last byte says nothing"
+        )
+        client.feed(block[-1:])
+        got = client.answer().choices.get(0)
+        same(got and got.content, text_of(said[: number + 1]), f"event {number} is complete")
+
+
+def test_separators_of_unicode_belong_to_the_line(lab, real):
+    """U+2028, U+2029, U+0085 and a form feed end lines for `str.splitlines`."""
+    answer = fed(lab, real["chat, separators, streamed"]).answer()
+    same(
+        [answer.state, answer.choices[0].content if answer.choices else None],
+        ["whole", streams.SEPARATORS],
+        "vLLM writes these characters as they are; only \\n and \\r\\n end a line",
+    )
+
+
+@pytest.mark.parametrize("rule", breaks.HARMLESS)
+def test_said_otherwise(lab, real, rule):
+    for name in (PLAIN, TWO, "chat, separators, streamed"):
+        n, want = asked(name), at_once(KEPT[name])
+        data = breaks.HARMLESS[rule](real[name])
+        for pieces in ([data], [bytes([b]) for b in data]):
+            answer = fed(lab, data, n, pieces=pieces).answer()
+            same(
+                [answer.state, view(answer)], ["whole", want],
+                f"{name}, {rule}: {data[:90]!r}... is the same answer",
+            )  # fmt: skip
+
+
+def test_data_lines_are_joined_by_a_line_end(lab, real):
+    place = real[PLAIN].index(b'"total_tokens":') + len(b'"total_tokens":') + 1
+    data = real[PLAIN][:place] + b"\ndata: " + real[PLAIN][place:]
+    same(
+        fed(lab, data).answer().state, "malformed",
+        "a number cut by a line end is two numbers, and that is not JSON: "
+        f"{data[place - 20 : place + 12]!r}",
+    )  # fmt: skip
+
+
+# --- ends that are none ---------------------------------------------------------------------------
+
+
+def before_the_break(real, name):
+    """The events that stand before the place where the rules of `breaks` break a stream."""
+    said = events(real[name])
+    return said[: max(1, len(said) // 2)]
+
+
+@pytest.mark.parametrize(
+    "rule", ["closed inside an event", "closed between two events", "closed before [DONE]",
+             "closed before the empty line of [DONE]", "[DONE] before a finish reason"],
+)  # fmt: skip
+def test_an_answer_that_was_cut(lab, real, rule):
+    for name in streams.BROKEN_OF:
+        data, n = breaks.BROKEN[rule](real[name]), asked(name)
+        client = fed(lab, data, n, closed=False)
+        if not rule.startswith("[DONE]"):
+            same(client.answer().state, "open", f"{name}, {rule}: more bytes may come")
+            client.close()
+        answer = client.answer()
+        same(answer.state, "cut", f"{name}, {rule}: it ended and was not whole")
+        said = events(real[name])
+        if rule.startswith("closed b") and "DONE" in rule:
+            want = text_of(said)
+        elif rule.startswith("closed"):
+            want = text_of(before_the_break(real, name))
+        else:
+            continue
+        got = answer.choices[0].content if answer.choices else None
+        same(got, want, f"{name}, {rule}: what had been said stays")
+
+
+def test_a_choice_that_never_ended(lab, real):
+    same(
+        fed(lab, real[PLAIN], n=2).answer().state, "cut",
+        "two choices were asked for, and the server spoke of one",
+    )  # fmt: skip
+    for index in (0, 1):
+        said = [
+            event for event in events(real[TWO])
+            if not any(p["index"] == index and p["finish_reason"] for p in event["choices"])
+        ]  # fmt: skip
+        answer = fed(lab, written(*said), n=2).answer()
+        same(answer.state, "cut", f"choice {index} has no finish reason, the other one has")
+        got = answer.choices[1 - index].finish_reason
+        same(got, "stop", "of the other the caller knows that it ended")
+
+
+@pytest.mark.parametrize(
+    "rule", ["half an event, then the rest", "bytes that are not UTF-8", "an event after [DONE]",
+             "[DONE] behind two spaces"],
+)  # fmt: skip
+def test_bytes_that_are_no_stream(lab, real, rule):
+    for name in streams.BROKEN_OF:
+        data, n = breaks.BROKEN[rule](real[name]), asked(name)
+        for pieces in ([data], [bytes([b]) for b in data]):
+            answer = fed(lab, data, n, pieces=pieces).answer()
+            same(answer.state, "malformed", f"{name}, {rule}: ...{data[-60:]!r}")
+        half = rule.startswith(("half", "bytes"))
+        want = text_of(before_the_break(real, name) if half else events(real[name]))
+        same(answer.choices[0].content, want, f"{name}, {rule}: what had been said stays")
+
+
+def test_json_that_is_no_object(lab, real):
+    said = breaks.blocks(real[PLAIN])
+    for text in ("7", "[]", "null", '"a"'):
+        data = b"".join([*said[:2], f"data: {text}\n\n".encode(), *said[2:]])
+        same(fed(lab, data).answer().state, "malformed", f"an event that is {text}")
+
+
+def test_an_error_after_the_200(lab, real):
+    error = streams.error_block(real["chat, the engine dies"].decode())
+    for name in streams.BROKEN_OF:
+        for closed in (False, True):
+            data = breaks.failed_at(real[name], error, closed)
+            answer = fed(lab, data, asked(name)).answer()
+            same(
+                [answer.state, answer.error], ["failed", breaks.event_of(error)["error"]],
+                f"{name}, an error event in the middle, then {'nothing' if closed else '[DONE]'}",
+            )  # fmt: skip
+            want = text_of(before_the_break(real, name))
+            same(answer.choices[0].content, want, "what preceded the error stays")
+    late = b"".join(breaks.blocks(real[PLAIN])[:2]) + error + real[PLAIN]
+    answer = fed(lab, late).answer()
+    want = text_of(events(real[PLAIN])[:2])
+    same([answer.state, answer.choices[0].content], ["failed", want], "nothing is read after it")
+
+
+def test_servers_that_were_killed(lab, real):
+    """vLLM's engine says so in an event; a server that is gone says nothing."""
+    dead = fed(lab, real["chat, the engine dies"]).answer()
+    same(dead.state, "failed", f"...{real['chat, the engine dies'][-200:]!r}")
+    for server in ("vllm", "mini"):
+        line = streams.kept(server)["chat, the server dies"]
+        answer = fed(lab, line["text"].encode()).answer()
+        same(answer.state, "cut", f"{server}, killed in a stream: ...{line['text'][-60:]!r}")
+        assert answer.choices[0].content, f"{server}: some text had come; came {answer}"
+
+
+def test_what_the_openai_package_makes_of_it(lab, real, record_property):
+    error, silent, count = streams.error_block(real["chat, the engine dies"].decode()), set(), 0
+    for line in streams.openai_heard():
+        if line["broken"] is None:
+            continue
+        data = breaks.broken(real[line["name"]], error)[line["broken"]]
+        state = fed(lab, data, asked(line["name"])).answer().state
+        assert state in ("failed", "cut", "malformed"), (
+            f"{line['name']}, {line['broken']}: expected failed, cut or malformed\ncame     {state}"
+        )
+        count += 1
+        if line["openai"]["raises"] is None:
+            silent.add(line["broken"])
+    assert count == 44, f"broken streams that the openai package was fed: {count}"
+    record_property("measured.trusted", len(silent))
+
+
+# --- what counts, and what may be done ------------------------------------------------------------
+
+
+def changed(real, name, change):
+    """A recorded stream with `change` made to its events."""
+    said = events(real[name])
+    change(said)
+    return written(*said)
+
+
+def test_null_says_nothing(lab, real):
+    usage = events(real[PLAIN])[-1]["usage"]
+    quiet = {
+        "choices": [{"index": 0, "finish_reason": None, "delta": {"content": None, "role": None}}],
+        "usage": None,
+    }  # fmt: skip
+    data = changed(real, PLAIN, lambda said: said.append(quiet))
+    answer = fed(lab, data).answer()
+    same(view(answer), at_once(KEPT[PLAIN]), "an event of nulls behind the answer")
+    same([answer.usage, answer.choices[0].role], [usage, "assistant"], "usage and role stay")
+    piece = {"index": 0, "id": None, "type": None, "function": {"name": None, "arguments": None}}
+    quiet = {"choices": [{"index": 0, "delta": {"tool_calls": [piece]}, "finish_reason": None}]}
+    data = changed(real, CALLS, lambda said: said.insert(-1, quiet))
+    want = at_once(KEPT[CALLS])
+    same(view(fed(lab, data).answer()), want, "and a piece of a call that is all null")
+
+
+def test_the_last_that_was_said_counts(lab, real):
+    reason = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    more = {"choices": [], "usage": {"total_tokens": 99}}
+    data = changed(real, PLAIN, lambda said: said.extend([reason, more]))
+    answer = fed(lab, data).answer()
+    same(answer.choices[0].finish_reason, "stop", "two finish reasons: the last")
+    same(answer.usage, {"total_tokens": 99}, "two usages: the last")
+
+
+def test_thoughts_are_not_content(lab, real):
+    def change(said):
+        for event in said[1:4]:
+            for part in event["choices"]:
+                part["delta"]["reasoning"] = part["delta"].pop("content", "")
+
+    said = events(real[PLAIN])
+    answer = fed(lab, changed(real, PLAIN, change)).answer()
+    got = [answer.choices[0].reasoning, answer.choices[0].content]
+    want = [text_of(said[1:4]), text_of([*said[:1], *said[4:]])]
+    same(got, want, "a delta's `reasoning` is joined by itself")
+
+
+def test_calls_in_pieces(lab, real):
+    want = [["get_weather", '{"city": "Oslo"}'], ["get_time", '{"zone": "UTC", "exact": true}']]
+    answer = fed(lab, real[CALLS]).answer()
+    same(view(answer)[0][1], want, "two calls, each in pieces of its own index")
+
+    def change(said):
+        """The pieces of both calls take turns, as a server may send them."""
+        deltas = [e for e in said if any("tool_calls" in p["delta"] for p in e["choices"])]
+        others = [e for e in said if e not in deltas]
+        by_call = [[e for e in deltas if piece_of(e)["index"] == index] for index in (1, 0)]
+        longest = max(map(len, by_call))
+        turns = [e for k in range(longest) for of in by_call for e in of[k : k + 1]]
+        said[:] = [others[0], *turns, *others[1:]]
+
+    answer = fed(lab, changed(real, CALLS, change)).answer()
+    same(view(answer)[0][1], want, "the same pieces, the calls in turn, the second one first")
+    ids = [call["id"] for call in answer.choices[0].tool_calls]
+    assert all(ids), f"each call has the id that its first piece says; came {ids}"
+
+
+def piece_of(event):
+    """The first piece of a call in an event."""
+    return event["choices"][0]["delta"]["tool_calls"][0]
+
+
+def test_calls_that_may_be_run(lab, real):
+    city = {"city": "Oslo"}
+    for name, want in (
+        (PLAIN, []),
+        ("chat, one call, streamed", [(0, "get_weather", city)]),
+        (CALLS, [(0, "get_weather", city), (0, "get_time", {"zone": "UTC", "exact": True})]),
+        ("chat, a call cut off, streamed", []),
+        ("chat, a call that is no JSON, streamed", []),
+        ("chat, a tool required, streamed", [(0, "get_weather", {"city": "Lima"})] * 2),
+    ):
+        client = lab.Client()
+        for block in breaks.blocks(real[name])[:-1]:
+            client.feed(block)
+            same(client.calls(), [], f"{name}: an open stream, nothing may be run")
+        client.feed(breaks.DONE)
+        same(client.answer().state, "whole", f"{name} ends well")
+        same(client.calls(), want, f"{name}, {client.answer().choices[0].finish_reason}")
+    named = fed(lab, real["chat, a named tool, streamed"])
+    assert named.calls(), (
+        "a named tool: the finish reason is stop, and the call is whole\n"
+        f"expected one call\ncame     {named.calls()} of {named.answer()}"
+    )
+    for rule in breaks.BROKEN:
+        got = fed(lab, breaks.BROKEN[rule](real[CALLS])).calls()
+        same(got, [], f"two calls, {rule}: nothing of a broken stream is run")
+
+
+def test_arguments_that_are_no_object(lab, real):
+    one = "chat, one call, streamed"
+    for arguments, name in (("[1]", "f"), ('"a"', "f"), ("null", "f"), ("{}", None), ("{", "f")):
+        made = {"index": 1, "id": "c", "function": {"arguments": arguments}}
+        if name:
+            made["function"]["name"] = name
+        extra = {"choices": [{"index": 0, "delta": {"tool_calls": [made]}, "finish_reason": None}]}
+        data = changed(real, one, lambda said, extra=extra: said.insert(-2, extra))
+        same(
+            fed(lab, data).calls(), [(0, "get_weather", {"city": "Oslo"})],
+            f"a second call, name {name}, arguments {arguments}: only the first may be run",
+        )  # fmt: skip
+
+
+# --- the client as a part of a program ------------------------------------------------------------
+
+
+def test_after_the_end(lab, real):
+    client = fed(lab, real[PLAIN], closed=False)
+    client.feed(b": bye\n\nretry: 9\n\n\n")
+    same(client.answer().state, "whole", "lines that say nothing may follow [DONE]")
+    client.feed(b'data: {"cho')
+    client.close()
+    same(client.answer().state, "whole", "an event that is not complete says nothing there, either")
+    refused(lambda: client.feed(b"\n"), "bytes for a stream that was closed")
+    for name in ("chat, the engine dies", "chat, the server dies"):
+        client = fed(lab, real[name])
+        before = client.answer().state
+        client.close()
+        same(client.answer().state, before, f"{name}: closed twice")
+
+
+def test_an_answer_is_the_callers(lab, real):
+    client, *said = lab.Client(), *breaks.blocks(real[CALLS])
+    half = len(said) // 2
+    client.feed(b"".join(said[:half]))
+    answer = client.answer()
+    kept = repr(answer)
+    client.feed(b"".join(said[half:]))
+    same(repr(answer), kept, "an answer that was given earlier: later bytes do not change it")
+    for choice in answer.choices.values():
+        choice.content, choice.tool_calls = "mine", []
+        choice.tool_calls.append({"name": "mine"})
+    want = at_once(KEPT[CALLS])
+    same(view(client.answer()), want, "and what the caller writes into it stays with the caller")
+
+
+def test_each_event_is_parsed_once(lab, real, monkeypatch):
+    parsed = []
+    decode = json.JSONDecoder.raw_decode
+
+    def counted(self, s, idx=0):
+        parsed.append(len(s))
+        return decode(self, s, idx)
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", counted)
+    name = "chat, a stop text, streamed"
+    client, length = lab.Client(), len(real[name])
+    for place in range(0, length, 16):
+        client.feed(real[name][place : place + 16])
+        client.answer()
+    monkeypatch.undo()
+    same(client.answer().state, "whole", "in pieces of 16 bytes, asked after each")
+    assert 0 < sum(parsed) <= length, (
+        f"characters of JSON that were parsed: the stream has {length:,} bytes, each event is "
+        f"parsed once, and no question parses it again\nexpected at most {length:,}\n"
+        f"came     {sum(parsed):,} in {len(parsed)} calls"
+    )
