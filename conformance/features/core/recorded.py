@@ -37,6 +37,12 @@ PARTS = {
         "core", "kv_cache_manager", "`vllm/v1/core/kv_cache_manager.py:110` `KVCacheManager`",
         "`KVCacheManager`",
     ),
+    "meters": cases(
+        "core", "meters",
+        "`vllm/v1/metrics/stats.py:171` `SchedulerStats` and "
+        "`vllm/v1/metrics/stats.py:325` `IterationStats` of the scheduler, step by step",
+        "lab 03-03",
+    ),
     "check_stop": cases(
         "core", "check_stop", "`vllm/v1/core/sched/utils.py:94` `check_stop`",
         "`Request.maybe_finish`",

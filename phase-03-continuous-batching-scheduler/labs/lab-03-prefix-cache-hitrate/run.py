@@ -193,7 +193,7 @@ def show_counters(lab: ModuleType, pages: Sequence[Sequence[str]]) -> Any:
     for name, page in zip(("before", "after"), pages, strict=True):
         for line in page:
             print(f"  {name:<6} |", line)
-    before, after = (lab.read_counters("\n".join(page)) for page in pages)
+    before, after = (lab.read_page("\n".join(page)) for page in pages)
     return lab.spent(before, after)
 
 
@@ -248,7 +248,8 @@ def waiting_arm(lab: ModuleType, arguments: argparse.Namespace, size: int) -> No
         f"peak {run['peak_blocks']} blocks of {run['num_blocks'] - 1:,}"
     )
     print(
-        f"surplus {lab.lookup_surplus(spent)}; the meters' hit rate {lab.hit_rate(spent):.2%}, "
+        f"surplus {spent.queries - spent.computed - spent.cached}; "
+        f"the meters' hit rate {lab.hit_rate(spent):.2%}, "
         f"of the prompts' tokens {spent.cached / (spent.cached + spent.computed):.2%}"
     )
 

@@ -1,9 +1,17 @@
-"""Lab 03-03: predict a prefix-cache hit rate, then read it off the real engine's meters.
+"""Lab 03-03: what a server's meters say happened to its prefix cache, and what they cannot say.
 
-`predict_hits` says what `vllm/v1/core/kv_cache_manager.py:194`
-`KVCacheManager.get_computed_blocks` will find for a list of prompts; `read_counters` and
-`window_rate` read the two meters of a server, which have different denominators. `run.py` compares
-both on a GPU.
+`predict_each` says what `vllm/v1/core/kv_cache_manager.py:194` `KVCacheManager.get_computed_blocks`
+will find. The other functions judge two readings of a `/metrics` page: what was repeated, whether
+memory ran out, which incident it was. Graded beside vLLM's own scheduler, whose calls were watched
+while its meters were read; `run.py` compares on a real engine.
+
+Of meters holds, for plain prompts that no client leaves:
+
+- M1 `queries` and `hits` grow with each lookup of a prompt, as often as it is looked up. A request
+  that was preempted before is looked up without being counted. Without prefix caching nothing is.
+- M2 `computed` and `cached` grow by a prompt's tokens together, once, with its first output token.
+- M3 `preemptions` grows when a request that was preempted gives its next token, not before.
+- M4 A request that memory refuses stays in front and is looked up again in the next step.
 """
 
 from __future__ import annotations
@@ -11,7 +19,10 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+CAUSES = ("nothing looked up", "memory", "less found", "as predicted", "more found")
+"""What `diagnose` chooses from (given), the first that holds."""
 
 
 def predict_each(prompts: Sequence[Sequence[int]], block_size: int) -> list[int]:
@@ -40,70 +51,131 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def predict_hits(prompts: Sequence[Sequence[int]], block_size: int) -> tuple[int, int, int]:
-    """`(queries, hits, computed)` in tokens, for all prompts together.
-
-    Queries are all prompt tokens, for each is looked up once; hits are those from the cache; what
-    is left is computed.
-    """
-    raise NotImplementedError
-
-
-def kv_bytes_saved(
-    prompts: Sequence[Sequence[int]],
-    block_size: int,
-    layers: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype_bytes: int,
-) -> int:
-    """Bytes of K and V that need not exist twice while all these prompts are in the cache.
-
-    A token of the cache is a key and a value vector for each KV head of each layer.
-    """
-    raise NotImplementedError
+    """Given. Queries, hits and computed tokens if each prompt is looked up once."""
+    queries, hits = sum(map(len, prompts)), sum(predict_each(prompts, block_size))
+    return queries, hits, queries - hits
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """Four counters of a server, in tokens, since it started. They only ever grow."""
+class Reading:
+    """Given. One reading of a server's page: five counters since its start, and two gauges."""
 
-    queries: int
+    queries: int = 0
     """`vllm:prefix_cache_queries`: tokens looked up."""
-    hits: int
+    hits: int = 0
     """`vllm:prefix_cache_hits`: those that were found."""
-    computed: int
-    """`vllm:prompt_tokens_by_source`, source `local_compute`: prompt tokens computed."""
-    cached: int
-    """The same, source `local_cache_hit`: prompt tokens taken from the cache."""
+    computed: int = 0
+    """`vllm:prompt_tokens_by_source`, source `local_compute`."""
+    cached: int = 0
+    """The same, source `local_cache_hit`."""
+    preemptions: int = 0
+    """`vllm:num_preemptions`."""
+    running: int = 0
+    """`vllm:num_requests_running`."""
+    waiting: int = 0
+    """`vllm:num_requests_waiting`."""
 
 
-def read_counters(text: str) -> Counters:
-    """The four counters from the text of a server's `/metrics` page.
+_NAMES = {
+    "prefix_cache_queries_total": "queries",
+    "prefix_cache_hits_total": "hits",
+    "num_preemptions_total": "preemptions",
+    "num_requests_running": "running",
+    "num_requests_waiting": "waiting",
+    "local_compute": "computed",
+    "local_cache_hit": "cached",
+}
 
-    A counter is a line `NAME_total{label="value",...} NUMBER`; Prometheus adds `_total` to the
-    name. A server with several engines has one line for each: they are added up. A counter without
-    a line is 0. Other names that begin or end alike are other meters (`..._created` is a date).
+
+def read_page(text: str) -> Reading:
+    """Given. The seven meters from the text of a `/metrics` page, added up over engines."""
+    values = dict.fromkeys(_NAMES.values(), 0)
+    for line in text.splitlines():
+        match = re.match(r"vllm:(\w+)\{(.*)\} (\S+)$", line)
+        if not match:
+            continue
+        name, source = match[1], re.search(r'source="(\w+)"', match[2])
+        if name == "prompt_tokens_by_source_total" and source:
+            name = source[1]
+        if name in _NAMES:
+            values[_NAMES[name]] += int(float(match[3]))
+    return Reading(**values)
+
+
+def spent(before: Reading, after: Reading) -> Reading:
+    """Given. What the counters grew by, and the gauges of the later reading.
+
+    Raises:
+        ValueError: requests were in flight at the first reading, or a counter fell.
+    """
+    if before.running or before.waiting:
+        raise ValueError(f"before={before}: need a reading of an idle server")
+    counters = [f.name for f in fields(Reading)][:5]
+    grown = {name: getattr(after, name) - getattr(before, name) for name in counters}
+    if min(grown.values()) < 0:
+        raise ValueError(f"after={after}: a counter fell, so the server was started again")
+    return Reading(**grown, running=after.running, waiting=after.waiting)
+
+
+def hit_rate(reading: Reading) -> float:
+    """Given. Tokens found over tokens looked up, 0.0 when nothing was."""
+    return reading.hits / reading.queries if reading.queries else 0.0
+
+
+def looked_up_again(before: Reading, after: Reading, max_model_len: int) -> tuple[int, int]:
+    """Least and most tokens that may have been looked up after a first time, between two readings.
+
+    M1, M2 and M4. Every history that fits the meters lies between the two, and they are at most
+    `max_model_len` apart for each request in flight at `after`. So at rest they are equal.
+
+    Queries 30,260, computed 880, cached 6,240, at rest: 23,140 and 23,140.
+
+    Args:
+        before: a reading at rest; `spent` refuses another.
+        after: a later one.
+        max_model_len: no prompt is longer.
     """
     raise NotImplementedError
 
 
-def spent(before: Counters, after: Counters) -> Counters:
-    """What happened between two readings."""
+def computed_again(before: Reading, after: Reading, max_model_len: int) -> tuple[int, int | None]:
+    """Least and most tokens that requests may have computed which they had computed before.
+
+    That is what preemption costs. M2 and M3. None: the meters set no bound. At rest the most is at
+    most `max_model_len` for each preemption.
+
+    Args, as for `looked_up_again`.
+    """
     raise NotImplementedError
 
 
-def hit_rate(counters: Counters) -> float:
-    """Tokens found over tokens looked up, 0.0 when nothing was."""
+def memory_refused(before: Reading, after: Reading, max_model_len: int) -> bool | None:
+    """Whether memory refused any request between two readings; None where meters cannot tell.
+
+    It must never be wrong. It must not be None where a lookup was repeated for certain or a
+    preemption was counted, nor at rest where lookups are counted.
+
+    Args, as for `looked_up_again`.
+    """
     raise NotImplementedError
 
 
-def lookup_surplus(counters: Counters) -> int:
-    """Tokens looked up beyond the prompts' own: 0 where every prompt was looked up once.
+def diagnose(
+    before: Reading,
+    after: Reading,
+    prompts: Sequence[Sequence[int]],
+    block_size: int,
+    max_model_len: int,
+) -> str:
+    """Which of `CAUSES` two readings show, both at rest, with these prompts served in between.
 
-    Below 0 where prompts were computed that nobody looked up.
+    "nothing looked up": prompts were served, and none was looked up. "memory": a request was
+    refused. The other three compare what was taken from the cache, a prompt once, with what
+    `predict_each` says. Why less was found, no meter says: blocks that were taken since, a salt, an
+    adapter, a threshold. More is found where a prompt goes on from an answer.
 
-    A request that is refused memory stays in front of the queue and is looked up again in every
-    step. That counts as queries, and as hits, each time; a prompt has its tokens only once.
+    Raises:
+        ValueError: `after` is not at rest, or its prompt tokens are not those of `prompts`.
     """
     raise NotImplementedError
 
