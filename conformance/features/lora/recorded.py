@@ -9,6 +9,13 @@ PARTS = {
         "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager._apply_adapters`, 30 steps",
         "`AdapterSlotCache`, `Adapters`",
     ),
+    "grids": cases(
+        "lora", "grids",
+        "`vllm/lora/ops/triton_ops/lora_shrink_op.py:132` `_lora_shrink` and "
+        "`vllm/model_executor/layers/fused_moe/fused_moe.py:709` "
+        "`invoke_fused_moe_triton_kernel`: the grids they launch",
+        "lab 11-01",
+    ),
     **{
         f"texts-lora{suffix}": run(
             f"texts-lora{suffix}", "features.lora.texts:recorded",

@@ -1,13 +1,15 @@
-"""What lab 11-01 pins: each row its own adapter, at the cost of one base product and thin ones."""
+"""What lab 11-01 pins: each row its own adapter, thin products only, and launches that suffice."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from conformance import recording
 from labkit import refused, same
 
 W3 = np.array([[1.0, 0, 0], [0, 1, 0]])
@@ -146,17 +148,13 @@ def test_worked_example(lab):
     )
 
 
-def test_single_equals_merged_weight(lab):
+def test_delta_equals_merged_weight(lab):
     rng = np.random.default_rng(1)
     for into, out, rank in ((5, 7, 2), (9, 4, 3), (6, 6, 6)):
-        x, W, adapters, _ = make(rng, 8, (into, out), [rank])
+        x, _, adapters, _ = make(rng, 8, (into, out), [rank])
         (A, B) = adapters[0]
-        close(
-            lab.apply_single(x, W, A, B, 0.75),
-            x @ (W + 0.75 * B @ A).T,
-            f"in {into}, out {out}, rank {rank}: the same as one layer with the weight W + .75 B A",
-        )
-        close(lab.lora_delta(x, A, B, 0.75), x @ (0.75 * B @ A).T, "the delta alone")
+        what = f"in {into}, out {out}, rank {rank}: the same as with the weight .75 B A"
+        close(lab.lora_delta(x, A, B, 0.75), x @ (0.75 * B @ A).T, what)
 
 
 def test_delta_rank_at_most_r(lab):
@@ -256,7 +254,7 @@ def test_inputs_unchanged(lab):
     ids = np.array([1, 0, -1, 1, 0, 0])
     before = [each.copy() for each in (x, W, ids, *adapters[0], *adapters[1])]
     first = lab.apply_batched(x, W, adapters, ids, scalings)
-    lab.apply_single(x, W, *adapters[0], 2.0)
+    lab.lora_delta(x, *adapters[0], 2.0)
     now = [x, W, ids, *adapters[0], *adapters[1]]
     names = ("x", "W", "adapter_ids", "A of 0", "B of 0", "A of 1", "B of 1")
     changed = [n for n, a, b in zip(names, before, now, strict=True) if not np.array_equal(a, b)]
@@ -359,37 +357,113 @@ def test_never_materializes_ba(lab):
         [[2, 6], [6, 20]],
         "lora_delta of 6 rows, in 30, out 20, rank 2: shrink to (6, 2), expand to (6, 20)",
     )
-    x, W, A, B = counted(np.ones((6, 30)), np.ones((20, 30)), np.ones((2, 30)), np.ones((20, 2)))
-    lab.apply_single(x, W, A, B, 0.5)
-    built = [shape for shape in Counted.work.results if sorted(shape) == [20, 30]]
-    same(built, [], "arrays as large as W in apply_single: the weights are not merged (D3)")
 
 
-# --- the metadata of the kernels ------------------------------------------------------------------
+# --- what a launch costs --------------------------------------------------------------------------
 
 
-def test_sorted_by_adapter(lab):
-    came = [np.asarray(each).tolist() for each in lab.sort_by_adapter([0, 0, -1, 1, 1, 0])]
-    same(
-        came,
-        [[2, 0, 1, 5, 3, 4], [-1, 0, 1], [1, 3, 2], [0, 1, 4, 6]],
-        "ids 0, 0, -1, 1, 1, 0: rows in groups, the ids, their counts, where each begins",
-    )
-    came = [np.asarray(each).tolist() for each in lab.sort_by_adapter([])]
-    same(came, [[], [], [], [0]], "no rows")
-    rng = np.random.default_rng(12)
-    for _ in range(50):
-        ids = rng.integers(-1, 6, size=rng.integers(1, 30))
-        rows, found, counts, starts = map(np.asarray, lab.sort_by_adapter(ids))
-        expected = sorted(range(len(ids)), key=lambda row: (ids[row], row))
-        same(rows.tolist(), expected, f"ids {ids.tolist()}: equal ids keep the order of the batch")
-        groups = [
-            (int(n), ids[rows[a:b]].tolist())
-            for n, a, b in zip(found, starts[:-1], starts[1:], strict=True)
-        ]
-        expected = [(n, [n] * ids.tolist().count(n)) for n in sorted(set(ids.tolist()))]
-        same(groups, expected, f"ids {ids.tolist()}: the rows between two starts have one id")
-        same(counts.tolist(), np.diff(starts).tolist(), "counts and starts say the same")
+@functools.cache
+def launches():
+    """Batches, and the grids with which the pin's two kernels were launched for them."""
+    path = Path(recording.__file__).parent / "recordings" / "parts" / "grids.jsonl.gz"
+    return [line for line in recording.lines(path) if "ids" in line]
+
+
+def worst(rows, groups, block):
+    """The most blocks of any batch: every way to spread the rows over the groups, tried."""
+    most = {0: 0}  # by rows so far
+    for _ in range(groups):
+        grown = {}
+        for used, blocks in most.items():
+            for count in range(rows - used + 1):
+                total = blocks + -(-count // block)
+                grown[used + count] = max(grown.get(used + count, 0), total)
+        most = grown
+    return max(most.values())
+
+
+def test_programs_for_every_batch(lab):
+    got = lab.num_programs(64, 8, 32)
+    same(got, 9, "64 rows, 8 groups, blocks of 32: one row in each of seven groups, 57 in the last")
+    for rows in range(13):
+        for groups in range(1, 6):
+            for block in (1, 2, 3, 5, 16):
+                same(
+                    lab.num_programs(rows, groups, block), worst(rows, groups, block),
+                    f"{rows} rows, {groups} groups, blocks of {block}: the most that a batch "
+                    "needs, every batch tried",
+                )  # fmt: skip
+
+
+def test_fewer_than_the_pin_launches(lab, record_property):
+    for line in launches():
+        ids, block = line["ids"], line["adapters"]["block"]
+        active, rows = len(set(ids)), sum(each >= 0 for each in ids)
+        for kernel, most, got in (
+            ("the shrink kernel, every slot", line["adapters"]["fixed"],
+             lab.num_programs(len(ids), line["groups"], block)),
+            ("the shrink kernel, active slots", line["adapters"]["active"],
+             lab.num_programs(len(ids), active, block)),
+            ("the experts' kernel", line["experts"]["launched"],
+             lab.num_programs(rows, line["groups"], block)),
+        ):  # fmt: skip
+            assert 0 < got <= most, (
+                f"{line['name']}, {len(ids)} rows, {line['groups']} groups, blocks of {block}: "
+                f"vLLM launches {kernel} with {most} programs\nexpected 1 to {most}\ncame     {got}"
+            )
+    four = next(line for line in launches() if line["name"] == "four adapters and the base")
+    record_property("measured.launched", four["adapters"]["fixed"])
+
+
+def checked(lab, ids, groups, block):
+    """An assignment, with every rule of it."""
+    what = f"ids {np.asarray(ids)[:12].tolist()}..., {groups} groups, blocks of {block}"
+    programs = lab.assign(ids, groups, block)
+    same(len(programs), lab.num_programs(len(ids), groups, block), f"{what}: programs")
+    seen = []
+    for number, (group, rows) in enumerate(programs):
+        rows = np.asarray(rows).tolist()
+        assert len(rows) <= block, f"{what}: program {number} has {len(rows)} rows"
+        same({ids[row] for row in rows}, {group} if rows else set(), f"{what}: groups of its rows")
+        if not rows:
+            same(group, -1, f"{what}: program {number} has nothing to do")
+        seen += rows
+    want = [row for row, each in enumerate(ids) if each >= 0]
+    same(sorted(seen), want, f"{what}: each row with a group once, rows of the base never")
+
+
+def test_each_row_in_one_program(lab):
+    checked(lab, [0, 0, -1, 1, 1, 0], 2, 2)
+    for line in launches():
+        checked(lab, line["ids"], line["groups"], line["adapters"]["block"])
+    rng = np.random.default_rng(15)
+    for _ in range(150):
+        groups, block = int(rng.integers(1, 9)), int(rng.choice([1, 2, 3, 8]))
+        ids = rng.integers(-1, groups, size=int(rng.integers(0, 40)))
+        checked(lab, ids, groups, block)
+
+
+def test_the_worst_batch_has_its_programs(lab):
+    for groups, block in ((4, 3), (8, 32), (3, 1)):
+        ids = [*range(groups - 1), *[groups - 1] * (2 * block + 1)]
+        checked(lab, ids, groups, block)
+    checked(lab, [], 4, 2)
+    checked(lab, [-1] * 9, 4, 2)
+    for ids in ([0, 4], [0, -2]):
+        refused(lambda ids=ids: lab.assign(ids, 4, 2), f"ids {ids} of four groups")
+
+
+# --- against the pinned tree ----------------------------------------------------------------------
+
+
+@pytest.mark.torch
+@pytest.mark.upstream
+def test_the_grids_are_those_of_the_pin(lab):
+    from conformance.features.lora import grids
+
+    for made, kept in zip(grids.cases(), launches(), strict=True):
+        same(made, kept, f"{kept['name']}: launched again by the pinned code")
+        checked(lab, made["ids"], made["groups"], made["adapters"]["block"])
 
 
 def upstream_file(path):
@@ -399,30 +473,6 @@ def upstream_file(path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.mark.torch
-@pytest.mark.upstream
-def test_the_real_kernels_metadata_agrees(lab):
-    import torch
-
-    module = upstream_file("lora/ops/triton_ops/lora_kernel_metadata.py")
-    rng = np.random.default_rng(13)
-    for _ in range(20):
-        ids = rng.integers(-1, 4, size=int(rng.integers(1, 25)))
-        if (ids == -1).all():
-            continue
-        meta = module.LoRAKernelMeta.make(4, 32, torch.device("cpu"))
-        meta.prepare_tensors(torch.from_numpy(ids))
-        rows, found, counts, starts = lab.sort_by_adapter(ids)
-        for name, mine in (
-            ("token_indices_sorted_by_lora_ids", rows),
-            ("active_lora_ids", found),
-            ("num_tokens_per_lora", counts),
-            ("lora_token_start_loc", starts),
-        ):
-            real = getattr(meta, name)[: len(mine)].tolist()
-            same(np.asarray(mine).tolist(), real, f"ids {ids.tolist()}: {name} of vLLM")
 
 
 @pytest.mark.torch
