@@ -59,10 +59,15 @@ def _everywhere(change: Callable[[bytes], bytes]) -> Rule:
 HARMLESS: dict[str, Rule] = {
     "lines that end with \\r\\n": lambda data: data.replace(b"\n", b"\r\n"),
     "a comment before each event": _everywhere(lambda b: b": ping\n\n" + b),
-    "names, ids and retries": _everywhere(lambda b: b"event: message\nid: 7\nretry: 9\n" + b),
+    "names, ids and retries": _everywhere(
+        lambda b: b"event: message\nid: 7\nretry: 9\ndatabase: 1\n" + b
+    ),
     "no space after the colon": lambda data: data.replace(b"data: ", b"data:"),
     "a \\r between two tokens of JSON": _everywhere(lambda b: _after_first_colon(b, b"\r")),
     "an event on two data lines": _everywhere(lambda b: _after_first_colon(b, b"\ndata: ")),
+    "a comment between two data lines": _everywhere(
+        lambda b: _after_first_colon(b, b"\n: ping\ndata: ")
+    ),
     "more empty lines": _everywhere(lambda b: b + b"\n\n"),
 }
 """The same answer, said otherwise: as a proxy, or another server, may write it."""

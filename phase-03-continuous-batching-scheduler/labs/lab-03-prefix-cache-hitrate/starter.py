@@ -125,8 +125,9 @@ def hit_rate(reading: Reading) -> float:
 def looked_up_again(before: Reading, after: Reading, max_model_len: int) -> tuple[int, int]:
     """Least and most tokens that may have been looked up after a first time, between two readings.
 
-    M1, M2 and M4. Every history that fits the meters lies between the two, and they are at most
-    `max_model_len` apart for each request in flight at `after`. So at rest they are equal.
+    M1, M2 and M4. Every history that fits the meters lies between the two. Nothing is supposed of
+    the order in which prompts are computed: any request in flight at `after`, running or waiting,
+    may have been looked up a first time. At rest both are equal.
 
     Queries 30,260, computed 880, cached 6,240, at rest: 23,140 and 23,140.
 

@@ -206,7 +206,7 @@ def test_lookups_that_were_repeated(lab):
 def test_the_interval_holds_what_the_scheduler_did(lab):
     points = 0
     for entry, before, after, happened, where in spans(lab):
-        length, flying = entry["config"]["max_model_len"], after.running + after.waiting
+        length, flying = max(map(len, entry["prompts"])), after.running + after.waiting
         least, most = lab.looked_up_again(before, after, length)
         assert least <= happened[0] <= most, (
             f"{where}: vLLM's scheduler looked up {happened[0]} tokens again.\n"
@@ -244,11 +244,12 @@ def test_what_preemption_costs(lab):
 def test_whether_memory_was_refused(lab):
     undecided = 0
     for entry, before, after, happened, where in spans(lab):
-        came = lab.memory_refused(before, after, entry["config"]["max_model_len"])
+        length = max(map(len, entry["prompts"]))
+        came = lab.memory_refused(before, after, length)
         assert came in (None, happened[2] > 0), (
             f"{where}: memory was refused {happened[2]} times.\ncame     {came}"
         )
-        least, _ = lab.looked_up_again(before, after, entry["config"]["max_model_len"])
+        least, _ = lab.looked_up_again(before, after, length)
         at_rest = not (after.running or after.waiting)
         if least or after.preemptions > before.preemptions or (at_rest and after.queries):
             assert came is not None, f"{where}: the meters decide it; came None"
@@ -267,6 +268,9 @@ def test_two_servers_with_equal_meters(lab):
     for before, after, length in twins:
         came = lab.memory_refused(before, after, length)
         assert came is None, f"{before} to {after}: two servers, two histories.\ncame     {came}"
+    before, after = lab.Reading(90, 0, 50, 0, 2), lab.Reading(130, 0, 90, 0, 2)
+    came = lab.memory_refused(before, after, 64)
+    assert came is False, f"both preemptions are yesterday's, and none was since; came {came}"
     nothing = lab.memory_refused(lab.Reading(), lab.Reading(), 64)
     assert nothing is False, f"a server that was asked nothing refused nothing; came {nothing}"
     off = lab.memory_refused(lab.Reading(), lab.Reading(0, 0, 64, 0), 64)

@@ -361,12 +361,13 @@ def test_null_says_nothing(lab, real):
     usage = events(real[PLAIN])[-1]["usage"]
     quiet = {
         "choices": [{"index": 0, "finish_reason": None, "delta": {"content": None, "role": None}}],
-        "usage": None,
+        "usage": None, "error": None,
     }  # fmt: skip
     data = changed(real, PLAIN, lambda said: said.append(quiet))
     answer = fed(lab, data).answer()
     same(view(answer), at_once(KEPT[PLAIN]), "an event of nulls behind the answer")
-    same([answer.usage, answer.choices[0].role], [usage, "assistant"], "usage and role stay")
+    got = [answer.state, answer.usage, answer.choices[0].role]
+    same(got, ["whole", usage, "assistant"], "an error that is null is none; usage and role stay")
     piece = {"index": 0, "id": None, "type": None, "function": {"name": None, "arguments": None}}
     quiet = {"choices": [{"index": 0, "delta": {"tool_calls": [piece]}, "finish_reason": None}]}
     data = changed(real, CALLS, lambda said: said.insert(-1, quiet))
