@@ -37,7 +37,7 @@ ABOUT = (
     "gives of it. How events are cut, and after how many a server died, is a matter of time."
 )
 SEPARATORS = "one\u2028two\u2029three\u0085four\u000cfive"
-"""Ends of lines for `str.splitlines`, and for nobody else."""
+"""Ends of lines for `str.splitlines`, and not for a stream."""
 STREAMED = (
     "chat, streamed", "chat, two completions, streamed", "chat, a stop text, streamed",
     "chat, several turns, streamed", "chat, one call, streamed", "chat, text and a call, streamed",

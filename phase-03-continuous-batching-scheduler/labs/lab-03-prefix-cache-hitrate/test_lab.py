@@ -111,7 +111,7 @@ def test_the_mini_engine_finds_what_was_predicted(lab):
 def clean_workloads() -> list[tuple[list[list[int]], list[int | None], int]]:
     """Recorded ones in which the prediction's premises hold: prompts, real hits, block size.
 
-    Caching on, fcfs, no threshold, nobody preempted or aborted, room for everything. Hits are None
+    Caching on, fcfs, no threshold, no request preempted or aborted, room for everything. Hits are None
     for a prompt that goes on where an earlier request's answer begins: answers are cached too.
     """
     found = []
@@ -332,7 +332,7 @@ def test_the_log_lines_window(lab):
         ([(1, 100, 0), (1, 100, 80)], 1, 0.8, "room for one request: the newest"),
         ([(2, 900, 0), (2, 100, 80)], 3, 0.8, "4 requests are too many: the older two go"),
         ([(1, 50, 0), (5, 100, 60)], 3, 0.6, "the newest report stays, whatever it holds"),
-        ([(1, 100, 80), (0, 900, 0)], 1, 0.8, "a report of no requests pushes nobody out"),
+        ([(1, 100, 80), (0, 900, 0)], 1, 0.8, "a report of no requests pushes none out"),
         ([(1, 10, 0), (1, 30, 30), (1, 10, 5)], 2, 35 / 40, "per token, not the mean of rates"),
     )
     for updates, limit, expected, why in cases:
