@@ -111,8 +111,9 @@ def test_the_mini_engine_finds_what_was_predicted(lab):
 def clean_workloads() -> list[tuple[list[list[int]], list[int | None], int]]:
     """Recorded ones in which the prediction's premises hold: prompts, real hits, block size.
 
-    Caching on, fcfs, no threshold, no request preempted or aborted, room for everything. Hits are None
-    for a prompt that goes on where an earlier request's answer begins: answers are cached too.
+    Caching on, fcfs, no threshold, no request preempted or aborted, room for everything. Hits are
+    None for a prompt that goes on where an earlier request's answer begins: answers are cached
+    too.
     """
     found = []
     for name in ("limits", "mixed", "prefix", "whole-prompts"):
