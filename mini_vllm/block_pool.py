@@ -1,6 +1,6 @@
 """Physical KV-cache blocks: who owns each, which are free, and which hold a known prefix.
 
-Promises invariants B1, B4-B8 and B10: a block is queued exactly when nobody references it, cached
+Promises invariants B1, B4-B8 and B10: a block is queued exactly when no table references it, cached
 blocks survive in the queue until they are reused, and every operation on the queue is O(1).
 Mirrors `vllm/v1/core/block_pool.py:130` `BlockPool` and
 `vllm/v1/core/kv_cache_utils.py:164` `FreeKVCacheBlockQueue`.

@@ -28,7 +28,7 @@ WAITS = {
     "blocks": "too few free blocks for its whole sequence",
     "budget": "the step's budget of tokens is used up",
     "max_num_seqs": "as many requests run as may",
-    "preemption": "a step that preempts admits nobody",
+    "preemption": "a step that preempts admits no request",
     "behind": "a request in front of it cannot be admitted",
     "adapters": "every adapter slot of the step is taken",
     "grammar": "its grammar is not compiled",

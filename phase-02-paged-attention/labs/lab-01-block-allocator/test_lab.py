@@ -223,7 +223,7 @@ def test_alloc_free_round_trip_I1(lab):
         pool.free_blocks(blocks)
         said = broken_i1(pool)
         assert not said, (
-            f"I1 (queued exactly when nobody references it) broke after freeing {step}: {said}. "
+            f"I1 (queued exactly when no table references it) broke after freeing {step}: {said}. "
             "A queued block in use is handed to a second request, which overwrites the first"
         )
     same(queued(pool), [5, 6, 7, 1, 2, 3, 4], "all blocks are back, in the order of freeing")

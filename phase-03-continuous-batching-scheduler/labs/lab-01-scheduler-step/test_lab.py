@@ -698,7 +698,7 @@ def test_a_preempting_step_admits_nobody(lab):
     came = ([r.request_id for r in scheduler.waiting], output.scheduled_new_req_ids)
     assert came == (["late", "patient"], []), (
         "late is in front now, a block and a slot are free, and it would fit. But somebody has "
-        "just lost its work for want of memory: a step that preempts admits nobody.\n"
+        "just lost its work for want of memory: a step that preempts admits no request.\n"
         f"expected waiting ['late', 'patient'], new []\ncame     waiting {came[0]}, new {came[1]}"
     )
 
