@@ -58,6 +58,9 @@ def _seconds(value: float) -> float:
 TimeLimit = Annotated[float, typer.Option(help="seconds a lab's tests may run", callback=_seconds)]
 MaxTokens = Annotated[int, typer.Option(help="tokens to generate per prompt")]
 ModelName = Annotated[str, typer.Option(help="the shipped model, a folder, a hub id, or toy")]
+Mine = Annotated[bool, typer.Option("--mine", help="with your own parts in the engine")]
+Adapter = Annotated[str | None, typer.Option(help="shout, quote, code, or a folder")]
+Ranks = Annotated[int, typer.Option("--tensor-parallel-size", min=1, help="processes that share")]
 
 
 def course_root() -> Path:
@@ -301,9 +304,9 @@ def solution(
 @app.command("run")
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="the text to continue")] = None,
-    mine: Annotated[bool, typer.Option("--mine", help="with your own parts in the engine")] = False,
+    mine: Mine = False,
     real: Annotated[bool, typer.Option("--real", help="--mine, in the real engine")] = False,
-    serve: Annotated[bool, typer.Option("--serve", help="behind OpenAI's API instead")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="as course serve")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of --serve; 0: a free one")] = 8000,
     max_tokens: MaxTokens = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
@@ -313,18 +316,21 @@ def generate(
         int | None, typer.Option(help="n-gram drafts per step; by default 4 with a part for them")
     ] = None,
     regex: Annotated[str | None, typer.Option(help="a pattern that the output matches")] = None,
-    adapter: Annotated[str | None, typer.Option(help="shout, quote, code, or a folder")] = None,
+    adapter: Adapter = None,
+    tensor_parallel_size: Ranks = 1,
 ) -> None:
     """Continue a prompt, or serve clients, with the engine's parts or with your own."""
     from course.learning import learner
+    from course.learning.engine_options import EngineOptions
     from course.learning.labs import CourseError
 
+    options = EngineOptions(model, adapter, tensor_parallel_size, regex=regex)
     if serve:
         if regex is not None or adapter is not None:
             raise CourseError("run --serve: --regex and --adapter belong to each client's request")
         if real:
             raise CourseError("run --serve: --real continues one prompt")
-        learner.serve(terminal.make_console(), opened, mine, model, port)
+        learner.serve(terminal.make_console(), opened, mine, port, options)
         return
     if prompt is None:
         raise CourseError("run: need a prompt, or --serve")
@@ -335,15 +341,49 @@ def generate(
             "--drafts": bool(drafts), "--regex": regex is not None,
             "--adapter": adapter is not None, "--temperature": temperature != 0,
             f"--model {model}": model != "byte-llama",
+            "--tensor-parallel-size": tensor_parallel_size != 1,
         }  # fmt: skip
-        if asked := [name for name, is_asked in others.items() if is_asked]:
-            raise CourseError(f"run --real: {', '.join(asked)}: not served there")
+        if refused := [name for name, is_asked in others.items() if is_asked]:
+            raise CourseError(f"run --real: {', '.join(refused)}: not served there")
         learner.generate_real(terminal.make_console(), opened, prompt, max_tokens)
         return
     learner.generate(
-        terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, model, drafts,
-        regex, adapter,
+        terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, options,
+        drafts,
     )  # fmt: skip
+
+
+@app.command("serve")
+def serve_command(
+    mine: Mine = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one")] = 8000,
+    model: ModelName = "byte-llama",
+    adapter: Adapter = None,
+    tensor_parallel_size: Ranks = 1,
+) -> None:
+    """Serve clients behind OpenAI's API, with the engine's parts or with your own."""
+    from course.learning import learner
+    from course.learning.engine_options import EngineOptions
+
+    options = EngineOptions(model, adapter, tensor_parallel_size)
+    learner.serve(terminal.make_console(), opened, mine, port, options)
+
+
+@app.command("bench")
+def bench_command(
+    mine: Mine = False,
+    requests: Annotated[int, typer.Option(min=1, help="all at once, of random lengths")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="of the lengths and the prompts")] = 0,
+    model: ModelName = "byte-llama",
+    adapter: Adapter = None,
+    tensor_parallel_size: Ranks = 1,
+) -> None:
+    """Serve a workload and say its steps and speed; with --mine beside the course's engine."""
+    from course.learning import learner
+    from course.learning.engine_options import EngineOptions
+
+    options = EngineOptions(model, adapter, tensor_parallel_size)
+    learner.bench(terminal.make_console(), opened, mine, requests, seed, options)
 
 
 @app.command("mine")
@@ -377,24 +417,28 @@ def trace(
     ignore_eos: Annotated[bool, typer.Option(help="do not stop at the end token")] = False,
     save: Annotated[Path | None, typer.Option(help="default: .course/trace.json")] = None,
     model: ModelName = "byte-llama",
-    mine: Annotated[bool, typer.Option("--mine", help="with your own parts in the engine")] = False,
+    mine: Mine = False,
+    adapter: Adapter = None,
+    tensor_parallel_size: Ranks = 1,
 ) -> None:
     """Run prompts together and show what every step did; also saved as JSON."""
-    from course.learning import learner, tracing
+    from course.learning import learner
+    from course.learning.engine_options import EngineOptions
 
-    console = terminal.make_console()
-    given, owners = learner.own_parts(console, *opened()) if mine else ({}, {})
-    options = {
+    config = {
         "num_blocks": num_blocks,
         "block_size": block_size,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "long_prefill_token_threshold": long_prefill_token_threshold,
         "enable_prefix_caching": prefix_caching,
-        "model": model,
     }
     target = save or course_root() / ".course" / "trace.json"
-    tracing.run(console, prompts, max_tokens, ignore_eos, options, target, given, owners)
+    options = EngineOptions(model, adapter, tensor_parallel_size)
+    learner.trace(
+        terminal.make_console(), opened, mine, prompts, max_tokens, ignore_eos, config, options,
+        target,
+    )  # fmt: skip
 
 
 @app.command("import")

@@ -366,7 +366,8 @@ def test_trace_and_mine_use_the_parts_that_pass_and_say_whose_they_are(
     monkeypatch.setattr(own_engine, "speed", lambda parts: (1.0, 2.0))
     assert "nothing to write" in course("mine", "--out", str(tmp_path / "none")).err
     own_sampler("pass")
-    assert "Yours: sampler from 90-00" in course("trace", "--mine", "--model", "toy", "hi").out
+    traced = course("trace", "--mine", "--model", "toy", "hi").out
+    assert "sampler            yours, from lab 90-00: 8 calls" in traced
     ran = course("mine")
     assert "1 of 1 parts are yours" in ran.out and "sampler            yours" in ran.out
     assert "It decides" not in ran.out  # a sampler plans nothing

@@ -77,7 +77,8 @@ class LLMEngine:
         self.tokenizer = loaded.tokenizer
         self.chat_template = loaded.chat_template
         self.eos_token_ids = loaded.eos_token_ids
-        self.features: list[Feature] = [StopStrings(self.tokenizer), *setup.features]
+        stop_strings = StopStrings(self.tokenizer, self.parts.detokenizer)
+        self.features: list[Feature] = [stop_strings, *setup.features]
         self.inputs = InputProcessor(self.config, loaded, self.parts.request, self.features)
         self.gates = (*gates, *(f.gate for f in self.features if f.gate is not None))
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)

@@ -54,6 +54,7 @@ ROOMS = {
             "tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel",
             "decode_context_parallel_size", "rank_transport", "rank_timeout_s", "rank_pool",
         ),
+        parts=("shards",),
     ),
     "spec_decode": Room(
         "speculator", ("speculative_config",), parts=("drafter", "verifier", "pads_admissions"),

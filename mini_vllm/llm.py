@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mini_vllm.batch import Model
 from mini_vllm.config import EngineConfig, SamplingParams
-from mini_vllm.detokenizer import IncrementalDetokenizer
 from mini_vllm.engine import LLMEngine
 from mini_vllm.input_processor import Prompt
 from mini_vllm.outputs import CompletionOutput, RequestOutput
@@ -190,7 +189,7 @@ def stream_text(
         raise ValueError(f"n={len(requests)}: need 1 to stream; use generate()")
     hold = max(map(len, params.stop), default=1) - 1  # characters that may begin a stop text
     hold *= not params.include_stop_str_in_output
-    detokenizer = IncrementalDetokenizer(engine.tokenizer)
+    detokenizer = engine.parts.detokenizer(engine.tokenizer)
     num_shown = 0
     with engine.owning([request]), engine.owning([request]):
         engine.queue_requests(request_id, requests)

@@ -16,12 +16,14 @@ from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.attention import paged_attention
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.config import EngineConfig
+from mini_vllm.detokenizer import IncrementalDetokenizer
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.models.transformer import AttentionFn, Linear, LinearFactory
 from mini_vllm.plan import Gate
 from mini_vllm.request import Request
 from mini_vllm.sampler import Sampler
 from mini_vllm.scheduler import Scheduler
+from mini_vllm.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class EngineParts:
     async_scheduler: Callable[..., AsyncScheduler] = AsyncScheduler
     request: Callable[..., Request] = Request
     sampler: Callable[[], Sampler] = Sampler
+    detokenizer: Callable[[Tokenizer], IncrementalDetokenizer] = IncrementalDetokenizer
     attention: AttentionFn = paged_attention
     linear: LinearFactory = Linear
     rooms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The learner's commands: grade, watch, hint, reset, solution, run.
+"""The learner's commands: grade, watch, hint, reset, solution, run, serve, bench.
 
 Promises: nothing of the learner's is lost (a reset keeps a copy); a result is kept only for the
 text it is a result of, and shown where it cannot be kept; Ctrl-C leaves the last state.
@@ -10,10 +10,11 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -22,8 +23,15 @@ from rich.text import Text
 from course import terminal
 from course.files import write_atomically
 from course.learning import exchange, grading, manifest, mine, predictions, show, starters
+from course.learning.engine_options import EngineOptions
 from course.learning.labs import CourseError, Lab
 from course.learning.progress import FOLDER, PASSED, Progress, digest_of
+
+if TYPE_CHECKING:
+    from mini_vllm import EngineParts
+
+PROMPT_LEN, OUTPUT_LEN = (16, 96), (8, 48)
+"""Of the requests of `course bench`, in tokens."""
 
 
 def grade(
@@ -320,16 +328,13 @@ def generate(
     max_tokens: int,
     temperature: float,
     seed: int,
-    model: str,
-    drafts: int | None,
-    regex: str | None = None,
-    adapter: str | None = None,
+    options: EngineOptions,
+    drafts: int | None = None,
 ) -> None:
     """Continue `prompt` on the terminal, as it is generated; then say whose parts ran.
 
-    Without `drafts` none are made, or 4 per step where a drafter or a verifier is the learner's. A
-    scheduler of theirs, which plans no drafts, then rests, as it does with a `regex` or an
-    `adapter`: the name of a shipped one, or a folder in PEFT's layout.
+    Without `drafts` none are made, or 4 per step where a drafter or a verifier is the learner's
+    and the options go with drafts.
 
     Raises:
         CourseError: the engine refuses what is asked for, or a part of theirs fails.
@@ -337,60 +342,32 @@ def generate(
     from mini_vllm import LLM, SamplingParams
     from mini_vllm.structured_output import StructuredOutputsParams
 
-    owners: dict[str, Lab] = {}
-    supplied: dict[str, Any] = {}
-    if use_mine:
-        root, labs, progress = opened()
-        supplied, owners = own_parts(console, root, labs, progress)
+    own = _own(console, opened) if use_mine else Own({}, {})
     if drafts is None:
-        drafts = 4 if {"drafter", "verifier"} & owners.keys() else 0
-    gated = "--regex" if regex is not None else "--adapter" if adapter is not None else ""
-    gated = gated or ("--model byte-sees" if model == "byte-sees" else "")
-    if (drafts or gated) and supplied.pop("scheduler", None):
-        lab, lacks = owners.pop("scheduler"), "plans no drafts" if drafts else "takes no gates"
-        without = "with --drafts 0" if drafts else f"without {gated}"
-        told = f"Your scheduler from lab {lab.id} {lacks} and rests; {without} it runs."
-        terminal.say(console, told)
-    parts = mine.engine_parts(supplied)
-    config = {"method": "ngram", "num_speculative_tokens": drafts}
-    config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+        drafts = 4 if {"drafter", "verifier"} & own.owners.keys() and options.may_draft else 0
+    options = replace(options, drafts=drafts)
     began = time.perf_counter()
     count = 0
-    try:
-        lora = _adapter(adapter) if adapter is not None else None
-        llm = LLM(
-            model,
-            parts=parts,
-            speculative_config=config if drafts else None,
-            enable_lora=lora is not None,
-        )
+    llm = None
+    with own.failing():
+        lora = options.lora_request()
+        own.rest(console, options)
+        llm = LLM(options.model, parts=own.parts, **options.arguments())
+        regex = options.regex
         asked = StructuredOutputsParams(regex=regex) if regex is not None else None
         params = SamplingParams(
             temperature=temperature, max_tokens=max_tokens, seed=seed, structured_outputs=asked
         )
         console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
-        for piece in llm.stream(prompt, params, lora):
-            count += len(piece.encode("utf-8"))
-            console.print(Text(terminal.printable(piece)), end="", soft_wrap=True)
+        with llm:
+            for piece in llm.stream(prompt, params, lora):
+                count += len(piece.encode("utf-8"))
+                console.print(Text(terminal.printable(piece)), end="", soft_wrap=True)
         console.print()
-    except Exception as error:
-        told = mine.own_failure(error, owners)
-        if told:
-            raise CourseError(told) from None
-        if isinstance(error, ValueError):
-            raise CourseError(str(error)) from None
-        raise
     seconds = time.perf_counter() - began
     console.print()
     if use_mine:
-        called = set(owners) - set(mine.ASKED_BY)
-        called |= {"experts"} if _has_experts(llm.llm_engine) else set()
-        called |= {"verifier"} if drafts and temperature > 0 else set()
-        called |= {"adapter_slots", "adapter_delta"} if lora else set()
-        called |= {"token_masks", "wait_gate"} if regex is not None else set()
-        called |= {"encoder_gate"} if llm.llm_engine.feature("multimodal") is not None else set()
-        called -= set() if drafts else {"drafter"}
-        _say_whose(console, owners, called)
+        own.say(console)
     if llm.llm_engine.feature("spec_decode") is not None:
         stats = llm.llm_engine.feature("spec_decode").stats
         words = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens accepted"
@@ -416,63 +393,117 @@ def generate_real(
     real.generate(console, root, owners, prompt, max_tokens)
 
 
-def _has_experts(engine: Any) -> bool:
-    return getattr(getattr(engine.runner.model, "config", None), "moe", None) is not None
-
-
-def _adapter(name: str) -> Any:
-    """The request for a shipped adapter, or for a folder.
-
-    Raises:
-        CourseError: there is neither.
-    """
-    from mini_vllm.lora.request import LoRARequest
-    from mini_vllm.models.loader import MODELS
-
-    shipped = MODELS / "adapters"
-    folder = shipped / name if (shipped / name / "adapter_config.json").is_file() else Path(name)
-    if not folder.is_dir() or not name:
-        known = ", ".join(
-            sorted(path.parent.name for path in shipped.glob("*/adapter_config.json"))
-        )
-        raise CourseError(f"--adapter {name!r}: need {known}, or a folder in PEFT's layout")
-    return LoRARequest(folder.name, 1, str(folder))
-
-
 def serve(
     console: Console,
     opened: Callable[[], tuple[Path, list[Lab], Progress]],
     use_mine: bool,
-    model: str,
     port: int,
+    options: EngineOptions,
 ) -> None:
-    """Serve a model on this machine until Ctrl-C; say whose parts run and how to ask."""
+    """Serve a model on this machine until Ctrl-C; say how to ask, and then whose parts were called.
+
+    With an adapter, clients ask for it by its name in the place of the model's.
+    """
     from mini_vllm import LLM
 
     try:
         from mini_vllm.entrypoints.openai import launch
     except ImportError as error:
         raise CourseError(
-            f"run --serve: needs the extra 'serve' ({error.name} is not here): "
-            "uv run --extra serve course run --serve"
+            f"serve: needs the extra 'serve' ({error.name} is not here): "
+            "uv run --extra serve course serve"
         ) from None
-    supplied: dict[str, Any] = {}
+    own = _own(console, opened) if use_mine else Own({}, {})
+    with own.failing():
+        lora = options.lora_request()
+        own.rest(console, options)
+        llm = LLM(options.model, parts=own.parts, **options.arguments())
+        modules = {} if lora is None else {lora.lora_name: lora.lora_path}
+        served = launch.serve_engine(
+            llm.llm_engine, model=options.model, tool_call_parser="hermes", lora_modules=modules
+        )
     if use_mine:
-        root, labs, progress = opened()
-        supplied, owners = own_parts(console, root, labs, progress)
-    try:
-        engine = LLM(model, parts=mine.engine_parts(supplied)).llm_engine
-        served = launch.serve_engine(engine, model=model, tool_call_parser="hermes")
-    except ValueError as error:
-        raise CourseError(str(error)) from None
-    if use_mine:  # a client may ask for a pattern or a temperature; nobody drafts or adapts here
-        resting = {"drafter", "verifier", "adapter_slots", "adapter_delta"}
-        resting |= set() if _has_experts(engine) else {"experts"}
-        _say_whose(console, owners, set(owners) - resting)
-    body = f'{{"model": "{served.name}", "prompt": "The scheduler", "max_tokens": 24}}'
+        given = ", ".join(f"{part} from {own.owners[part].id}" for part in own.given)
+        terminal.say(console, f"Given to the engine: {given or 'no part of yours'}")
+    name = served.name if lora is None else lora.lora_name
+    body = f'{{"model": "{name}", "prompt": "The scheduler", "max_tokens": 24}}'
     ask = f"curl http://127.0.0.1:{port or 'PORT'}/v1/completions"
     terminal.say(console, f"{ask} -H 'Content-Type: application/json' -d '{body}'")
-    launch.run(served, port=port)
+    try:
+        launch.run(served, port=port)
+    finally:
+        llm.close()
+        if use_mine:
+            own.say(console)
+
+
+def trace(
+    console: Console,
+    opened: Callable[[], tuple[Path, list[Lab], Progress]],
+    use_mine: bool,
+    prompts: list[str],
+    max_tokens: int,
+    ignore_eos: bool,
+    config: dict[str, Any],
+    options: EngineOptions,
+    save: Path,
+) -> None:
+    """Run prompts together and show what every step did; then say whose parts were called.
+
+    Raises:
+        CourseError: the engine refuses what is asked for, or a part of theirs fails.
+    """
+    from course.learning import tracing
+
+    own = _own(console, opened) if use_mine else Own({}, {})
+    with own.failing():
+        lora = options.lora_request()
+        own.rest(console, options)
+        arguments = {**config, "model": options.model, **options.arguments()}
+        data = tracing.collect(prompts, max_tokens, ignore_eos, arguments, own.parts, lora)
+    tracing.show(console, data, save)
+    if use_mine:
+        own.say(console)
+
+
+def bench(
+    console: Console,
+    opened: Callable[[], tuple[Path, list[Lab], Progress]],
+    use_mine: bool,
+    requests: int,
+    seed: int,
+    options: EngineOptions,
+) -> None:
+    """Serve a workload to its end and say its steps and speed, then the same by the course's parts.
+
+    Raises:
+        CourseError: the engine refuses what is asked for, or a part of theirs fails.
+    """
+    from mini_vllm import LLM
+    from mini_vllm.observe.bench import Workload, run_workload
+
+    own = _own(console, opened) if use_mine else Own({}, {})
+    with own.failing():
+        lora = options.lora_request()
+        own.rest(console, options)
+        workload = Workload(requests, PROMPT_LEN, OUTPUT_LEN, seed=seed)
+        ran = []
+        for parts in [own.parts, mine.engine_parts({})][: 1 + use_mine]:
+            with LLM(options.model, parts=parts, **options.arguments()) as llm:
+                ran.append(run_workload(llm.llm_engine, workload, lora_request=lora))
+    for whose, result in zip(("this engine", "the course's"), ran, strict=False):
+        numbers = result.to_json()
+        ttft, itl = numbers["ttft_ms"], numbers["itl_ms"]
+        terminal.say(
+            console,
+            f"  {whose:<13} {result.num_steps} steps, {result.output_tokens:,} tokens at "
+            f"{numbers['output_tokens_per_s']:,.0f} per second, TTFT {ttft['p50']:.0f} ms, "  # type: ignore[index]
+            f"ITL {itl['p50']:.1f} ms (medians)",  # type: ignore[index]
+        )
+        if result.errors:
+            raise CourseError(f"bench: {next(iter(result.errors.values()))}")
+    if use_mine:
+        own.say(console)
 
 
 def own_parts(
@@ -497,15 +528,60 @@ def own_parts(
         raise CourseError(f"A part could not be loaded: {type(error).__name__}: {error}") from None
 
 
-def _say_whose(console: Console, owners: dict[str, Lab], called: set[str]) -> None:
-    """Each part of the engine, and whose it was; one of theirs that is not in `called` rested."""
-    for part in mine.part_names():
-        if part in owners and part not in called:
-            told = f"  {part:<18} yours, not called here: {mine.command(part)}"
-            terminal.say(console, told, "yellow")
-        elif part in owners:
-            terminal.say(console, f"  {part:<18} yours, from lab {owners[part].id}", "green")
-        else:
-            terminal.say(console, f"  {part:<18} the course's", "dim")
-    if not owners:
-        terminal.say(console, "None of the labs that supply a part is passed yet.")
+def _own(console: Console, opened: Callable[[], tuple[Path, list[Lab], Progress]]) -> Own:
+    """The learner's parts, counting their calls from now on."""
+    return Own(*own_parts(console, *opened()))
+
+
+class Own:
+    """A learner's parts for one command: what the engine is given, and what it called."""
+
+    def __init__(self, supplied: dict[str, Any], owners: dict[str, Lab]) -> None:
+        self.given, self.owners = dict(supplied), owners
+        self.calls = mine.counted(self.given)
+
+    @property
+    def parts(self) -> EngineParts:
+        """As the engine takes them."""
+        return mine.engine_parts(self.given)
+
+    def rest(self, console: Console, options: EngineOptions) -> None:
+        """Leave out what does not go with the options, and say so."""
+        for told in options.rest(self.given, self.owners):
+            terminal.say(console, told)
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Say an error in one of the parts as theirs, and what the engine refuses in its words.
+
+        Raises:
+            CourseError: in place of both.
+        """
+        try:
+            yield
+        except CourseError:
+            raise
+        except Exception as error:
+            if told := mine.own_failure(error, self.owners):
+                raise CourseError(told) from None
+            if isinstance(error, ValueError):
+                raise CourseError(str(error)) from None
+            raise
+
+    def say(self, console: Console) -> None:
+        """Each part of the engine, and whose it was; a part of theirs that was not called is not
+        called theirs in the engine."""
+        for part in mine.part_names():
+            if part not in self.owners:
+                terminal.say(console, f"  {part:<18} the course's", "dim")
+            elif part not in self.given:
+                terminal.say(console, f"  {part:<18} yours, rests here", "yellow")
+            elif not self.calls[part]:
+                told = f"  {part:<18} yours, not called here: {mine.command(part)}"
+                terminal.say(console, told, "yellow")
+            else:
+                calls = terminal.counted(self.calls[part], "call")
+                told = f"  {part:<18} yours, from lab {self.owners[part].id}: {calls}"
+                terminal.say(console, told, "green")
+        if not self.owners:
+            terminal.say(console, "None of the labs that supply a part is passed yet.")

@@ -2,16 +2,22 @@
 
 A lab with `part: block_pool` supplies the attribute of its module that has the name of the
 engine's own: `EngineParts.block_pool` is `BlockPool`, so the lab must define `BlockPool`.
-A part whose default is None has its name in `NAMES`; one that is several functions is the module.
-Promises: only files that pass their lab are used; an error in one is shown as theirs.
+A part with another name than the default's has it in `NAMES`; one that is several functions is the
+module. Where a lab's contract is smaller than the slot, `lab_contracts` stands between.
+Promises: only files that pass their lab are used; an error in one is shown as theirs; a part is
+called theirs in the engine when the engine has called it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from course.files import load_module
@@ -21,6 +27,8 @@ if TYPE_CHECKING:
     from mini_vllm import EngineParts
 
 NAMES = {
+    "stop_check": "stop_status",
+    "detokenizer": "StreamingDetokenizer",
     "experts": "moe_forward_grouped",
     "drafter": "ngram_propose",
     "verifier": "speculative_token",
@@ -29,9 +37,10 @@ NAMES = {
     "token_masks": "allowed_tokens",
     "wait_gate": "GrammarGate",
     "encoder_gate": "EncoderGate",
+    "shards": "shard_qkv",
 }
-"""What a lab defines for the part of a room, which `EngineParts` has no default for."""
-MODULES = ("verifier",)
+"""What a lab defines for a part whose default has another name, or that has no default."""
+MODULES = ("verifier", "shards")
 """Parts that are a lab's whole module."""
 ASKED_BY = {
     "experts": "--model byte-moe",
@@ -41,12 +50,13 @@ ASKED_BY = {
     "token_masks": '--regex "[a-z ]+"',
     "wait_gate": '--regex "[a-z ]+"',
     "encoder_gate": "--model byte-sees",
+    "shards": "--tensor-parallel-size 2",
 }
 """Parts that a plain run never calls, and what `course run --mine` needs so that it does."""
 
 
 def command(part: str) -> str:
-    """The `course run` that calls a learner's `part`."""
+    """The command that calls a learner's `part`."""
     asked = f" {ASKED_BY[part]}" if part in ASKED_BY else ""
     return f'course run --mine{asked} "Once upon a time"'
 
@@ -61,7 +71,7 @@ def _core_parts() -> dict[str, Any]:
 
 def part_names() -> list[str]:
     """The parts that a lab may supply."""
-    return [*_core_parts(), *NAMES]
+    return list(dict.fromkeys([*_core_parts(), *NAMES]))
 
 
 def attribute_of(part: str) -> str:
@@ -79,9 +89,19 @@ def attribute_of(part: str) -> str:
 
 def engine_parts(supplied: Mapping[str, Any]) -> EngineParts:
     """What labs supply, by the names of `part_names`, as the engine takes it."""
+    from course.learning import lab_contracts
     from mini_vllm import EngineParts
     from mini_vllm.features import ROOMS
 
+    bridged: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "stop_check": ("request", lab_contracts.request),
+        "detokenizer": ("detokenizer", lab_contracts.detokenizer),
+        "shards": ("shards", lab_contracts.shards),
+    }
+    supplied = dict(supplied)
+    for part, (slot, build) in bridged.items():
+        if part in supplied:
+            supplied[slot] = build(supplied.pop(part))
     core = _core_parts()
     rooms = {
         folder: {name: supplied[name] for name in room.parts if name in supplied}
@@ -91,6 +111,39 @@ def engine_parts(supplied: Mapping[str, Any]) -> EngineParts:
         **{name: part for name, part in supplied.items() if name in core},
         rooms={folder: parts for folder, parts in rooms.items() if parts},
     )
+
+
+def counted(supplied: dict[str, Any]) -> Counter[str]:
+    """Have each part count its calls from now on; the counter, by part.
+
+    A function is replaced in `supplied`; the methods of a class and the functions of a module are
+    replaced where they stand, so they count when they call one another too. Making an object of a
+    class is not a call.
+    """
+    calls: Counter[str] = Counter()
+
+    def counting(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def count(*given: Any, **named: Any) -> Any:
+            calls[part] += 1
+            return function(*given, **named)
+
+        return count
+
+    for part, own in list(supplied.items()):
+        if not inspect.isclass(own) and not isinstance(own, ModuleType):
+            supplied[part] = counting(part, own)
+            continue
+        for name, value in list(vars(own).items()):
+            method = isinstance(value, staticmethod | classmethod)
+            function = value.__func__ if method else value
+            special = name.startswith("__") and name != "__call__"
+            here = getattr(function, "__module__", None) == getattr(own, "__module__", own.__name__)
+            if special or not inspect.isfunction(function) or not here:
+                continue
+            wrapped = counting(part, function)
+            setattr(own, name, type(value)(wrapped) if method else wrapped)
+    return calls
 
 
 def parts_of(
@@ -116,7 +169,13 @@ def parts_of(
 
 
 def own_failure(error: BaseException, owners: dict[str, Lab]) -> str:
-    """In words, where a learner's part failed; empty when the error is not in their files."""
+    """In words, where a learner's part failed; empty when it is not theirs that did.
+
+    The engine names a part that has returned what it must not.
+    """
+    named = str(error).partition(" part")[0].rpartition(" ")[2].removeprefix("parts.")
+    if isinstance(error, RuntimeError) and named in owners:
+        return f"Your part from lab {owners[named].id} stopped the engine: {error}"
     folders = {lab.folder.resolve(): lab for lab in owners.values()}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         lab = folders.get(Path(frame.filename).resolve().parent)

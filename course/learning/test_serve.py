@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from conformance.serve_stream import free_port
 from course.learning import learner
+from course.learning.engine_options import EngineOptions
 from course.learning.labs import CourseError
 from course.terminal import make_console
 
@@ -25,6 +27,7 @@ PROGRAM = """
 import sys
 from types import SimpleNamespace
 from course.learning import learner
+from course.learning.engine_options import EngineOptions
 from course.terminal import make_console
 from mini_vllm.sampler import Sampler
 
@@ -33,7 +36,7 @@ class Mine(Sampler):
         return 65 + len({asked})
 
 learner.own_parts = lambda *_: ({{"sampler": Mine}}, {{"sampler": SimpleNamespace(id="09-01")}})
-learner.serve(make_console(), lambda: (None, [], None), True, "byte-llama", {port})
+learner.serve(make_console(), lambda: (None, [], None), True, {port}, EngineOptions())
 """
 
 
@@ -57,12 +60,13 @@ def test_a_learners_sampler_answers_a_client() -> None:
         else:
             pytest.fail("the server never answered")
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGINT)
         said = server.communicate(timeout=30)[0].decode()
-    assert re.search(r"sampler\s+yours, from lab 09-01", said)
+    assert "Given to the engine: sampler from 09-01" in said
+    assert re.search(r"sampler\s+yours, from lab 09-01: 5 calls", said), said
     assert f"curl http://127.0.0.1:{port}/v1/completions" in said
 
 
 def test_a_model_that_cannot_be_served_is_said_in_a_line() -> None:
     with pytest.raises(CourseError, match="nowhere"):
-        learner.serve(make_console(), lambda: (None, [], None), False, "nowhere", 0)  # type: ignore[arg-type, return-value]
+        learner.serve(make_console(), lambda: None, False, 0, EngineOptions("nowhere"))  # type: ignore[arg-type, return-value]

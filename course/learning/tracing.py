@@ -7,7 +7,6 @@ The JSON holds the configuration, the prompts and one record per step
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,15 @@ from rich.table import Table
 
 from course import terminal
 from course.files import write_atomically
-from course.learning import mine
-from course.learning.labs import CourseError, Lab
+from course.learning.labs import CourseError
 from mini_vllm import EngineParts, LLMEngine, SamplingParams
 from mini_vllm.observe.trace import StepRecord, traced_steps
-from mini_vllm.outputs import text_of
+from mini_vllm.request import Request
 
 
 def collect(
     prompts: list[str], max_tokens: int, ignore_eos: bool, options: dict[str, Any],
-    parts: EngineParts | None = None,
+    parts: EngineParts | None = None, lora_request: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Run `prompts` together to the end: `{"config", "requests", "steps"}`, JSON types only.
 
@@ -37,12 +35,17 @@ def collect(
     try:
         engine = LLMEngine(**options, parts=parts)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
-        ids = [
-            engine.add_request(prompt, params, request_id=name_of(number))
-            for number, prompt in enumerate(prompts)
-        ]
-        requests = {request_id: engine.requests[request_id] for request_id in ids}
-        steps = [record.to_json() for record in traced_steps(engine)]
+        try:
+            ids = [
+                engine.add_request(
+                    prompt, params, request_id=name_of(number), lora_request=lora_request
+                )
+                for number, prompt in enumerate(prompts)
+            ]
+            requests = {request_id: engine.requests[request_id] for request_id in ids}
+            steps = [record.to_json() for record in traced_steps(engine)]
+        finally:
+            engine.close()
     except ValueError as error:
         raise CourseError(str(error)) from None
     return {
@@ -53,7 +56,7 @@ def collect(
                 "prompt": prompt,
                 "prompt_token_ids": list(requests[request_id].prompt_token_ids),
                 "output_token_ids": list(requests[request_id].output_token_ids),
-                "text": text_of(requests[request_id], engine.tokenizer),
+                "text": _text(engine, requests[request_id]),
                 "finish_reason": requests[request_id].finish_reason,
             }
             for request_id, prompt in zip(ids, prompts, strict=True)
@@ -62,33 +65,20 @@ def collect(
     }
 
 
+def _text(engine: LLMEngine, request: Request) -> str:
+    """What a request said, by the engine's detokenizer."""
+    detokenizer = engine.parts.detokenizer(engine.tokenizer)
+    detokenizer.update(request.text_token_ids)
+    return detokenizer.text
+
+
 def name_of(number: int) -> str:
     """A, B, ..., Z, then R26, R27, ..."""
     return chr(ord("A") + number) if number < 26 else f"R{number}"
 
 
-def run(
-    console: Console,
-    prompts: list[str],
-    max_tokens: int,
-    ignore_eos: bool,
-    options: dict[str, Any],
-    save: Path,
-    supplied: Mapping[str, Any] | None = None,
-    owners: Mapping[str, Lab] | None = None,
-) -> None:
-    """Collect, print and save a trace; `supplied` are a learner's parts, from the labs `owners`.
-
-    Raises:
-        CourseError: the engine refuses what is asked for, or a part of theirs fails.
-    """
-    parts = mine.engine_parts(supplied) if supplied else None
-    try:
-        data = collect(prompts, max_tokens, ignore_eos, options, parts)
-    except Exception as error:
-        if told := mine.own_failure(error, dict(owners or {})):
-            raise CourseError(told) from None
-        raise
+def show(console: Console, data: dict[str, Any], save: Path) -> None:
+    """Print what `collect` gave, and save it."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("step", "scheduled", "total", "running", "waiting", "free", "events"):
         table.add_column(name, justify="right" if name in ("step", "total", "free") else "left")
@@ -111,9 +101,6 @@ def run(
             f"({request['finish_reason']})",
         )
     write_atomically(save, json.dumps(data, indent=1) + "\n")
-    if owners:
-        told = ", ".join(f"{part} from {lab.id}" for part, lab in owners.items())
-        terminal.say(console, f"Yours: {told}", "green")
     terminal.say(
         console, f"A:n is tokens scheduled, +nc tokens taken from the prefix cache. Saved: {save}"
     )

@@ -23,7 +23,7 @@ from mini_vllm.distributed.config import ParallelConfig
 from mini_vllm.distributed.model import RankSpec
 from mini_vllm.distributed.pipeline import PipelineScheduler, StagedExecutor
 from mini_vllm.distributed.pool import RankPool
-from mini_vllm.distributed.shards import FolderSource, WeightSource
+from mini_vllm.distributed.shards import FolderSource, PartSource, WeightSource
 from mini_vllm.distributed.worker import BATCH_FIELDS, Worker
 from mini_vllm.feature import Feature
 from mini_vllm.models.families import architecture_of
@@ -145,6 +145,8 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Ranks | None:
     _check_others(parallel, setup, pool)
     source, loaded = _describe(setup.model, setup.tokenizer, setup.config)
     parallel.check_model(source.config)
+    if (cut := setup.parts.of_room("distributed", "shards")) is not None:
+        source = PartSource(source, parallel.tensor_parallel_size, parallel.place, cut)
     config = setup.config.with_max_model_len(source.config.max_position_embeddings)
     cache, dcp = config.cache, parallel.decode_context_parallel_size
     spec = RankSpec(

@@ -8,7 +8,7 @@ by all. Mirrors the loaders of `vllm/model_executor/layers/linear.py:410` `Colum
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,10 @@ from mini_vllm.models.transformer import ModelConfig
 
 Part = tuple[slice, ...]
 WHOLE: Part = ()
+
+CutFn = Callable[[dict[str, np.ndarray], int, int, int, int], dict[str, np.ndarray]]
+"""`cut(tensors, num_heads, num_kv_heads, rank, world)`: what a rank holds of whole projections that
+are cut together: q, k and v, or gate and up, or one alone; weights [out, in], or biases [out]."""
 
 _BY_ROW = {"gate_proj", "up_proj", "w1", "w3"}
 _BY_COLUMN = {"down_proj", "w2"}
@@ -100,6 +104,67 @@ def part_of(name: str, config: ModelConfig, place: Place) -> Part:
 
 def _nth(index: int, size: int) -> slice:
     return slice(index * size, index * size + size)
+
+
+_TOGETHER = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 1, "up_proj": 1, "w1": 2, "w3": 2}
+"""Projections that are cut together have one number."""
+
+
+class PartSource:
+    """Another source whose projections are cut beforehand, in the engine's process, by a part.
+
+    What is cut travels to the ranks with this object, since a learner's function cannot. The
+    embedding, the head and what every rank holds whole come from the other source.
+    """
+
+    def __init__(self, source: WeightSource, world: int, place_of: Callable[[int], Place],
+                 cut: CutFn) -> None:  # fmt: skip
+        """Cut every projection for the `world` ranks of a stage.
+
+        Raises:
+            RuntimeError: the part gives a rank another shape than it holds.
+        """
+        self.config, self._source = source.config, source
+        self._held: dict[tuple[str, str], np.ndarray] = {}
+        config = source.config
+        for names in _cut_together(config, place_of(0)):
+            whole = {_leaf(name): source.read(name, WHOLE) for name in names}
+            for rank in range(world):
+                found = cut(
+                    dict(whole), config.num_attention_heads, config.num_key_value_heads, rank, world
+                )
+                for name in names:
+                    part = part_of(name, config, place_of(rank))
+                    held, need = np.asarray(found[_leaf(name)]), whole[_leaf(name)][part].shape
+                    if held.shape != need:
+                        raise RuntimeError(
+                            f"shards part: gave rank {rank} of {world} a {name} of shape "
+                            f"{held.shape}, need {need}"
+                        )
+                    self._held[name, repr(part)] = np.array(held, np.float32)
+
+    def read(self, name: str, part: Part) -> np.ndarray:
+        """See `WeightSource`."""
+        if (held := self._held.get((name, repr(part)))) is not None:
+            return held
+        return self._source.read(name, part)
+
+
+def _cut_together(config: ModelConfig, place: Place) -> list[list[str]]:
+    """The tensors of which a rank holds a part, those that are cut together in one list."""
+    groups: dict[tuple[str, object, str], list[str]] = {}
+    for name in expected_shapes(config):
+        leaf = _leaf(name)
+        if leaf in ("embed_tokens", "lm_head") or part_of(name, config, place) == WHOLE:
+            continue
+        owner, kind = name.split(f".{leaf}.")
+        groups.setdefault((owner, _TOGETHER.get(leaf, leaf), kind), []).append(name)
+    return list(groups.values())
+
+
+def _leaf(name: str) -> str:
+    """The projection of a tensor, such as "q_proj"."""
+    return name.split(".")[-2]
 
 
 class RankWeights(Mapping[str, np.ndarray]):

@@ -283,7 +283,7 @@ class EngineCore:
         hold = max(map(len, params.stop), default=1) - 1
         hold *= not params.include_stop_str_in_output
         watched = [
-            _Watched(Unsent(request), index, IncrementalDetokenizer(self.engine.tokenizer), hold)
+            _Watched(Unsent(request), index, self.engine.parts.detokenizer(self.engine.tokenizer), hold)
             for index, request in enumerate(requests)
         ]
         self.engine.queue_requests(name, requests)

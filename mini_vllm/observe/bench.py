@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -119,12 +120,16 @@ def _percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 def run_workload(
-    engine: LLMEngine, workload: Workload, on_step: Callable[[int], None] | None = None
+    engine: LLMEngine,
+    workload: Workload,
+    on_step: Callable[[int], None] | None = None,
+    **options: Any,
 ) -> BenchResult:
     """Serve the workload to its end, every output at full length.
 
     Args:
         on_step: called after each step with the number of requests finished so far.
+        options: of each request, what an open room understands, such as `lora_request`.
 
     Raises:
         ValueError: a request that the engine refuses; nothing has run.
@@ -147,7 +152,7 @@ def run_workload(
             now = time.perf_counter() - began
             while added < len(pending) and pending[added][0] <= now:
                 arrival, prompt, _ = pending[added]
-                request_id = engine.add_request(prompt, all_params[added])
+                request_id = engine.add_request(prompt, all_params[added], **options)
                 live[request_id] = (engine.requests[request_id], arrival)
                 added += 1
             if not engine.has_unfinished_requests():

@@ -6,6 +6,7 @@ that spans tokens is found. Mirrors `vllm/v1/engine/detokenizer.py:309` `check_s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mini_vllm.detokenizer import IncrementalDetokenizer
@@ -26,15 +27,19 @@ class _State:
 class StopStrings(Feature):
     """The requests that have `stop` texts."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        detokenizer: Callable[[Tokenizer], IncrementalDetokenizer] = IncrementalDetokenizer,
+    ) -> None:
+        self._tokenizer, self._detokenizer = tokenizer, detokenizer
         self._states: dict[str, _State] = {}
 
     def add_request(self, request: Request) -> None:
         """Watch a request, if it has stop texts; what it has generated already counts as seen."""
         if not request.sampling_params.stop:
             return
-        state = _State(IncrementalDetokenizer(self._tokenizer), request.num_output_tokens)
+        state = _State(self._detokenizer(self._tokenizer), request.num_output_tokens)
         for count in range(1, state.num_seen + 1):
             state.detokenizer.update(request.output_token_ids[:count])
         self._states[request.request_id] = state

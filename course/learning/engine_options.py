@@ -1,0 +1,101 @@
+"""What a command asks of the engine: its arguments, and which of a learner's parts rest for them.
+
+Promises: `run`, `trace`, `bench` and `serve` say an adapter, ranks or graphs in the same words and
+give the engine the same arguments; a part that the engine would refuse beside them rests, by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from course.learning.labs import CourseError, Lab
+
+if TYPE_CHECKING:
+    from mini_vllm.lora.request import LoRARequest
+
+IN_THE_RANKS = (
+    "attention", "linear", "experts", "drafter", "verifier", "adapter_slots", "adapter_delta",
+)  # fmt: skip
+"""Parts that would have to work in the processes of the ranks: `BASE_MODEL_ONLY` and `PARTS_INSIDE`
+of `mini_vllm/distributed/executor.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Options that several commands have."""
+
+    model: str = "byte-llama"
+    adapter: str | None = None
+    """The name of a shipped one, or a folder in PEFT's layout."""
+    tensor_parallel_size: int = 1
+    drafts: int = 0
+    """N-gram drafts per step."""
+    regex: str | None = None
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether drafts go with the rest."""
+        return self.tensor_parallel_size == 1
+
+    def arguments(self) -> dict[str, Any]:
+        """Of `LLM`, but for the model and the parts."""
+        found: dict[str, Any] = {}
+        if self.drafts:
+            found["speculative_config"] = {
+                "method": "ngram", "num_speculative_tokens": self.drafts,
+                "prompt_lookup_min": 2, "prompt_lookup_max": 5,
+            }  # fmt: skip
+        if self.adapter is not None:
+            found["enable_lora"] = True
+        if self.tensor_parallel_size != 1:
+            found["tensor_parallel_size"] = self.tensor_parallel_size
+        return found
+
+    def lora_request(self) -> LoRARequest | None:
+        """For the adapter.
+
+        Raises:
+            CourseError: neither a shipped one nor a folder has its name.
+        """
+        return None if self.adapter is None else adapter_request(self.adapter)
+
+    def rest(self, supplied: dict[str, Any], owners: dict[str, Lab]) -> list[str]:
+        """Take the parts out of `supplied` that do not go with these options; what to say of each."""
+        told = []
+        gated = "--regex" if self.regex is not None else "--adapter" if self.adapter else ""
+        gated = gated or ("--model byte-sees" if self.model == "byte-sees" else "")
+        if (self.drafts or gated) and supplied.pop("scheduler", None):
+            lacks = "plans no drafts" if self.drafts else "takes no gates"
+            without = "with --drafts 0" if self.drafts else f"without {gated}"
+            lab = owners["scheduler"].id
+            told.append(f"Your scheduler from lab {lab} {lacks} and rests; {without} it runs.")
+        inside = IN_THE_RANKS if self.tensor_parallel_size > 1 else ()
+        if resting := [part for part in inside if supplied.pop(part, None)]:
+            told.append(f"What would have to work in the ranks rests: {', '.join(resting)}.")
+        return told
+
+
+def adapter_request(name: str) -> LoRARequest:
+    """The request for a shipped adapter, or for a folder.
+
+    Raises:
+        CourseError: there is neither.
+    """
+    from mini_vllm.lora.request import LoRARequest
+
+    shipped = shipped_adapters()
+    folder = shipped.get(name, Path(name))
+    if not folder.is_dir() or not name:
+        known = ", ".join(shipped)
+        raise CourseError(f"--adapter {name!r}: need {known}, or a folder in PEFT's layout")
+    return LoRARequest(folder.name, 1, str(folder))
+
+
+def shipped_adapters() -> dict[str, Path]:
+    """Their folders by name."""
+    from mini_vllm.models.loader import MODELS
+
+    found = sorted((MODELS / "adapters").glob("*/adapter_config.json"))
+    return {path.parent.name: path.parent for path in found}
