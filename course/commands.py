@@ -60,6 +60,7 @@ MaxTokens = Annotated[int, typer.Option(help="tokens to generate per prompt")]
 ModelName = Annotated[str, typer.Option(help="the shipped model, a folder, a hub id, or toy")]
 Mine = Annotated[bool, typer.Option("--mine", help="with your own parts in the engine")]
 Adapter = Annotated[str | None, typer.Option(help="shout, quote, code, or a folder")]
+Graphs = Annotated[str | None, typer.Option("--cudagraph-mode", help="steps on graphs, counted")]
 Ranks = Annotated[int, typer.Option("--tensor-parallel-size", min=1, help="processes that share")]
 
 
@@ -318,13 +319,14 @@ def generate(
     regex: Annotated[str | None, typer.Option(help="a pattern that the output matches")] = None,
     adapter: Adapter = None,
     tensor_parallel_size: Ranks = 1,
+    cudagraph_mode: Graphs = None,
 ) -> None:
     """Continue a prompt, or serve clients, with the engine's parts or with your own."""
     from course.learning import learner
     from course.learning.engine_options import EngineOptions
     from course.learning.labs import CourseError
 
-    options = EngineOptions(model, adapter, tensor_parallel_size, regex=regex)
+    options = EngineOptions(model, adapter, tensor_parallel_size, cudagraph_mode, regex=regex)
     if serve:
         if regex is not None or adapter is not None:
             raise CourseError("run --serve: --regex and --adapter belong to each client's request")
@@ -342,6 +344,7 @@ def generate(
             "--adapter": adapter is not None, "--temperature": temperature != 0,
             f"--model {model}": model != "byte-llama",
             "--tensor-parallel-size": tensor_parallel_size != 1,
+            "--cudagraph-mode": cudagraph_mode is not None,
         }  # fmt: skip
         if refused := [name for name, is_asked in others.items() if is_asked]:
             raise CourseError(f"run --real: {', '.join(refused)}: not served there")
@@ -360,12 +363,13 @@ def serve_command(
     model: ModelName = "byte-llama",
     adapter: Adapter = None,
     tensor_parallel_size: Ranks = 1,
+    cudagraph_mode: Graphs = None,
 ) -> None:
     """Serve clients behind OpenAI's API, with the engine's parts or with your own."""
     from course.learning import learner
     from course.learning.engine_options import EngineOptions
 
-    options = EngineOptions(model, adapter, tensor_parallel_size)
+    options = EngineOptions(model, adapter, tensor_parallel_size, cudagraph_mode)
     learner.serve(terminal.make_console(), opened, mine, port, options)
 
 
@@ -377,12 +381,13 @@ def bench_command(
     model: ModelName = "byte-llama",
     adapter: Adapter = None,
     tensor_parallel_size: Ranks = 1,
+    cudagraph_mode: Graphs = None,
 ) -> None:
     """Serve a workload and say its steps and speed; with --mine beside the course's engine."""
     from course.learning import learner
     from course.learning.engine_options import EngineOptions
 
-    options = EngineOptions(model, adapter, tensor_parallel_size)
+    options = EngineOptions(model, adapter, tensor_parallel_size, cudagraph_mode)
     learner.bench(terminal.make_console(), opened, mine, requests, seed, options)
 
 
@@ -420,6 +425,7 @@ def trace(
     mine: Mine = False,
     adapter: Adapter = None,
     tensor_parallel_size: Ranks = 1,
+    cudagraph_mode: Graphs = None,
 ) -> None:
     """Run prompts together and show what every step did; also saved as JSON."""
     from course.learning import learner
@@ -434,7 +440,7 @@ def trace(
         "enable_prefix_caching": prefix_caching,
     }
     target = save or course_root() / ".course" / "trace.json"
-    options = EngineOptions(model, adapter, tensor_parallel_size)
+    options = EngineOptions(model, adapter, tensor_parallel_size, cudagraph_mode)
     learner.trace(
         terminal.make_console(), opened, mine, prompts, max_tokens, ignore_eos, config, options,
         target,

@@ -56,6 +56,9 @@ ROOMS = {
         ),
         parts=("shards",),
     ),
+    "compilation": Room(
+        "graphs", ("compilation_config",), parts=("dispatcher",),
+    ),
     "spec_decode": Room(
         "speculator", ("speculative_config",), parts=("drafter", "verifier", "pads_admissions"),
     ),
@@ -81,6 +84,7 @@ ROOMS = {
         "manager", ("structured_outputs_config",), sampling_params=("structured_outputs",),
         parts=("token_masks", "wait_gate"),
     ),
+    "entrypoints": Room("engine_core", parts=("front_door",)),
 }  # fmt: skip
 """By folder, in the order in which they are opened: what loads the model otherwise comes first."""
 

@@ -30,6 +30,7 @@ class EngineOptions:
     adapter: str | None = None
     """The name of a shipped one, or a folder in PEFT's layout."""
     tensor_parallel_size: int = 1
+    cudagraph_mode: str | None = None
     drafts: int = 0
     """N-gram drafts per step."""
     regex: str | None = None
@@ -37,7 +38,7 @@ class EngineOptions:
     @property
     def may_draft(self) -> bool:
         """Whether drafts go with the rest."""
-        return self.tensor_parallel_size == 1
+        return self.tensor_parallel_size == 1 and self.cudagraph_mode is None
 
     def arguments(self) -> dict[str, Any]:
         """Of `LLM`, but for the model and the parts."""
@@ -51,6 +52,8 @@ class EngineOptions:
             found["enable_lora"] = True
         if self.tensor_parallel_size != 1:
             found["tensor_parallel_size"] = self.tensor_parallel_size
+        if self.cudagraph_mode is not None:
+            found["compilation_config"] = {"cudagraph_mode": self.cudagraph_mode}
         return found
 
     def lora_request(self) -> LoRARequest | None:
@@ -62,7 +65,7 @@ class EngineOptions:
         return None if self.adapter is None else adapter_request(self.adapter)
 
     def rest(self, supplied: dict[str, Any], owners: dict[str, Lab]) -> list[str]:
-        """Take the parts out of `supplied` that do not go with these options; what to say of each."""
+        """Take parts out of `supplied` that do not go with these options; what to say of it."""
         told = []
         gated = "--regex" if self.regex is not None else "--adapter" if self.adapter else ""
         gated = gated or ("--model byte-sees" if self.model == "byte-sees" else "")

@@ -81,7 +81,9 @@ def detokenizer(streaming: Callable[[], Any]) -> Callable[[Tokenizer], Any]:
             return self.text[before:]
 
     def make(tokenizer: Tokenizer) -> Any:
-        return ByByte() if isinstance(tokenizer, ByteTokenizer) else IncrementalDetokenizer(tokenizer)
+        return (
+            ByByte() if isinstance(tokenizer, ByteTokenizer) else IncrementalDetokenizer(tokenizer)
+        )
 
     return make
 

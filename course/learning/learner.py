@@ -372,6 +372,13 @@ def generate(
         stats = llm.llm_engine.feature("spec_decode").stats
         words = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens accepted"
         terminal.say(console, f"{words} in {stats.num_drafts} runs with drafts.")
+    if (graphs := llm.llm_engine.feature("compilation")) is not None:
+        steps = ", ".join(f"{mode} {n}" for mode, n in sorted(graphs.steps().items()))
+        on_graphs, without = graphs.launches()
+        words = (
+            f"{graphs.mode}: steps by mode: {steps}; {graphs.model.num_padded} rows of padding; "
+        )
+        terminal.say(console, f"{words}{on_graphs:,} launches, {without:,} without graphs.")
     terminal.say(console, f"{count} bytes in {seconds:.1f} s, loading included.", "dim")
 
 

@@ -104,6 +104,26 @@ class Unsent:
 
 
 @dataclass(slots=True)
+class Collected(Unsent):
+    """The same by way of a front door part, whose collector keeps it for the reader."""
+
+    collector: Any = None
+    """Its `get_nowait()` gives what waits, each with `token_ids` and `finish_reason`, or None."""
+
+    def take(self) -> tuple[list[int], Sequence[TokenLogprobs]] | None:
+        """What the collector has."""
+        if not (deltas := self.collector.get_nowait()):
+            return None
+        tokens = [token for delta in deltas for token in delta.token_ids]
+        start, self.num_sent = self.num_sent, self.num_sent + len(tokens)
+        self.done = any(delta.finish_reason is not None for delta in deltas)
+        noted: Sequence[TokenLogprobs] = ()
+        if self.request.sampling_params.logprobs is not None:
+            noted = self.request.logprobs.sample[start : self.num_sent]
+        return tokens, noted
+
+
+@dataclass(slots=True)
 class _Watched:
     """One completion, as far as the other side has heard of it."""
 
@@ -170,6 +190,10 @@ class EngineCore:
     def __init__(self, engine: LLMEngine, pipe: Connection) -> None:
         self.engine, self.pipe = engine, pipe
         self.stats = StepStats(engine)
+        make = engine.parts.of_room("entrypoints", "front_door")
+        self.front_door = None if make is None else make(engine)
+        """A part that opens plain requests, steps the engine and lets clients leave; None: the loop
+        does so itself."""
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._preparing: dict[str, tuple[int, Future[None]]] = {}
@@ -187,7 +211,7 @@ class EngineCore:
                     if self._stale and self._inbox.empty():
                         self._tell()  # an abort makes no step, and the gauges must fall
                     self._take(*self._inbox.get())
-                self.engine.step()
+                (self.engine if self.front_door is None else self.front_door).step()
                 self._tell()
         except (EOFError, OSError):  # asked to end, or the other side is gone
             pass
@@ -236,6 +260,8 @@ class EngineCore:
         if (preparing := self._preparing.pop(name, None)) is not None:
             preparing[1].cancel()
         self._streams.pop(name, None)
+        if self.front_door is not None:
+            self.front_door.leave(name)
         self.engine.abort_request(name)
         self._stale = True
 
@@ -279,14 +305,22 @@ class EngineCore:
     ) -> list[int]:
         """Queue a prompt and watch its completions; its token ids. `options` as
         `InputProcessor.process` takes them."""
-        _, requests = self.engine.inputs.process(prompt, params, name, **options)
         hold = max(map(len, params.stop), default=1) - 1
         hold *= not params.include_stop_str_in_output
+        is_plain = params.n == 1 and not isinstance(prompt, Mapping) and not any(options.values())
+        if self.front_door is not None and is_plain:
+            token_ids = self.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            collector = self.front_door.open(name, list(token_ids), params)
+            requests = [self.engine.requests[name]]
+            unsent: list[Unsent] = [Collected(requests[0], collector=collector)]
+        else:
+            _, requests = self.engine.inputs.process(prompt, params, name, **options)
+            self.engine.queue_requests(name, requests)
+            unsent = [Unsent(request) for request in requests]
         watched = [
-            _Watched(Unsent(request), index, self.engine.parts.detokenizer(self.engine.tokenizer), hold)
-            for index, request in enumerate(requests)
+            _Watched(each, index, self.engine.parts.detokenizer(self.engine.tokenizer), hold)
+            for index, each in enumerate(unsent)
         ]
-        self.engine.queue_requests(name, requests)
         self._streams[name] = _Stream(requests, watched, params.prompt_logprobs is not None)
         return requests[0].prompt_token_ids
 
