@@ -45,10 +45,13 @@ class PassedCourse:
 
     def run(self, prompt: str, *options: str, max_tokens: int = 12) -> str:
         """What `course run OPTIONS PROMPT` prints; it must succeed."""
+        return self.say("run", *options, "--max-tokens", str(max_tokens), prompt)
+
+    def say(self, *arguments: str) -> str:
+        """What `course ARGUMENTS` prints; it must succeed."""
         from course import cli
 
-        arguments = ["course", "run", *options, "--max-tokens", str(max_tokens), prompt]
-        self.monkeypatch.setattr(sys, "argv", arguments)
+        self.monkeypatch.setattr(sys, "argv", ["course", *arguments])
         with pytest.raises(SystemExit) as end:
             cli.main()
         out, err = self.capsys.readouterr()

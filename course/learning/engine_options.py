@@ -6,8 +6,10 @@ give the engine the same arguments; a part that the engine would refuse beside t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from course.learning.labs import CourseError, Lab
@@ -64,7 +66,9 @@ class EngineOptions:
         """
         return None if self.adapter is None else adapter_request(self.adapter)
 
-    def rest(self, supplied: dict[str, Any], owners: dict[str, Lab]) -> list[str]:
+    def rest(
+        self, supplied: dict[str, Any], owners: Mapping[str, Lab] = MappingProxyType({})
+    ) -> list[str]:
         """Take parts out of `supplied` that do not go with these options; what to say of it."""
         told = []
         gated = "--regex" if self.regex is not None else "--adapter" if self.adapter else ""
@@ -72,8 +76,8 @@ class EngineOptions:
         if (self.drafts or gated) and supplied.pop("scheduler", None):
             lacks = "plans no drafts" if self.drafts else "takes no gates"
             without = "with --drafts 0" if self.drafts else f"without {gated}"
-            lab = owners["scheduler"].id
-            told.append(f"Your scheduler from lab {lab} {lacks} and rests; {without} it runs.")
+            whose = f" from lab {owners['scheduler'].id}" if "scheduler" in owners else ""
+            told.append(f"Your scheduler{whose} {lacks} and rests; {without} it runs.")
         inside = IN_THE_RANKS if self.tensor_parallel_size > 1 else ()
         if resting := [part for part in inside if supplied.pop(part, None)]:
             told.append(f"What would have to work in the ranks rests: {', '.join(resting)}.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,8 @@ from course.learning.labs import CourseError, Lab
 from course.learning.progress import FOLDER, PASSED, Progress, digest_of
 
 if TYPE_CHECKING:
-    from mini_vllm import EngineParts
+    from mini_vllm import LLM, EngineParts
+    from mini_vllm.observe.bench import BenchResult
 
 PROMPT_LEN, OUTPUT_LEN = (16, 96), (8, 48)
 """Of the requests of `course bench`, in tokens."""
@@ -487,30 +489,45 @@ def bench(
         CourseError: the engine refuses what is asked for, or a part of theirs fails.
     """
     from mini_vllm import LLM
-    from mini_vllm.observe.bench import Workload, run_workload
 
     own = _own(console, opened) if use_mine else Own({}, {})
     with own.failing():
         lora = options.lora_request()
         own.rest(console, options)
-        workload = Workload(requests, PROMPT_LEN, OUTPUT_LEN, seed=seed)
         ran = []
         for parts in [own.parts, mine.engine_parts({})][: 1 + use_mine]:
             with LLM(options.model, parts=parts, **options.arguments()) as llm:
-                ran.append(run_workload(llm.llm_engine, workload, lora_request=lora))
+                ran.append(measure(llm, requests, seed, lora))
     for whose, result in zip(("this engine", "the course's"), ran, strict=False):
-        numbers = result.to_json()
-        ttft, itl = numbers["ttft_ms"], numbers["itl_ms"]
-        terminal.say(
-            console,
-            f"  {whose:<13} {result.num_steps} steps, {result.output_tokens:,} tokens at "
-            f"{numbers['output_tokens_per_s']:,.0f} per second, TTFT {ttft['p50']:.0f} ms, "  # type: ignore[index]
-            f"ITL {itl['p50']:.1f} ms (medians)",  # type: ignore[index]
-        )
-        if result.errors:
-            raise CourseError(f"bench: {next(iter(result.errors.values()))}")
+        say_bench(console, whose, result)
     if use_mine:
         own.say(console)
+
+
+def measure(llm: LLM, requests: int, seed: int, lora: Any) -> BenchResult:
+    """Serve the workload of `course bench` to its end.
+
+    Raises:
+        CourseError: a request ended in an error.
+    """
+    from mini_vllm.observe.bench import Workload, run_workload
+
+    workload = Workload(requests, PROMPT_LEN, OUTPUT_LEN, seed=seed)
+    result = run_workload(llm.llm_engine, workload, lora_request=lora)
+    if result.errors:
+        raise CourseError(f"bench: {next(iter(result.errors.values()))}")
+    return result
+
+
+def say_bench(console: Console, whose: str, result: BenchResult) -> None:
+    """Steps and tokens, which are the same on every machine, and this machine's times."""
+    ttft, itl = (statistics.median(times) * 1e3 for times in (result.ttft, result.itl))
+    rate = result.output_tokens / result.duration
+    terminal.say(
+        console,
+        f"  {whose:<13} {result.num_steps} steps, {result.output_tokens:,} tokens at {rate:,.0f} "
+        f"per second, TTFT {ttft:.0f} ms, ITL {itl:.1f} ms (medians)",
+    )
 
 
 def own_parts(

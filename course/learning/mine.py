@@ -66,12 +66,16 @@ def command(part: str) -> str:
     return f'course run --mine{asked} "Once upon a time"'
 
 
+NOT_SUPPLIED = ("rooms", "origin", "async_scheduler", "request")
+"""Fields of `EngineParts` that are no lab's: `request` is made of `stop_check`."""
+
+
 def _core_parts() -> dict[str, Any]:
-    """The parts of the core, and the engine's own class or function for each."""
+    """The parts of the core that labs supply, and the engine's own class or function for each."""
     from mini_vllm import EngineParts
 
     fields = dataclasses.fields(EngineParts)
-    return {f.name: f.default for f in fields if f.name not in ("rooms", "origin")}
+    return {f.name: f.default for f in fields if f.name not in NOT_SUPPLIED}
 
 
 def part_names() -> list[str]:
@@ -107,7 +111,7 @@ def engine_parts(supplied: Mapping[str, Any]) -> EngineParts:
     for part, (slot, build) in bridged.items():
         if part in supplied:
             supplied[slot] = build(supplied.pop(part))
-    core = _core_parts()
+    core = {field.name for field in dataclasses.fields(EngineParts)}
     rooms = {
         folder: {name: supplied[name] for name in room.parts if name in supplied}
         for folder, room in ROOMS.items()

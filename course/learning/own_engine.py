@@ -38,6 +38,8 @@ BATCH, MAX_TOKENS = 8, 32
 INIT = '''"""An engine of one's own: {count} written here, the rest `mini_vllm`'s.
 
     python -m {name} "The scheduler"
+    python -m {name} trace "The scheduler"
+    python -m {name} bench
 """
 
 from course.learning.mine import engine_parts
@@ -45,27 +47,23 @@ from mini_vllm import LLM as _LLM
 
 {imports}
 
-PARTS = engine_parts({{
+SUPPLIED = {{
 {parts}
-}})
+}}
+PARTS = engine_parts(SUPPLIED)
 
 
 def LLM(model="byte-llama", **settings):
     """`mini_vllm.LLM` with these parts."""
     return _LLM(model, parts=PARTS, **settings)
 '''
-MAIN = '''"""Continue a prompt with these parts."""
+MAIN = '''"""Continue a prompt with these parts, show the steps of one, or serve a workload."""
 
-import sys
+from course.learning.package import main
 
-from mini_vllm import SamplingParams
+from . import SUPPLIED
 
-from . import LLM
-
-prompt = " ".join(sys.argv[1:]) or "Once upon a time"
-for piece in LLM().stream(prompt, SamplingParams(max_tokens=64)):
-    print(piece, end="", flush=True)
-print()
+main(SUPPLIED)
 '''
 
 
@@ -137,7 +135,8 @@ def show(
             supplying[lab.manifest.part] = lab.id
     for name in mine.part_names():
         if name in owners:
-            terminal.say(console, f"  {name:<18} yours, from lab {owners[name].id}", "green")
+            told = f"  {name:<18} yours, from lab {owners[name].id}, called by {mine.command(name)}"
+            terminal.say(console, told, "green")
         else:
             where = f": lab {supplying[name]}" if name in supplying else ""
             terminal.say(console, f"  {name:<18} the course's{where}", "dim")
@@ -208,7 +207,9 @@ def write(root: Path, out: Path, parts: Mapping[str, Any], owners: Mapping[str, 
         count = terminal.counted(len(owners), "part")
         (package.parent / "README.md").write_text(
             f"# {name}\n\nAn engine with {count} of my own.\n\n{told}\n{listed}\n\n"
-            f'`python -m {name} "The scheduler"` runs it, in the environment of the course.\n',
+            f'`python -m {name} "The scheduler"` runs it, in the environment of the course, with\n'
+            f"`trace` before the prompt it shows the steps, and `python -m {name} bench` measures "
+            "it.\n",
             encoding="utf-8",
         )
         (Path(scratch) / "whole").rename(out)

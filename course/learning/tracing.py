@@ -77,8 +77,8 @@ def name_of(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"R{number}"
 
 
-def show(console: Console, data: dict[str, Any], save: Path) -> None:
-    """Print what `collect` gave, and save it."""
+def show(console: Console, data: dict[str, Any], save: Path | None = None) -> None:
+    """Print what `collect` gave, and save it if a file is named."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("step", "scheduled", "total", "running", "waiting", "free", "events"):
         table.add_column(name, justify="right" if name in ("step", "total", "free") else "left")
@@ -100,7 +100,8 @@ def show(console: Console, data: dict[str, Any], save: Path) -> None:
             f"{request['request_id']} {request['prompt']!r} -> {request['text']!r} "
             f"({request['finish_reason']})",
         )
-    write_atomically(save, json.dumps(data, indent=1) + "\n")
-    terminal.say(
-        console, f"A:n is tokens scheduled, +nc tokens taken from the prefix cache. Saved: {save}"
-    )
+    told = "A:n is tokens scheduled, +nc tokens taken from the prefix cache."
+    if save is not None:
+        write_atomically(save, json.dumps(data, indent=1) + "\n")
+        told += f" Saved: {save}"
+    terminal.say(console, told)
