@@ -146,8 +146,8 @@ CourseDesk.results = ({ data, goTo, text, solution, predicted }) => {
         after.append(el("p", {}, "You built: ", data.built.flatMap((name, place) =>
             [place ? ", " : "", el("code", {}, name)]), "."));
         if (data.part) {
-            after.append(el("p", {}, "In a checkout it now serves the engine: ",
-                el("code", {}, 'course run --mine "Once upon a time"')));
+            after.append(el("p", {}, "In a checkout this command has the engine call it: ",
+                el("code", {}, data.part)));
         }
         const root = typeof path_to_root === "string" ? path_to_root : "";
         after.append(el("p", { class: "desk-bar" },

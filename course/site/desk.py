@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from course.learning import hunts, manifest, starters
+from course.learning import hunts, manifest, mine, starters
 from course.learning.labs import Lab, find_labs
 from course.site import answers, desk_real
 from course.truth import pages
@@ -112,7 +112,7 @@ def document(root: Path, lab: Lab) -> dict[str, Any]:
         },
         "predictions": {name: asdict(asked) for name, asked in spec.predictions.items()},
         "built": list(dict.fromkeys(name.partition(".")[0] for name in spec.yours)),
-        "part": spec.part or "",
+        "part": mine.command(spec.part) if spec.part else "",
         "hunt": f"{HUNT}?v={_version(root, HUNT)}" if hunts.pool(lab) else "",
         "next": _next(root, lab),
         **_asking(root, lab),

@@ -217,12 +217,12 @@ def outcome(labs: Sequence[Lab]) -> str:
         return text
     rows = "\n".join(
         f"* `{name}`, the engine's `{part}`, from lab "
-        f"[{lab.id}]({lab.folder.relative_to(lab.folder.parents[1]).as_posix()}/README.md)"
+        f"[{lab.id}]({lab.folder.relative_to(lab.folder.parents[1]).as_posix()}/README.md): "
+        f"`{mine.command(part)}`"
         for lab, part, name in parts
     )
     if len(parts) == 1:
         told = "One of the labs supplies a part of the engine. Once it has passed"
     else:
-        told = f"{len(parts)} labs supply a part of the engine. Once they have passed"
-    command = '`course run --mine "The scheduler"` serves the shipped model with what you wrote'
-    return f"{text}\n\n{told}, {command}:\n\n{rows}"
+        told = f"{len(parts)} labs supply a part of the engine. Once one has passed"
+    return f"{text}\n\n{told}, the command beside it calls what you wrote:\n\n{rows}"

@@ -89,7 +89,11 @@ def test_the_parts_named_are_those_that_the_labs_supply():
     text = landing(REPOSITORY / "phase-02-paged-attention")
     assert "3 labs supply a part of the engine" in text
     assert "`BlockPool`, the engine's `block_pool`, from lab [02-01](labs/lab-01-block-" in text
-    assert "of the engine" not in landing(REPOSITORY / "phase-10-distributed-inference")
+    assert ': `course run --mine "Once upon a time"`' in text
+    ranks = landing(REPOSITORY / "phase-10-distributed-inference")
+    assert "`shard_qkv`, the engine's `shards`, from lab [10-01]" in ranks
+    assert "course run --mine --tensor-parallel-size 2" in ranks
+    assert "of the engine" not in landing(REPOSITORY / "phase-17-hardware-backends-and-plugins")
 
 
 def test_what_can_be_checked_on_a_page_is_counted_by_its_boxes():
