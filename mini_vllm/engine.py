@@ -97,6 +97,12 @@ class LLMEngine:
             loaded.dtype,
         )
         self.executor = setup.build_executor(self.runner, self.row_sampler, self.features)
+        at_once = self.executor.batch_queue_size == 1
+        if self.parts.step is not None and not (at_once and not self.inputs.takes_drafts):
+            raise ValueError(
+                f"parts.step={self.parts.step!r}: takes in each plan at once, one token a row; "
+                "need no async_scheduling, stages or drafts"
+            )
         self.observers: list[Observer] = []
         """Each is called with every plan before it runs; for traces and probes."""
         self._known: set[str] = set()  # ids of requests whose end has not been noted yet
@@ -274,32 +280,36 @@ class LLMEngine:
                 what it must not; the part is named.
         """
         with self._all_or_nothing(before=self._live()):
-            finished = self._step()
+            finished = (self.parts.step or LLMEngine._step)(self)
             for request in finished:
                 self._remove(request.request_id)
             return finished
 
     def _step(self) -> list[Request]:
         plan = self.scheduler.schedule()
+        self.bind(plan)
+        if not (plan.scheduled_requests or plan.preempted_req_ids or self.executor.is_busy):
+            self.check_progress()
+            return self.finish_failed()
+        output = self.executor.submit(plan)
+        if output is None:
+            return self.finish_failed()
+        plan, sampled = output
+        finished = self.scheduler.update_from_output(plan, sampled)
+        for feature in self.features:
+            feature.after_update(plan, sampled, finished, self.scheduler)
+        return finished + self.finish_failed()
+
+    def bind(self, plan: SchedulerOutput) -> None:
+        """Bind a plan, have the rooms complete it, and show it to observers."""
         plan.bind(self.scheduler.kv, len(self.runner.kv_specs) or 1)
         for feature in self.features:
             feature.after_schedule(plan)
         self.row_sampler.plan_prompt_rows(plan)
         for observer in self.observers:
             observer(plan)
-        if not (plan.scheduled_requests or plan.preempted_req_ids or self.executor.is_busy):
-            self._check_progress()
-            return self._finish_failed()
-        output = self.executor.submit(plan)
-        if output is None:
-            return self._finish_failed()
-        plan, sampled = output
-        finished = self.scheduler.update_from_output(plan, sampled)
-        for feature in self.features:
-            feature.after_update(plan, sampled, finished, self.scheduler)
-        return finished + self._finish_failed()
 
-    def _check_progress(self) -> None:
+    def check_progress(self) -> None:
         """Nothing can be planned and nothing is in flight: then every request waits for something
         that only time brings (S13)."""
         awaited = any(request.waits_for for request in self.requests.values())
@@ -307,7 +317,7 @@ class LLMEngine:
         if self.scheduler.has_unfinished_requests() and not awaited:
             raise RuntimeError("no progress: requests are unfinished but none can be scheduled")
 
-    def _finish_failed(self) -> list[Request]:
+    def finish_failed(self) -> list[Request]:
         """End the requests that got no token. If what they left in the cache may be as wrong as
         their logits, all others start over."""
         finished: list[Request] = []

@@ -51,7 +51,7 @@ class Executor:
 
     def submit(self, plan: SchedulerOutput) -> tuple[SchedulerOutput, TokenLists] | None:
         """Run a bound plan; the oldest one in flight and its tokens, if it is time to wait."""
-        self._prepare(plan)
+        self.prepare(plan)
         self.batch_queue.append((plan, self.execute_model(plan)))
         if plan.scheduled_requests and len(self.batch_queue) < self.batch_queue_size:
             return None
@@ -94,7 +94,7 @@ class Executor:
         self.batch_queue.clear()
         self._previous, self._failures = None, {}
 
-    def _prepare(self, plan: SchedulerOutput) -> None:
+    def prepare(self, plan: SchedulerOutput) -> None:
         """Have everything brought that the plan needs; requests that lack something leave it."""
         while plan.scheduled_requests:
             lacking: dict[str, str] = {}

@@ -39,6 +39,8 @@ class EngineParts:
     detokenizer: Callable[[Tokenizer], IncrementalDetokenizer] = IncrementalDetokenizer
     attention: AttentionFn = paged_attention
     linear: LinearFactory = Linear
+    step: Callable[[Any], list[Request]] | None = None
+    """What one step of an `LLMEngine` does with it; None: the engine's own."""
     rooms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The parts of rooms, by folder and name, such as `{"spec_decode": {"drafter": f}}`; what each
     must do is said where its room uses it."""

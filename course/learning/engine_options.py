@@ -78,6 +78,11 @@ class EngineOptions:
             without = "with --drafts 0" if self.drafts else f"without {gated}"
             whose = f" from lab {owners['scheduler'].id}" if "scheduler" in owners else ""
             told.append(f"Your scheduler{whose} {lacks} and rests; {without} it runs.")
+        if self.drafts and supplied.pop("step", None):
+            whose = f" from lab {owners['step'].id}" if "step" in owners else ""
+            told.append(
+                f"Your step{whose} takes one token a row and rests; with --drafts 0 it runs."
+            )
         inside = IN_THE_RANKS if self.tensor_parallel_size > 1 else ()
         if resting := [part for part in inside if supplied.pop(part, None)]:
             told.append(f"What would have to work in the ranks rests: {', '.join(resting)}.")

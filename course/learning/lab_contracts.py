@@ -13,11 +13,149 @@ from typing import Any
 
 import numpy as np
 
+from mini_vllm.config import SamplingParams
 from mini_vllm.detokenizer import IncrementalDetokenizer
+from mini_vllm.engine import LLMEngine
+from mini_vllm.plan import SchedulerOutput
 from mini_vllm.request import Request, RequestStatus
+from mini_vllm.row_sampler import TokenLists
+from mini_vllm.scheduler import Scheduler
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
 
 _UNFINISHED = "\ufffd"
+
+
+def step(engine_step: Callable[..., list[Request]]) -> Callable[[LLMEngine], list[Request]]:
+    """The slot `step`, from `engine_step(scheduler, runner, sampler)` of lab 01-03.
+
+    The lab's three arguments are `_Planned`, `_Rows` and `_Tokens`. What rooms and observers do in
+    between, masks, processors and random numbers are the engine's own.
+    """
+
+    def run(engine: LLMEngine) -> list[Request]:
+        taken = _Step(engine)
+        finished = engine_step(_Planned(taken), _Rows(taken), _Tokens(taken))
+        if not isinstance(finished, list) or finished != taken.finished:
+            raise RuntimeError(
+                f"step part: returned {finished!r}, need the requests that finished in it, as "
+                f"update_from_output gave them: {taken.finished!r}"
+            )
+        if taken.plan is None:
+            raise RuntimeError("step part: made no plan, need one call of scheduler.schedule()")
+        if not taken.is_run:
+            taken.run_nothing()
+        return finished + engine.finish_failed()
+
+    return run
+
+
+class _Step:
+    """One step on its way: its plan, the rows of its requests and their tokens."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self.engine = engine
+        self.plan: SchedulerOutput | None = None
+        self.rows = np.empty((0, 0))
+        self.sampled: TokenLists = {}
+        self.finished: list[Request] = []
+        self.is_run = False
+
+    def run(self, plan: SchedulerOutput) -> np.ndarray:
+        """Run the plan; [num_scheduled_requests, vocab_size] the last row of each request."""
+        engine = self.engine
+        if plan is not self.plan or self.is_run or (plan.scheduled_requests and not plan.block_ids):
+            raise RuntimeError("step part: need this step's plan, bound, once in runner.execute")
+        engine.bind(plan)
+        self.is_run = True
+        engine.executor.prepare(plan)
+        if not plan.scheduled_requests:  # none of them can be computed
+            return self.rows
+        logits = engine.runner.execute(plan)
+        self.sampled = engine.executor.sample_tokens(plan, logits, {})
+        for feature in engine.features:
+            feature.after_execute(plan, self.sampled, {})
+        ends = np.cumsum([plan.rows_of(r) for r in plan.num_scheduled_tokens]) - 1
+        self.rows = logits[ends]
+        return self.rows
+
+    def run_nothing(self) -> None:
+        """An empty plan is shown as well, and must not be all that is ever planned."""
+        plan = self.plan
+        assert plan is not None
+        if plan.scheduled_requests:
+            raise RuntimeError("step part: ended without running the plan of its requests")
+        self.engine.bind(plan)
+        if not plan.preempted_req_ids:
+            self.engine.check_progress()
+
+    def token_of(self, row: np.ndarray, params: SamplingParams) -> int:
+        """The token of one of the rows, which is found by where it lies in memory."""
+        assert self.plan is not None
+        first, width = self.rows.ctypes.data, self.rows.strides[0] or 1
+        number, rest = divmod(row.ctypes.data - first, width)
+        if rest or not 0 <= number < len(self.rows) or row.shape != self.rows.shape[1:]:
+            raise RuntimeError("step part: sampled what is not a row that runner.execute returned")
+        request = self.plan.scheduled_requests[number]
+        if params is not request.sampling_params:
+            raise RuntimeError(f"step part: sampled {request.request_id!r} with other parameters")
+        if request.request_id not in self.plan.sampling_req_ids:
+            raise RuntimeError(
+                f"step part: sampled {request.request_id!r}, which has not caught up"
+            )
+        return self.sampled.get(request.request_id, [0])[0]  # one that failed ends with the step
+
+
+class _Planned:
+    """The scheduler as the lab has it."""
+
+    def __init__(self, step: _Step) -> None:
+        self._step, self.kv = step, step.engine.scheduler.kv
+
+    needs_sample = staticmethod(Scheduler.needs_sample)
+
+    def schedule(self) -> SchedulerOutput:
+        if self._step.plan is not None:
+            raise RuntimeError("step part: called scheduler.schedule() twice")
+        self._step.plan = self._step.engine.scheduler.schedule()
+        return self._step.plan
+
+    def update_from_output(
+        self, plan: SchedulerOutput, sampled: dict[str, list[int]]
+    ) -> list[Request]:
+        step = self._step
+        if not step.is_run and plan.scheduled_requests:
+            raise RuntimeError("step part: update_from_output before the plan has run")
+        tokens = {name: token for name, token in sampled.items() if name in step.sampled}
+        if tokens != step.sampled:
+            raise RuntimeError(
+                f"step part: gave the scheduler {sampled!r}, need the token of every request that "
+                f"caught up: {step.sampled!r}"
+            )
+        finished = step.engine.scheduler.update_from_output(plan, tokens)
+        for feature in step.engine.features:
+            feature.after_update(plan, tokens, finished, step.engine.scheduler)
+        step.finished = list(finished)
+        return finished
+
+
+class _Rows:
+    """The runner as the lab has it."""
+
+    def __init__(self, step: _Step) -> None:
+        self._step = step
+
+    def execute(self, plan: SchedulerOutput) -> np.ndarray:
+        return self._step.run(plan)
+
+
+class _Tokens:
+    """The sampler as the lab has it."""
+
+    def __init__(self, step: _Step) -> None:
+        self._step = step
+
+    def sample(self, row: np.ndarray, params: SamplingParams) -> int:
+        return self._step.token_of(row, params)
 
 
 def request(stop_status: Callable[..., RequestStatus | None]) -> type[Request]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mini_vllm import EngineParts
 
 NAMES = {
+    "step": "engine_step",
     "stop_check": "stop_status",
     "detokenizer": "StreamingDetokenizer",
     "experts": "moe_forward_grouped",
@@ -103,6 +104,7 @@ def engine_parts(supplied: Mapping[str, Any]) -> EngineParts:
     from mini_vllm.features import ROOMS
 
     bridged: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "step": ("step", lab_contracts.step),
         "stop_check": ("request", lab_contracts.request),
         "detokenizer": ("detokenizer", lab_contracts.detokenizer),
         "shards": ("shards", lab_contracts.shards),

@@ -19,8 +19,8 @@ from course.learning.engine_options import EngineOptions
 from labkit.mine import PassedCourse
 
 ROOT = Path(__file__).resolve().parents[2]
-LABS = ["01-05", "05-03", "10-01", "16-03", "16-04"]
-WATCHED = ("stop_check", "dispatcher", "shards", "detokenizer", "front_door")
+LABS = ["01-03", "01-05", "05-03", "10-01", "16-03", "16-04"]
+WATCHED = ("step", "stop_check", "dispatcher", "shards", "detokenizer", "front_door")
 
 
 def calls(said: str) -> dict[str, int]:
@@ -38,15 +38,31 @@ def course(tmp_path, monkeypatch, capsys):
 def test_each_command_calls_what_it_says_it_calls(course):
     ranks, graphs = ("--tensor-parallel-size", "2"), ("--cudagraph-mode", "FULL")
     for command, options, called in (
-        (("run", "--max-tokens", "3", "hi"), (), {"stop_check", "detokenizer"}),
-        (("run", "--max-tokens", "3", "hi"), ranks, {"stop_check", "detokenizer", "shards"}),
-        (("run", "--max-tokens", "3", "hi"), graphs, {"stop_check", "detokenizer", "dispatcher"}),
-        (("trace", "--max-tokens", "3", "hi", "ho"), (), {"stop_check", "detokenizer"}),
-        (("trace", "--max-tokens", "3", "hi"), ranks, {"stop_check", "detokenizer", "shards"}),
-        (("trace", "--max-tokens", "3", "hi"), graphs, {"stop_check", "detokenizer", "dispatcher"}),
-        (("bench", "--requests", "2"), (), {"stop_check"}),
-        (("bench", "--requests", "2"), ranks, {"stop_check", "shards"}),
-        (("bench", "--requests", "2"), graphs, {"stop_check", "dispatcher"}),
+        (("run", "--max-tokens", "3", "hi"), (), {"step", "stop_check", "detokenizer"}),
+        (
+            ("run", "--max-tokens", "3", "hi"),
+            ranks,
+            {"step", "stop_check", "detokenizer", "shards"},
+        ),
+        (
+            ("run", "--max-tokens", "3", "hi"),
+            graphs,
+            {"step", "stop_check", "detokenizer", "dispatcher"},
+        ),
+        (("trace", "--max-tokens", "3", "hi", "ho"), (), {"step", "stop_check", "detokenizer"}),
+        (
+            ("trace", "--max-tokens", "3", "hi"),
+            ranks,
+            {"step", "stop_check", "detokenizer", "shards"},
+        ),
+        (
+            ("trace", "--max-tokens", "3", "hi"),
+            graphs,
+            {"step", "stop_check", "detokenizer", "dispatcher"},
+        ),
+        (("bench", "--requests", "2"), (), {"step", "stop_check"}),
+        (("bench", "--requests", "2"), ranks, {"step", "stop_check", "shards"}),
+        (("bench", "--requests", "2"), graphs, {"step", "stop_check", "dispatcher"}),
     ):
         counted = calls(course.say(*command, "--mine", *options))
         assert set(counted) == {*WATCHED}
@@ -87,14 +103,19 @@ def test_a_served_engine_calls_the_front_door_the_detokenizer_and_the_stop_check
         told = server.communicate(timeout=60)[0].decode()
     assert len(said) == 2 and said["byte-llama"] != said["shout"], said
     counted = calls(told)
-    assert {part for part, n in counted.items() if n} == {"stop_check", "front_door", "detokenizer"}
+    assert {part for part, n in counted.items() if n} == {
+        "step",
+        "stop_check",
+        "front_door",
+        "detokenizer",
+    }
     assert counted["stop_check"] == 16
 
 
 @pytest.mark.slow
 def test_the_package_has_every_part_a_trace_a_benchmark_and_runs(course, tmp_path):
     out = tmp_path / "my-engine"
-    assert "5 parts of yours" in course.say("mine", "--out", str(out))
+    assert "6 parts of yours" in course.say("mine", "--out", str(out))
     said = {}
     for arguments in (
         ("The",), ("trace", "The"), ("bench",), ("--adapter", "shout", "The"),
