@@ -402,7 +402,8 @@ def mine_command(
     console = terminal.make_console()
     parts, owners = learner.own_parts(console, root, labs, progress)
     if out is None:
-        own_engine.show(console, root, parts, owners, labs)
+        with learner.failing(owners):
+            own_engine.show(console, root, parts, owners, labs)
     else:
         package = own_engine.write(root, out, parts, owners)
         terminal.say(console, f"{package}: {terminal.counted(len(owners), 'part')} of yours")

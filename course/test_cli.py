@@ -393,16 +393,27 @@ def test_trace_and_mine_use_the_parts_that_pass_and_say_whose_they_are(
 def test_the_badge_counts_what_parts_decide_as_vllm(monkeypatch):
     from course.learning import own_engine
     from mini_vllm.block_pool import BlockPool
+    from mini_vllm.compilation.dispatcher import CudagraphDispatcher
 
     class HeadFirst(BlockPool):
         def free_blocks(self, ordered_blocks):
             super().free_blocks(reversed(list(ordered_blocks)))
+
+    class NoGraphs(CudagraphDispatcher):
+        def dispatch(self, num_tokens, uniform, forbid_full=False):
+            return "NONE", num_tokens
 
     right = own_engine.badge(REPOSITORY, {"block_pool": BlockPool})
     wrong = own_engine.badge(REPOSITORY, {"block_pool": HeadFirst})
     assert right.whole_run == right.of_whole_run == 442 and right.differ == 0
     assert wrong.differ > 0 and wrong.steps < right.steps
     assert own_engine.badge(REPOSITORY, {"sampler": None}) is None
+    late = own_engine.badge(REPOSITORY, {"stop_check": lambda request, max_model_len=None: None})
+    assert late.differ == late.workloads, "no request ends"
+    graphs = own_engine.badge(REPOSITORY, {"dispatcher": CudagraphDispatcher})
+    assert graphs.is_vllms and graphs.text == "names the graphs of 33,320 recorded steps, 0 differ"
+    none = own_engine.badge(REPOSITORY, {"dispatcher": NoGraphs})
+    assert none.dispatches_differ > 10_000 and not none.is_vllms
 
 
 @pytest.mark.slow

@@ -416,6 +416,7 @@ def serve(
     from mini_vllm import LLM
 
     try:
+        from mini_vllm.entrypoints.async_llm import EngineDead
         from mini_vllm.entrypoints.openai import launch
     except ImportError as error:
         raise CourseError(
@@ -440,6 +441,9 @@ def serve(
     terminal.say(console, f"{ask} -H 'Content-Type: application/json' -d '{body}'")
     try:
         launch.run(served, port=port)
+    except EngineDead as error:
+        told = mine.own_failure(own.calls.error, own.owners) if own.calls.error else ""
+        raise CourseError(told or str(error)) from None
     finally:
         llm.close()
         if use_mine:
@@ -574,23 +578,9 @@ class Own:
         for told in options.rest(self.given, self.owners):
             terminal.say(console, told)
 
-    @contextlib.contextmanager
-    def failing(self) -> Iterator[None]:
-        """Say an error in one of the parts as theirs, and what the engine refuses in its words.
-
-        Raises:
-            CourseError: in place of both.
-        """
-        try:
-            yield
-        except CourseError:
-            raise
-        except Exception as error:
-            if told := mine.own_failure(error, self.owners):
-                raise CourseError(told) from None
-            if isinstance(error, ValueError):
-                raise CourseError(str(error)) from None
-            raise
+    def failing(self) -> contextlib.AbstractContextManager[None]:
+        """See `failing`."""
+        return failing(self.owners)
 
     def say(self, console: Console) -> None:
         """Each part of the engine, and whose it was; a part of theirs that was not called is not
@@ -609,3 +599,22 @@ class Own:
                 terminal.say(console, told, "green")
         if not self.owners:
             terminal.say(console, "None of the labs that supply a part is passed yet.")
+
+
+@contextlib.contextmanager
+def failing(owners: dict[str, Lab]) -> Iterator[None]:
+    """Say an error in one of the parts as theirs, and what the engine refuses in its words.
+
+    Raises:
+        CourseError: in place of both.
+    """
+    try:
+        yield
+    except CourseError:
+        raise
+    except Exception as error:
+        if told := mine.own_failure(error, owners):
+            raise CourseError(told) from None
+        if isinstance(error, ValueError):
+            raise CourseError(str(error)) from None
+        raise

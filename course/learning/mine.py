@@ -124,20 +124,31 @@ def engine_parts(supplied: Mapping[str, Any]) -> EngineParts:
     )
 
 
-def counted(supplied: dict[str, Any]) -> Counter[str]:
+class Calls(Counter[str]):
+    """Calls by part."""
+
+    error: Exception | None = None
+    """What one of the parts raised last: of an engine on a thread nothing else is left of it."""
+
+
+def counted(supplied: dict[str, Any]) -> Calls:
     """Have each part count its calls from now on; the counter, by part.
 
     A function is replaced in `supplied`; the methods of a class and the functions of a module are
     replaced where they stand, so they count when they call one another too. Making an object of a
     class is not a call.
     """
-    calls: Counter[str] = Counter()
+    calls = Calls()
 
     def counting(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def count(*given: Any, **named: Any) -> Any:
             calls[part] += 1
-            return function(*given, **named)
+            try:
+                return function(*given, **named)
+            except Exception as error:
+                calls.error = error
+                raise
 
         return count
 

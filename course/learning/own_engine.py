@@ -14,7 +14,7 @@ import keyword
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,12 +27,14 @@ from course.learning import mine
 from course.learning.labs import CourseError, Lab
 
 DECIDING = ("block_pool", "kv_cache_manager", "scheduler")
-"""Parts that plan: what the recordings judge."""
+"""Parts that plan. Recordings judge them, and the stop check and the dispatcher besides."""
 RECORDINGS = ("basic", "prefix", "limits", "pressure")
 WORKLOADS = 40
 """Of each file, the first."""
 WHOLE_RUN = Path("engine") / "arrivals-float32.jsonl.gz"
 """vLLM itself serving the shipped model, 128 requests."""
+FOUND = ((False, False, True, True), (False, True, False, True))
+"""What each recorded dispatch was asked with: a uniform decode or not, full graphs forbidden."""
 BATCH, MAX_TOKENS = 8, 32
 
 INIT = '''"""An engine of one's own: {count} written here, the rest `mini_vllm`'s.
@@ -71,41 +73,79 @@ main(SUPPLIED)
 class Badge:
     """What a replay against vLLM came to."""
 
-    steps: int
-    workloads: int
-    differ: int
-    whole_run: int
+    steps: int = 0
+    workloads: int = 0
+    differ: int = 0
+    whole_run: int = 0
     """Steps of vLLM's own run of the shipped model that were decided equally, from the first on."""
-    of_whole_run: int
+    of_whole_run: int = 0
+    dispatches: int = 0
+    """Steps whose graph vLLM's own dispatcher was asked for."""
+    dispatches_differ: int = 0
+
+    @property
+    def is_vllms(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.differ or self.dispatches_differ) and self.whole_run == self.of_whole_run
 
     @property
     def text(self) -> str:
-        return (
-            f"decides {self.whole_run} of {self.of_whole_run} steps of a run of vLLM as vLLM did; "
-            f"{self.steps:,} recorded steps of {self.workloads} workloads, {self.differ} differ"
-        )
+        told = []
+        if self.steps:
+            told.append(
+                f"decides {self.whole_run} of {self.of_whole_run} steps of a run of vLLM as vLLM "
+                f"did; {self.steps:,} recorded steps of {self.workloads} workloads, {self.differ} "
+                "differ"
+            )
+        if self.dispatches:
+            told.append(
+                f"names the graphs of {self.dispatches:,} recorded steps, {self.dispatches_differ} "
+                "differ"
+            )
+        return "; ".join(told)
 
 
 def badge(root: Path, parts: Mapping[str, Any]) -> Badge | None:
-    """Replay with the parts that plan; None where none of them is the learner's."""
+    """Replay with the parts that decide; None where none of them is the learner's."""
     from conformance import recording, replay
+    from course.learning import lab_contracts
 
     own = {name: parts[name] for name in DECIDING if name in parts}
-    if not own:
-        return None
-    build = partial(replay.mini_scheduler, **own)
+    graphs = _dispatched(parts["dispatcher"]) if "dispatcher" in parts else (0, 0)
+    if not own and "stop_check" not in parts:
+        return Badge(dispatches=graphs[0], dispatches_differ=graphs[1]) if graphs[0] else None
+    build, request = partial(replay.mini_scheduler, **own), replay.mini_request
+    if "stop_check" in parts:
+        request = partial(request, request=lab_contracts.request(parts["stop_check"]))
     folder = root / "conformance" / "recordings"
     steps = workloads = differ = 0
     for name in RECORDINGS:
         for number, entry in enumerate(recording.read(folder / f"{name}.jsonl.gz")):
             if number == WORKLOADS:
                 break
-            compared, difference = replay.replay(entry, build)
+            compared, difference = replay.replay(entry, build, request)
             steps, workloads, differ = steps + compared, workloads + 1, differ + bool(difference)
     run = json.loads(gzip.decompress((folder / WHOLE_RUN).read_bytes()))["recording"]
-    compared, difference = replay.replay(run, build)
+    compared, difference = replay.replay(run, build, request)
     equal = compared - bool(difference)
-    return Badge(steps, workloads, differ, equal, len(run["steps"]))
+    return Badge(steps, workloads, differ, equal, len(run["steps"]), *graphs)
+
+
+def _dispatched(dispatcher: Callable[..., Any]) -> tuple[int, int]:
+    """Recorded answers of vLLM's dispatcher, and how many of them this one gives otherwise."""
+    from conformance import parts
+
+    compared = differ = 0
+    for case in parts.load("cudagraph_modes"):
+        if case["kind"] != "dispatch":
+            continue
+        own = dispatcher(case["mode"], list(case["sizes"]), case["max_num_seqs"])
+        for num_tokens, found in enumerate(case["found"], 1):
+            for expected, uniform, forbid in zip(found, *FOUND, strict=True):
+                if expected is not None:
+                    compared += 1
+                    differ += [*own.dispatch(num_tokens, uniform, forbid)] != expected
+    return compared, differ
 
 
 def speed(parts: Mapping[str, Any]) -> tuple[float, float]:
@@ -146,8 +186,7 @@ def show(
         terminal.say(console, "None of the labs that supply a part is passed yet.")
         return
     if (found := badge(root, parts)) is not None:
-        style = "yellow" if found.differ or found.whole_run < found.of_whole_run else "green"
-        terminal.say(console, f"It {found.text}.", style)
+        terminal.say(console, f"It {found.text}.", "green" if found.is_vllms else "yellow")
     rate, theirs = speed(parts)
     terminal.say(
         console,
@@ -202,7 +241,7 @@ def write(root: Path, out: Path, parts: Mapping[str, Any], owners: Mapping[str, 
         )
         (package / "__init__.py").write_text(text, encoding="utf-8")
         (package / "__main__.py").write_text(MAIN, encoding="utf-8")
-        told = f"It {found.text}.\n" if found else "None of its parts plans.\n"
+        told = f"It {found.text}.\n" if found else "None of its parts is judged by recordings.\n"
         listed = "\n".join(f"- `{part}`: lab {lab.id}" for part, lab in owners.items())
         count = terminal.counted(len(owners), "part")
         (package.parent / "README.md").write_text(

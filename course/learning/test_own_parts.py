@@ -114,6 +114,7 @@ def test_a_served_engine_calls_the_front_door_the_detokenizer_and_the_stop_check
 
 @pytest.mark.slow
 def test_the_package_has_every_part_a_trace_a_benchmark_and_runs(course, tmp_path):
+    (tmp_path / "conformance").symlink_to(ROOT / "conformance")
     out = tmp_path / "my-engine"
     assert "6 parts of yours" in course.say("mine", "--out", str(out))
     said = {}
@@ -132,6 +133,8 @@ def test_the_package_has_every_part_a_trace_a_benchmark_and_runs(course, tmp_pat
     assert "A:3" in said["trace", "The"]
     assert re.search(r"\d+ steps, [\d,]+ tokens at", said["bench",])
     readme = (out / "README.md").read_text()
+    assert "decides 442 of 442 steps of a run of vLLM as vLLM did" in readme
+    assert "names the graphs of 33,320 recorded steps, 0 differ" in readme
     assert all(f"`{part}`: lab" in readme for part in WATCHED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -65,6 +66,31 @@ def test_a_learners_sampler_answers_a_client() -> None:
     assert "Given to the engine: sampler from 09-01" in said
     assert re.search(r"sampler\s+yours, from lab 09-01: 5 calls", said), said
     assert f"curl http://127.0.0.1:{port}/v1/completions" in said
+
+
+@pytest.mark.slow
+def test_an_error_in_a_part_behind_the_server_is_said_as_theirs() -> None:
+    port = free_port()
+    program = PROGRAM.format(port=port, asked="{}['lost']").replace(
+        'SimpleNamespace(id="09-01")', 'SimpleNamespace(id="09-01", folder=Path("."))'
+    )
+    command = [sys.executable, "-c", "from pathlib import Path\n" + program]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        body = json.dumps({"prompt": "The", "max_tokens": 5}).encode()
+        post = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        for _ in range(400):  # it does not listen yet, then it answers with an error and ends
+            if server.poll() is not None:
+                break
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(post, timeout=30)
+            time.sleep(0.05)
+        said = server.communicate(timeout=30)[1].decode()
+    finally:
+        server.kill()
+    assert "Your part from lab 09-01 stopped the engine: KeyError: 'lost'" in said
 
 
 def test_a_model_that_cannot_be_served_is_said_in_a_line() -> None:

@@ -164,6 +164,7 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Graphs:
         raise ValueError("compilation_config: need a model whose layers all keep the same")
     scheduler = setup.config.scheduler
     most, tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+    assert most is not None, "the config has filled it"
     sizes = settings.get("cudagraph_capture_sizes")
     if sizes is None:
         sizes = default_capture_sizes(most, tokens)
