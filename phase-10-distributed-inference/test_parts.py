@@ -37,10 +37,14 @@ def cut_by(parts, model, parallel):
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
-        ("byte-llama", {"tensor_parallel_size": 2}), ("byte-llama", {"tensor_parallel_size": 4}),
-        ("byte-moe", {"tensor_parallel_size": 2}),
-        ("byte-moe", {"tensor_parallel_size": 2, "enable_expert_parallel": True}),
-        ("byte-llama", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+        ("byte-llama", {"tensor_parallel_size": 4}),
+        *(
+            pytest.param(model, {"tensor_parallel_size": 2, **more}, marks=pytest.mark.slow)
+            for model, more in (
+                ("byte-llama", {"pipeline_parallel_size": 2}), ("byte-moe", {}),
+                ("byte-moe", {"enable_expert_parallel": True}),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_every_rank_holds_what_the_rooms_own_shards_give_it(supplied, model, settings):

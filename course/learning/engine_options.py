@@ -24,6 +24,11 @@ IN_THE_RANKS = (
 of `mini_vllm/distributed/executor.py`."""
 
 
+OTHER_CACHES = ("byte-sees", "byte-window", "byte-state")
+"""Shipped models whose layers keep more than K and V of tokens: no drafts, and block tables that no
+lab's cache manager keeps."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Options that several commands have."""
@@ -40,7 +45,8 @@ class EngineOptions:
     @property
     def may_draft(self) -> bool:
         """Whether drafts go with the rest."""
-        return self.tensor_parallel_size == 1 and self.cudagraph_mode is None
+        alone = self.tensor_parallel_size == 1 and self.cudagraph_mode is None
+        return alone and self.model not in OTHER_CACHES
 
     def arguments(self) -> dict[str, Any]:
         """Of `LLM`, but for the model and the parts."""
@@ -71,18 +77,26 @@ class EngineOptions:
     ) -> list[str]:
         """Take parts out of `supplied` that do not go with these options; what to say of it."""
         told = []
+
+        def rests(part: str, why: str) -> None:
+            if supplied.pop(part, None):
+                whose = f" from lab {owners[part].id}" if part in owners else ""
+                told.append(f"Your {part}{whose} {why} it runs.")
+
         gated = "--regex" if self.regex is not None else "--adapter" if self.adapter else ""
-        gated = gated or ("--model byte-sees" if self.model == "byte-sees" else "")
-        if (self.drafts or gated) and supplied.pop("scheduler", None):
-            lacks = "plans no drafts" if self.drafts else "takes no gates"
-            without = "with --drafts 0" if self.drafts else f"without {gated}"
-            whose = f" from lab {owners['scheduler'].id}" if "scheduler" in owners else ""
-            told.append(f"Your scheduler{whose} {lacks} and rests; {without} it runs.")
-        if self.drafts and supplied.pop("step", None):
-            whose = f" from lab {owners['step'].id}" if "step" in owners else ""
-            told.append(
-                f"Your step{whose} takes one token a row and rests; with --drafts 0 it runs."
-            )
+        if self.model in ("byte-sees", "byte-state"):
+            gated = gated or f"--model {self.model}"
+        if self.drafts:
+            rests("scheduler", "plans no drafts and rests; with --drafts 0")
+            rests("step", "takes one token a row and rests; with --drafts 0")
+        elif gated:
+            rests("scheduler", f"takes no gates and rests; without {gated}")
+        if self.model in OTHER_CACHES:
+            rests("kv_cache_manager", f"rests; without --model {self.model}")
+        if self.model == "byte-window" and not hasattr(
+            supplied.get("attention"), "takes_sliding_window"
+        ):
+            rests("attention", "minds no window and rests; without --model byte-window")
         inside = IN_THE_RANKS if self.tensor_parallel_size > 1 else ()
         if resting := [part for part in inside if supplied.pop(part, None)]:
             told.append(f"What would have to work in the ranks rests: {', '.join(resting)}.")

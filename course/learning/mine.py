@@ -46,6 +46,8 @@ NAMES = {
 MODULES = ("verifier", "shards")
 """Parts that are a lab's whole module."""
 ASKED_BY = {
+    "scheduler": "--drafts 0",
+    "step": "--drafts 0",
     "experts": "--model byte-moe",
     "verifier": "--temperature 1",
     "adapter_slots": "--adapter shout",
@@ -56,7 +58,8 @@ ASKED_BY = {
     "shards": "--tensor-parallel-size 2",
     "dispatcher": "--cudagraph-mode FULL_AND_PIECEWISE",
 }
-"""Parts that a plain run never calls, and what `course run --mine` needs so that it does."""
+"""Parts that a plain run does not call, or not once a drafter is passed too, and what
+`course run --mine` needs so that it does."""
 
 
 def command(part: str) -> str:

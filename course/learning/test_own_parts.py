@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from conformance.serve_stream import free_port
 from course.learning import mine
 from course.learning.engine_options import EngineOptions
+from course.learning.labs import find_labs
 from labkit.mine import PassedCourse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +34,24 @@ def calls(said: str) -> dict[str, int]:
 @pytest.fixture
 def course(tmp_path, monkeypatch, capsys):
     return PassedCourse(tmp_path, LABS, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+def test_with_every_part_passed_the_command_that_a_pass_names_calls_it(
+    tmp_path, monkeypatch, capsys
+):
+    labs = [lab.id for lab in find_labs(ROOT) if lab.manifest.part]
+    course = PassedCourse(tmp_path, labs, monkeypatch, capsys)
+    by_command: dict[str, set[str]] = {}
+    for part in mine.part_names():
+        by_command.setdefault(mine.command(part), set()).add(part)
+    assert by_command.pop("course serve --mine") == {"front_door"}
+    for command, parts in by_command.items():
+        counted = calls(course.say(*shlex.split(command)[1:]))
+        assert {part for part in parts if not counted[part]} == set(), command
+    for model in ("byte-window", "byte-state"):
+        counted = calls(course.run("hi", "--mine", "--model", model, max_tokens=3))
+        assert counted["step"] and counted["stop_check"] and not counted["kv_cache_manager"]
 
 
 @pytest.mark.slow

@@ -156,7 +156,8 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Graphs:
     if mode not in MODES:
         raise ValueError(f"cudagraph_mode={mode!r}: need one of {', '.join(MODES)}")
     for name in ALONE:
-        if setup.arguments.get(name) not in (None, False, 1):
+        value = setup.arguments.get(name)
+        if value is True or value not in (None, False, 1):
             raise ValueError(f"compilation_config: need {name} not given; not compared together")
     loaded = setup.load()
     config = getattr(loaded.model, "config", None)

@@ -93,7 +93,10 @@ def test_a_part_that_names_a_graph_that_is_not_there_is_refused_by_name():
         ({"compilation_config": 3}, "need {'cudagraph_mode'"),
         ({"compilation_config": {"cudagraph_mode": "SOME"}}, "cudagraph_mode='SOME'"),
         ({"compilation_config": {"cudagraph_mode": "FULL", "backend": "x"}}, "need {'cudagraph"),
-        ({"compilation_config": {"cudagraph_mode": "FULL"}, "enable_lora": True}, "enable_lora"),
+        (
+            {"compilation_config": {"cudagraph_mode": "FULL"}, "enable_lora": True},
+            "need enable_lora not given",
+        ),
         (
             {"compilation_config": {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [0]}},
             "cudagraph_capture_sizes=0",
