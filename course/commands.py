@@ -322,7 +322,7 @@ def generate(
     cudagraph_mode: Graphs = None,
 ) -> None:
     """Continue a prompt, or serve clients, with the engine's parts or with your own."""
-    from course.learning import learner
+    from course.learning import engine_commands
     from course.learning.engine_options import EngineOptions
     from course.learning.labs import CourseError
 
@@ -332,7 +332,7 @@ def generate(
             raise CourseError("run --serve: --regex and --adapter belong to each client's request")
         if real:
             raise CourseError("run --serve: --real continues one prompt")
-        learner.serve(terminal.make_console(), opened, mine, port, options)
+        engine_commands.serve(terminal.make_console(), opened, mine, port, options)
         return
     if prompt is None:
         raise CourseError("run: need a prompt, or --serve")
@@ -348,9 +348,9 @@ def generate(
         }  # fmt: skip
         if refused := [name for name, is_asked in others.items() if is_asked]:
             raise CourseError(f"run --real: {', '.join(refused)}: not served there")
-        learner.generate_real(terminal.make_console(), opened, prompt, max_tokens)
+        engine_commands.generate_real(terminal.make_console(), opened, prompt, max_tokens)
         return
-    learner.generate(
+    engine_commands.generate(
         terminal.make_console(), opened, prompt, mine, max_tokens, temperature, seed, options,
         drafts,
     )  # fmt: skip
@@ -366,11 +366,11 @@ def serve_command(
     cudagraph_mode: Graphs = None,
 ) -> None:
     """Serve clients behind OpenAI's API, with the engine's parts or with your own."""
-    from course.learning import learner
+    from course.learning import engine_commands
     from course.learning.engine_options import EngineOptions
 
     options = EngineOptions(model, adapter, tensor_parallel_size, cudagraph_mode)
-    learner.serve(terminal.make_console(), opened, mine, port, options)
+    engine_commands.serve(terminal.make_console(), opened, mine, port, options)
 
 
 @app.command("bench")
@@ -384,11 +384,11 @@ def bench_command(
     cudagraph_mode: Graphs = None,
 ) -> None:
     """Serve a workload and say its steps and speed; with --mine beside the course's engine."""
-    from course.learning import learner
+    from course.learning import engine_commands
     from course.learning.engine_options import EngineOptions
 
     options = EngineOptions(model, adapter, tensor_parallel_size, cudagraph_mode)
-    learner.bench(terminal.make_console(), opened, mine, requests, seed, options)
+    engine_commands.bench(terminal.make_console(), opened, mine, requests, seed, options)
 
 
 @app.command("mine")
@@ -396,13 +396,13 @@ def mine_command(
     out: Annotated[Path | None, typer.Option(help="write it as a package, here")] = None,
 ) -> None:
     """The engine that your passed labs make: whose each part is, and how it decides."""
-    from course.learning import learner, own_engine
+    from course.learning import engine_commands, own_engine
 
     root, labs, progress = opened()
     console = terminal.make_console()
-    parts, owners = learner.own_parts(console, root, labs, progress)
+    parts, owners = engine_commands.own_parts(console, root, labs, progress)
     if out is None:
-        with learner.failing(owners):
+        with engine_commands.failing(owners):
             own_engine.show(console, root, parts, owners, labs)
     else:
         package = own_engine.write(root, out, parts, owners)
@@ -429,7 +429,7 @@ def trace(
     cudagraph_mode: Graphs = None,
 ) -> None:
     """Run prompts together and show what every step did; also saved as JSON."""
-    from course.learning import learner
+    from course.learning import engine_commands
     from course.learning.engine_options import EngineOptions
 
     config = {
@@ -442,7 +442,7 @@ def trace(
     }
     target = save or course_root() / ".course" / "trace.json"
     options = EngineOptions(model, adapter, tensor_parallel_size, cudagraph_mode)
-    learner.trace(
+    engine_commands.trace(
         terminal.make_console(), opened, mine, prompts, max_tokens, ignore_eos, config, options,
         target,
     )  # fmt: skip

@@ -86,6 +86,34 @@ def test_the_labs_step_takes_every_step_that_the_engine_takes(supplied, knobs, p
     assert calls["step"] == len(own[1])
 
 
+class _Broken:
+    """A model whose second row is NaN where there are two."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def forward(self, batch):
+        logits = self.model.forward(batch).astype(float)
+        logits[1:] = float("nan")
+        return logits
+
+
+def test_a_request_whose_row_is_nan_ends_and_the_others_go_on(supplied):
+    def ended(parts):
+        engine = LLMEngine("toy", parts=parts)
+        engine.model = _Broken(engine.model)
+        for name in "ab":
+            engine.add_request("hi", SamplingParams(max_tokens=3), request_id=name)
+        requests = dict(engine.requests)
+        while engine.has_unfinished_requests():
+            engine.step()
+        return {n: (r.output_token_ids, r.finish_reason) for n, r in requests.items()}
+
+    own = ended(mine.engine_parts({"step": supplied["step"]}))
+    assert own == ended(EngineParts())
+    assert own["b"] == ([], "error") and own["a"][1] == "length"
+
+
 def _twice(scheduler, runner, sampler):
     scheduler.schedule()
     scheduler.schedule()

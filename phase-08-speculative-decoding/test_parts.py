@@ -10,7 +10,7 @@ import pytest
 
 from course import cli
 from course.files import load_module
-from course.learning import learner, mine
+from course.learning import engine_commands, mine
 from course.learning.labs import find_labs
 from mini_vllm import LLMEngine, SamplingParams
 
@@ -115,7 +115,7 @@ def test_a_scheduler_that_plans_no_drafts_rests_while_there_are_any(
     owners = {"drafter": labs["08-01"], "scheduler": labs["03-01"]}
     scheduler = load_module(labs["03-01"].solution).Scheduler
     parts = {"drafter": supplied["drafter"], "scheduler": scheduler}
-    monkeypatch.setattr(learner, "own_parts", lambda *_: (dict(parts), dict(owners)))
+    monkeypatch.setattr(engine_commands, "own_parts", lambda *_: (dict(parts), dict(owners)))
     monkeypatch.setattr(sys, "argv", ["course", "run", "--mine", *drafts, "one two one two one"])
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from course import terminal
-from course.learning import learner, mine, tracing
+from course.learning import engine_commands, mine, tracing
 from course.learning.engine_options import EngineOptions
 from course.learning.labs import CourseError
 from mini_vllm import LLM, SamplingParams
@@ -60,7 +60,8 @@ def _run(
         return
     with LLM(options.model, parts=parts, **arguments) as llm:
         if what == "bench":
-            learner.say_bench(console, "this engine", learner.measure(llm, 16, 0, lora))
+            result = engine_commands.measure(llm, 16, 0, lora)
+            engine_commands.say_bench(console, "this engine", result)
             return
         print(prompt, end="", flush=True)
         for piece in llm.stream(prompt, SamplingParams(max_tokens=max_tokens), lora):

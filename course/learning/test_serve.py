@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from conformance.serve_stream import free_port
-from course.learning import learner
+from course.learning import engine_commands
 from course.learning.engine_options import EngineOptions
 from course.learning.labs import CourseError
 from course.terminal import make_console
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 from types import SimpleNamespace
-from course.learning import learner
+from course.learning import engine_commands
 from course.learning.engine_options import EngineOptions
 from course.terminal import make_console
 from mini_vllm.sampler import Sampler
@@ -36,8 +36,9 @@ class Mine(Sampler):
     def sample(self, logits, params, rng=None):
         return 65 + len({asked})
 
-learner.own_parts = lambda *_: ({{"sampler": Mine}}, {{"sampler": SimpleNamespace(id="09-01")}})
-learner.serve(make_console(), lambda: (None, [], None), True, {port}, EngineOptions())
+owners = {{"sampler": SimpleNamespace(id="09-01")}}
+engine_commands.own_parts = lambda *_: ({{"sampler": Mine}}, owners)
+engine_commands.serve(make_console(), lambda: (None, [], None), True, {port}, EngineOptions())
 """
 
 
@@ -95,4 +96,4 @@ def test_an_error_in_a_part_behind_the_server_is_said_as_theirs() -> None:
 
 def test_a_model_that_cannot_be_served_is_said_in_a_line() -> None:
     with pytest.raises(CourseError, match="nowhere"):
-        learner.serve(make_console(), lambda: None, False, 0, EngineOptions("nowhere"))  # type: ignore[arg-type, return-value]
+        engine_commands.serve(make_console(), lambda: None, False, 0, EngineOptions("nowhere"))  # type: ignore[arg-type, return-value]
