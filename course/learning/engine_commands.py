@@ -152,8 +152,7 @@ def serve(
     try:
         launch.run(served, port=port)
     except EngineDead as error:
-        told = mine.own_failure(own.calls.error, own.owners) if own.calls.error else ""
-        raise CourseError(told or str(error)) from None
+        raise CourseError(own.why(error)) from None
     finally:
         llm.close()
         if use_mine:
@@ -291,6 +290,15 @@ class Own:
     def failing(self) -> contextlib.AbstractContextManager[None]:
         """See `failing`."""
         return failing(self.owners)
+
+    def why(self, death: Exception) -> str:
+        """Why an engine on a thread has ended: of its error nothing but the text is left there."""
+        reason = str(death).partition("the engine has ended: ")[2]
+        error = self.calls.error
+        if error is None or f"{type(error).__name__}: {error}" != reason:
+            kind, _, text = reason.partition(": ")
+            error = RuntimeError(text) if kind == "RuntimeError" else None
+        return (mine.own_failure(error, self.owners) if error else "") or str(death)
 
     def say(self, console: Console) -> None:
         """Each part of the engine, and whose it was; a part of theirs that was not called is not

@@ -16,9 +16,11 @@ import pytest
 
 from conformance.serve_stream import free_port
 from course.learning import mine
+from course.learning.engine_commands import Own
 from course.learning.engine_options import EngineOptions
 from course.learning.labs import find_labs
 from labkit.mine import PassedCourse
+from mini_vllm.entrypoints.async_llm import EngineDead
 
 ROOT = Path(__file__).resolve().parents[2]
 LABS = ["01-03", "01-05", "05-03", "10-01", "16-03", "16-04"]
@@ -169,6 +171,24 @@ def test_parts_that_ranks_cannot_hold_rest_and_are_named():
     told = EngineOptions(tensor_parallel_size=2).rest(parts, owners)
     assert told == ["What would have to work in the ranks rests: attention, drafter."]
     assert parts == {"scheduler": 2}
+
+
+def test_a_dead_engine_is_blamed_on_a_part_only_if_that_is_what_ended_it():
+    class Owner:
+        id, folder = "10-01", Path(__file__).parent
+
+    def failing():
+        raise KeyError("lost")
+
+    own = Own({"shards": failing}, {"shards": Owner()})
+    with pytest.raises(KeyError):
+        own.given["shards"]()
+    theirs = "Your part from lab 10-01 stopped the engine: "
+    dead = "the engine has ended: "
+    assert own.why(EngineDead(f"{dead}KeyError: 'lost'")).startswith(f"{theirs}KeyError: 'lost'")
+    assert own.why(EngineDead(f"{dead}MemoryError: ")) == f"{dead}MemoryError: "
+    told = own.why(EngineDead(f"{dead}RuntimeError: shards part: gave rank 0"))
+    assert told == f"{theirs}shards part: gave rank 0"
 
 
 def test_what_a_part_returns_that_the_engine_cannot_use_is_said_as_theirs():

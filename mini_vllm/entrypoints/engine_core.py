@@ -307,7 +307,7 @@ class EngineCore:
         `InputProcessor.process` takes them."""
         hold = max(map(len, params.stop), default=1) - 1
         hold *= not params.include_stop_str_in_output
-        is_plain = params.n == 1 and not isinstance(prompt, Mapping) and not any(options.values())
+        is_plain = params.n == 1 and isinstance(prompt, str | list) and not any(options.values())
         if self.front_door is not None and is_plain:
             token_ids = self.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             collector = self.front_door.open(name, list(token_ids), params)
