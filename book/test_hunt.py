@@ -158,6 +158,21 @@ def test_a_lab_passed_weeks_ago_comes_back_with_one_line_wrong(open_page):
     page.locator(".desk-hunt select").wait_for()
 
 
+def test_at_home_the_hunt_is_there_too_and_without_a_runtime_its_command(at_home):
+    at_home.add_init_script(HUNTED)
+    at_home.reload()
+    enter(at_home)
+    set_events(at_home, result("test_rounds_up", **FAILED, message="expected 2, came 1"))
+    at_home.locator(".desk-hunt > summary").click()
+    at_home.locator(".desk-hunt").get_by_role("button", name="Begin").click()
+    at_home.locator(".desk-hunt").get_by_text("expected 2, came 1").wait_for()
+    bare = at_home.context.new_page()
+    bare.route("**/play/index.js*", lambda route: route.fulfill(body=""))
+    bare.goto(at_home.url)
+    desk = enter(bare)
+    assert "course hunt 02-01" in desk.inner_text() and not bare.locator(".desk-hunt").count()
+
+
 # ------------------------------------------------------------------ tries
 
 TRIES = [

@@ -91,7 +91,8 @@ CourseDesk.lab = (host) => {
             address,
             el("p", {}, "Earlier texts of this lab: "), shelf);
         more.addEventListener("toggle", () => more.open && listOlder());
-        const session = CourseDesk.canRun() && !served ? CoursePlay.session() : null;
+        const here = CourseDesk.canRun() && !native ? CoursePlay.session() : null; // it loads nothing before it is called
+        const session = served ? null : here; // this lab's own tests: the checkout runs them
         const loading = session ? CourseDesk.loading(session) : null;
         const predict = Object.keys(data.predictions).length ? CourseDesk.predict({ data, file }) : null;
         const results = CourseDesk.results({
@@ -101,16 +102,17 @@ CourseDesk.lab = (host) => {
         let asked = null; // what the fold "Ask vLLM" holds, once it was opened
         let failed = "";
         const offer = () => asked?.then((it) => it.offer(failed));
-        const vllm = data.vllm && session ? el("details", { ontoggle: () => {
+        const vllm = data.vllm && here ? el("details", { ontoggle: () => {
             asked ??= CourseDesk.load(new URL(data.vllm.script, new URL(host.dataset.desk, document.baseURI)).href).then(() =>
-                CourseDesk.real({ box: vllm, lab, workload: data.vllm.workload, session, text: () => editor.get() }));
+                CourseDesk.real({ box: vllm, lab, workload: data.vllm.workload, session: here, text: () => editor.get() }));
             offer();
         } }, el("summary", {}, "Ask vLLM: its own scheduler beside yours")) : "";
         let hunting = null; // what the fold "Hunt" holds, once it was opened
-        const hunt = data.hunt && session ? el("details", { class: "desk-hunt", ontoggle: () => {
+        const hunt = data.hunt && here ? el("details", { class: "desk-hunt", ontoggle: () => {
             hunting ??= CourseDesk.load(new URL(data.hunt, new URL(host.dataset.desk, document.baseURI)).href).then(() =>
-                CourseDesk.hunt({ box: hunt, lab, skip: window.COURSE_PLAY.labs[lab].skip ?? {}, session }));
-        } }, el("summary", {}, "Hunt: the reference with one wrong line")) : "";
+                CourseDesk.hunt({ box: hunt, lab, skip: window.COURSE_PLAY.labs[lab].skip ?? {}, session: here }));
+        } }, el("summary", {}, "Hunt: the reference with one wrong line"))
+            : data.hunt ? el("p", {}, "The reference with one wrong line, to be mended: ", el("code", {}, `course hunt ${lab}`)) : "";
         const plain = served && !window.COURSE_PLAY?.editor
             ? ["For colours and line numbers here: ", el("code", {}, "course book runtime"), ", once. "] : [];
         const where = served ? ["This is ", el("code", {}, data.file), " of your checkout. ", ...plain]
@@ -162,7 +164,7 @@ CourseDesk.lab = (host) => {
             }
             const result = CourseStore.result(lab);
             const last = Math.max(Date.parse(result?.at ?? 0) || 0, Date.parse(CourseStore.hunt(lab)?.found || 0) || 0);
-            if (hunt && result?.ok && Date.now() - last >= REVIEW_AFTER && CourseStore.hunt(lab)?.found !== "") {
+            if (hunt.open === false && result?.ok && Date.now() - last >= REVIEW_AFTER && CourseStore.hunt(lab)?.found !== "") {
                 notice("You passed this lab a while ago. Here it is with one line wrong.", ["Hunt", () => {
                     hunt.open = true;
                     hunt.scrollIntoView({ block: "start" });
