@@ -3,10 +3,11 @@
  * One JSON document under the key `course` of localStorage:
  *   {version: 1, edits: {lab: {text, at, from}}, older: {lab: [{text, at}]}, results: {lab: {passed, total, ok, at}},
  *    answers: {question: {given, right, at}}, predictions: {"lab/name": {given, at, measured, first}}, read: {page: at},
- *    hunts: {lab: {level, seed, text, began, checks, found, score, of, at}}, tries: {challenge: {tries: [{when, ...}], at}}}
+ *    hunts: {lab: {level, seed, text, began, checks, found, score, of, at}}, tries: {challenge: {tries: [{when, ...}], at}},
+ *    incidents: {day: {wrong: [cause], cause, replays, fix, at}}}
  * `at` is a time as toISOString writes it; `from` marks the starter an edit began with. A prediction has `measured`
  * once it was compared: then `first` is the answer that was, where another was given since, and `at` is that answer's
- * time. A document from before there were predictions, hunts or tries has none. Every change reads the document first, so two tabs
+ * time. A document from before there were predictions, hunts, tries or incidents has none. Every change reads the document first, so two tabs
  * lose nothing of each other. A document that cannot be read is set aside under a key of its own. Where nothing can be
  * stored this page still remembers. Nothing global but `CourseStore`.
  */
@@ -23,7 +24,7 @@ const CourseStore = (() => {
 
     const now = () => new Date().toISOString();
     const empty = () => ({ version: 1, edits: {}, older: {}, results: {}, answers: {}, predictions: {}, read: {},
-        hunts: {}, tries: {} });
+        hunts: {}, tries: {}, incidents: {} });
     const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
     const shown = (value) => (value === undefined ? "missing" : JSON.stringify(value).slice(0, 60));
 
@@ -44,6 +45,8 @@ const CourseStore = (() => {
         && /^[0-9a-f]{12}$/.test(value.digest) && ["seed", "outcome", "why", "note", "text"].every((key) => isText(value[key]))
         && Array.isArray(value.marks) && value.marks.length < 9 && value.marks.every(isText);
     const areTries = (value) => Array.isArray(value) && value.length <= 1000 && value.every(isTry);
+    const isWord = (value) => typeof value === "string" && value.length <= 100;
+    const areWords = (value) => Array.isArray(value) && value.length < 100 && value.every(isWord);
     const FIELDS = {
         edits: { text: isText, at: isTime },
         results: { passed: isCount, total: isCount, ok: isFlag, at: isTime },
@@ -52,10 +55,11 @@ const CourseStore = (() => {
         hunts: { level: (value) => [1, 2, 3].includes(value), seed: isCount, text: isText, began: isTime, checks: isCount,
             found: mayBeTime, score: isCount, of: isCount, at: isTime },
         tries: { tries: areTries, at: isTime },
+        incidents: { wrong: areWords, cause: isWord, replays: isCount, fix: isWord, at: isTime },
     };
     const NAMES = { edits: LAB, results: LAB, answers: NAME, predictions: PREDICTION, read: NAME, hunts: LAB,
-        tries: /^[a-z]{1,40}$/ };
-    const ADDED = ["predictions", "hunts", "tries"]; // documents from before have none
+        tries: /^[a-z]{1,40}$/, incidents: /^[a-z]{1,40}$/ };
+    const ADDED = ["predictions", "hunts", "tries", "incidents"]; // documents from before have none
 
     /** Throws an Error that names the first thing which does not belong into a document. */
     function checked(data) {
@@ -315,12 +319,17 @@ const CourseStore = (() => {
         },
         /** Tries at challenges, by challenge, oldest first. */
         tries: () => Object.fromEntries(Object.entries(read().tries).map(([name, entry]) => [name, entry.tries])),
+        /** What was done about a bad day: {wrong, cause, replays, fix, at}, or null. */
+        incident: (day) => own(read().incidents, day),
+        saveIncident: (day, { wrong, cause, replays, fix }) => write("incidents", known(day, NAMES.incidents), (data) => {
+            data.incidents[day] = { wrong, cause, replays, fix, at: now() };
+        }),
         /** Everything as the text of a file, for another browser or for `course import`. */
         exported: () => {
-            const { edits, older, results, answers, predictions, read: pages, hunts, tries } = read();
+            const { edits, older, results, answers, predictions, read: pages, hunts, tries, incidents } = read();
             const data = {
                 format: FORMAT, version: 1, exported_at: now(), edits, older, results, answers, predictions, read: pages,
-                hunts, tries,
+                hunts, tries, incidents,
             };
             return JSON.stringify(data, null, 1) + "\n";
         },

@@ -278,6 +278,33 @@ def challenge(
 
 
 @app.command()
+def incident(
+    name: Annotated[str | None, typer.Argument(metavar="[DAY]", help="default: list all")] = None,
+    cause: Annotated[str, typer.Option(help="hold this cause against what was recorded")] = "",
+    set_: Annotated[
+        str, typer.Option("--set", metavar="KNOB=VALUE", help="replay the day with one knob turned")
+    ] = "",
+) -> None:
+    """Diagnose a bad day of a served engine from its log, metrics and trace, and mend it."""
+    from course.incidents import shown
+
+    console, root = terminal.make_console(), course_root()
+    if cause and set_:
+        raise CourseError("--cause and --set: one of them at a time")
+    if name is None:
+        if cause or set_:
+            raise CourseError("Name a day: course incident monday --cause NAME")
+        shown.listing(console, root)
+        return
+    day = shown.pick(name)
+    if cause:
+        raise typer.Exit(0 if shown.diagnose(console, root, day, cause) else 1)
+    if set_:
+        raise typer.Exit(0 if shown.turn(console, root, day, set_) else 1)
+    shown.told(console, root, day)
+
+
+@app.command()
 def reset(
     lab: LabName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
@@ -464,7 +491,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="such as course-progress.json")],
     force: Annotated[bool, typer.Option("--force", help="replace the file")] = False,
 ) -> None:
-    """Write your labs, results, predictions, hunts and tries to a file that the book can import."""
+    """Write what you did, from labs to incidents, to a file that the book can import."""
     from course.learning import learner
 
     root, labs, progress = opened()

@@ -6,9 +6,13 @@ by `course.site.gantt`. No upstream counterpart.
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 
 from conformance.broken_rules import document
+from course.incidents import judge
 from course.site import gantt, recordings
 from course.site.widgets.code_points import FORMATS, on_grid, round_to_points, rows
 from course.truth.figures import BLUE, GREEN, GREY, ORANGE, RED, Svg
@@ -139,10 +143,50 @@ def broken_rules() -> str:
     return svg.render()
 
 
+def incident_days() -> str:
+    """Each recorded bad day: requests that run, above, and that wait, below, step by step."""
+    days = [judge.load(name) for name in judge.NAMES]
+    left, wide, row, unit = 92.0, 676.0, 62, 3.4
+    svg = Svg(
+        780, 30 + row * len(days), "Seven bad days of a real server, step by step",
+        "; ".join(
+            f"{day.name}: {len(day.case['steps'])} steps, at most "
+            f"{max(len(step['running']) for step in day.case['steps'])} run and "
+            f"{max(_waiting(step) for step in day.case['steps'])} wait"
+            for day in days
+        ),
+    )  # fmt: skip
+    svg.text(left, 16, "requests that run", size=12, fill=BLUE)
+    svg.text(left + 130, 16, "requests that wait", size=12, fill=ORANGE)
+    for number, day in enumerate(days):
+        middle = 30.0 + row * number + 28
+        steps = day.case["steps"]
+        svg.text(left - 10, middle + 4, day.name, size=12, anchor="end")
+        svg.text(left + wide, middle + 30, f"{len(steps)} steps", size=11, anchor="end")
+        svg.line(left, middle, left + wide, middle, stroke=GREY)
+        each = wide / len(steps)
+        place = 0
+        for (running, waiting), same in itertools.groupby(
+            (len(step["running"]), _waiting(step)) for step in steps
+        ):
+            count = len(list(same))
+            x, wide_of_it = left + place * each, count * each
+            svg.rect(x, middle - running * unit, wide_of_it, running * unit, fill=BLUE)
+            if waiting:
+                svg.rect(x, middle, wide_of_it, waiting * unit, fill=ORANGE)
+            place += count
+    return svg.render()
+
+
+def _waiting(step: dict[str, Any]) -> int:
+    return len(step["waiting"]) + len(step["skipped_waiting"])
+
+
 FIGURES = {
     "engine-timeline.svg": engine_timeline,
     "flight-sample.svg": flight_sample,
     "cuda-graphs.svg": cuda_graphs,
     "code-points.svg": code_points,
     "broken-rules.svg": broken_rules,
+    "incident-days.svg": incident_days,
 }

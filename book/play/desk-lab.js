@@ -284,7 +284,7 @@ CourseDesk.lab = (host) => {
                 const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
                 notice(`Taken: ${counted(taken.edits, "edit")}, ${counted(taken.results, "result")}, `
                     + `${counted(taken.answers, "answer")}, ${counted(taken.predictions, "prediction")}, `
-                    + `${counted(taken.hunts, "hunt")}, tries at ${counted(taken.tries, "challenge")}.`);
+                    + `${counted(taken.hunts, "hunt")}, tries at ${counted(taken.tries, "challenge")}, ${counted(taken.incidents, "incident")}.`);
             } catch (error) {
                 notice(`Nothing was taken: ${error.message}.`);
             }

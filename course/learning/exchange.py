@@ -22,6 +22,8 @@ from typing import Any
 
 from course.challenges import judge, ledger
 from course.files import write_atomically
+from course.incidents import judge as days
+from course.incidents import ledger as incidents
 from course.learning import hunts, predictions, quiz, starters
 from course.learning.labs import CourseError, Lab
 from course.learning.predictions import Answer
@@ -36,8 +38,8 @@ LONGEST = 400_000
 LONGEST_LIST = 12
 MOST_TRIES = 1000
 """At one challenge, as in book/store.js."""
-PARTS = ("edits", "results", "answers", "predictions", "read", "hunts", "tries")
-ADDED = ("predictions", "hunts", "tries")
+PARTS = ("edits", "results", "answers", "predictions", "read", "hunts", "tries", "incidents")
+ADDED = ("predictions", "hunts", "tries", "incidents")
 """Files from before have none."""
 _LAB = re.compile(r"\d\d-\d\d")
 _PREDICTION = re.compile(r"\d\d-\d\d/[a-z][a-z0-9_]{0,99}")
@@ -67,6 +69,8 @@ class Taken:
     """Labs whose hunt was taken: it is newer than what stood here."""
     tries: int = 0
     """At challenges."""
+    incidents: int = 0
+    """Bad days of which the file knows more."""
 
 
 # ------------------------------------------------------------------ reading
@@ -127,6 +131,8 @@ def _entry_problems(part: str, entry: Mapping[str, Any]) -> Iterator[str]:
         yield from _tries_problems(entry.get("tries"))
     if part == "hunts":
         yield from _hunt_problems(entry)
+    if part == "incidents" and (problem := incidents.problem(entry)):
+        yield problem
     text = {"edits": "text", "answers": "given", "hunts": "text"}.get(part)
     if text:
         value = entry.get(text)
@@ -243,11 +249,13 @@ def take(root: Path, labs: Sequence[Lab], data: Mapping[str, Any]) -> Taken:
     challenges = [judge.load(name) for name in data.get("tries", {}) if name in judge.NAMES]
     for challenge in challenges:
         ledger.read(root, challenge)  # one that cannot be read stops here
+    if data.get("incidents"):
+        incidents.read(root)
     touched = [known[name].starter for name in texts]
     touched += dict.fromkeys(known[lab].folder / predictions.FILE for lab, _ in committed)
     touched += [hunts.folder_of(root, known[lab]) for lab in data.get("hunts", {}) if lab in known]
     touched += [ledger.folder_of(root, challenge) / ledger.FILE for challenge in challenges]
-    touched.append(quiz.Boxes(root / FOLDER).path)
+    touched += [quiz.Boxes(root / FOLDER).path, root / FOLDER / incidents.FILE]
     with _whole(touched):
         for name in texts:
             lab = known[name]
@@ -267,6 +275,7 @@ def take(root: Path, labs: Sequence[Lab], data: Mapping[str, Any]) -> Taken:
         taken.unknown += unknown
         _take_hunts(root, known, data.get("hunts", {}), taken)
         _take_tries(root, data.get("tries", {}), taken)
+        _take_incidents(root, data.get("incidents", {}), taken)
     return taken
 
 
@@ -330,6 +339,17 @@ def _take_tries(root: Path, given: Mapping[str, Any], taken: Taken) -> None:
             taken.unknown.append(f"challenge {name}")
             continue
         taken.tries += ledger.take(root, challenge, entry["tries"])
+
+
+def _take_incidents(root: Path, given: Mapping[str, Any], taken: Taken) -> None:
+    """Put what was done about bad days in the place of what is older here."""
+    found = {}
+    for name, entry in sorted(given.items()):
+        if name not in days.DAY:
+            taken.unknown.append(f"incident {name}")
+            continue
+        found[name] = incidents.Entry(**{key: entry[key] for key in incidents.KEYS})
+    taken.incidents = incidents.put(root, found)
 
 
 def _new_predictions(
@@ -468,6 +488,7 @@ def document(root: Path, labs: Sequence[Lab], progress: Progress) -> str:
         "read": {},
         "hunts": {lab.id: hunted for lab in labs if (hunted := _hunted(root, lab))},
         "tries": tried(root),
+        "incidents": {name: asdict(entry) for name, entry in incidents.read(root).items()},
     }
     return json.dumps(data, indent=1) + "\n"
 

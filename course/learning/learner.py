@@ -263,9 +263,13 @@ def import_file(console: Console, root: Path, labs: list[Lab], file: Path) -> No
     if taken.tries:
         told = terminal.counted(taken.tries, "try", "tries")
         terminal.say(console, f"{told} at challenges taken: course challenge")
+    if taken.incidents:
+        terminal.say(
+            console, f"{terminal.counted(taken.incidents, 'incident')} taken: course incident"
+        )
     if taken.written:
         terminal.say(console, "Graded here they count: course check --all", "cyan")
-    elif not (taken.answers or taken.predictions or taken.hunts or taken.tries):
+    elif not any((taken.answers, taken.predictions, taken.hunts, taken.tries, taken.incidents)):
         terminal.say(console, "Nothing in it is new here.")
 
 

@@ -41,6 +41,7 @@ FRONT = (
     "PLAYGROUND",
     "SPINE",
     "CHALLENGES",
+    "INCIDENTS",
     "RECORDINGS",
     "GLOSSARY",
     "CAREER",

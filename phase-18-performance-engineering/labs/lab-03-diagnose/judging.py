@@ -126,7 +126,8 @@ def contradiction(case: Case, cause: str) -> str:
 def _of_hits(case: Case, cause: str) -> str:
     config, asked, subject = case["config"], adds(case), case["subject"]
     size, mine = config["block_size"], adds(case)[case["subject"]]
-    most = max(shared(mine, each) for name, each in asked.items() if name < subject)
+    earlier = [each for name, each in asked.items() if name < subject]
+    most = max((shared(mine, each) for each in earlier), default=0)
     if cause == "caching-off" and config["enable_prefix_caching"]:
         return "the configuration has enable_prefix_caching=True"
     if cause == "other-prompts" and most:
@@ -362,6 +363,8 @@ class Counts:
     """Steps in which the subject waits for its first."""
     falls: int = 0
     """Requests with which a counter of 0.18.0 would fall."""
+    refused: list[str] = field(default_factory=list)
+    """Requests whose prompt is too long for `max_model_len`."""
     plans: list[dict[str, int]] = field(default_factory=list)
     stuck: str = ""
 
@@ -393,7 +396,8 @@ def trace_of(case: Case, max_model_len: int) -> list[TraceRequest]:
 
 
 def measure(case: Case, **knobs: Any) -> Counts:
-    """Serve the case's requests with some knobs turned.
+    """Serve the case's requests with some knobs turned. The memory stays: of larger blocks there
+    are fewer.
 
     Raises:
         ValueError: a knob that a fix may not turn, or a value that is refused.
@@ -403,6 +407,8 @@ def measure(case: Case, **knobs: Any) -> Counts:
     if case.get("tier") and (odd := {"release", "enable_prefix_caching"} & set(knobs)):
         raise ValueError(f"{odd.pop()}: with a tier the simulator turns the other knobs only")
     config = {**case["config"], **knobs}
+    tokens = (config["num_blocks"] - 1) * case["config"]["block_size"]
+    config["num_blocks"] = tokens // config["block_size"] + 1
     release, loras = config.pop("release", "0.22.1"), config.pop("max_loras", None)
     cost = LinearCost({"step": 1.0}, "a second per step")
     tiers = [Tier(config["block_size"])] if case.get("tier") else []
@@ -412,6 +418,11 @@ def measure(case: Case, **knobs: Any) -> Counts:
     names = list(adds(case))
     subject = names.index(case["subject"])
     counts = Counts()
+    counts.refused = [
+        name
+        for name, add in adds(case).items()
+        if len(add["prompt_token_ids"]) >= config["max_model_len"]
+    ]
 
     def seen(begin: float, end: float, plan: Any, work: Any) -> None:
         planned = {names[int(name)]: count for name, count in plan.num_scheduled_tokens.items()}
@@ -438,6 +449,8 @@ def missed(case: Case, counts: Counts) -> str:
     counts a most."""
     if counts.stuck:
         return counts.stuck
+    if counts.refused:
+        return f"{', '.join(counts.refused)} would be refused at the door"
     for name, limit in case["goal"].items():
         value = getattr(counts, name)
         if (value < limit) if name == "hits" else (value > limit):

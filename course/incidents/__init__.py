@@ -1,0 +1,1 @@
+"""Bad days of a served engine: its log, its metrics and its trace, to be diagnosed."""
