@@ -1,4 +1,4 @@
-"""vLLM's scheduler with one line of it changed: which recorded workloads it decides otherwise.
+"""vLLM with one line of it changed: which recorded workloads and choices come out otherwise.
 
     python -m conformance.removals              # counts each case again, beside what is kept
     python -m conformance.removals 03-re-04     # one
@@ -6,17 +6,28 @@
 The second half of a reading lab asks what breaks where a line goes. `removals.yaml` names the
 line, as old text and new, and how many workloads of which recordings are decided; the count of
 those that come out otherwise is written there by `--write`. Needs the pinned tree.
+
+A case with a `part` is of a choice that vLLM makes outside its scheduler: `PARTS` says what makes
+the recorded ones again, and into which groups they fall. It runs in a process of its own, on a tree
+of links to the pinned one in which one file is another, and needs torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -24,6 +35,7 @@ from conformance import recording
 from conformance.real_core import RealCore, core_of, why_not
 from conformance.real_core.places import tree_of
 from conformance.recorders import again
+from labkit.modules import load_module
 
 FILE = Path(__file__).with_name("removals.yaml")
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -43,6 +55,64 @@ class Case:
     """By recording: how many of its workloads are decided, the first ones of the file."""
     differ: dict[str, int]
     """By recording: how many of these come out otherwise."""
+    part: str = ""
+    """Of `PARTS`; "": the recordings are of the scheduler."""
+
+
+Choice = tuple[str, Any]
+"""The group that a recorded choice falls into, and what was chosen."""
+
+
+def _selector() -> Iterator[Choice]:
+    """The first backend of each configuration, by device; the wheel with everything in it."""
+    from conformance.features.attention import attention_selector
+
+    usual = {"fa4": True, "trtllm": True, "batch_invariant": False}
+    wanted = [{"capability": capability, **usual} for capability in attention_selector.CAPABILITIES]
+    for found in attention_selector.record(wanted):
+        chosen = [(outcome["valid"] or [None])[0] for outcome in found["outcomes"]]
+        yield from ((found["capability"], chosen[number]) for number in found["found"])
+
+
+def _dispatcher() -> Iterator[Choice]:
+    """The graph of each batch, by mode."""
+    from conformance.features.cudagraph import cudagraph_dispatcher
+
+    for case in cudagraph_dispatcher.cases():
+        yield from ((case["mode"], call) for call in case["calls"])
+
+
+def _linear() -> Iterator[Choice]:
+    """The kernel of each packed linear layer, by device."""
+    lab = next(Path(__file__).parents[1].glob("phase-06-*/labs/lab-05-*/record.py"))
+    recorder = load_module(lab)
+    for case in recorder.cases():
+        yield f"{case['capability'] / 10:.1f}", recorder.real_choice(case)
+
+
+def _experts() -> Iterator[Choice]:
+    """The backend of the experts, by deployment."""
+    from conformance.features.moe import expert_backends
+
+    for case in expert_backends.cases():
+        yield case["deployment"], case["backend"]
+
+
+def _masks() -> Iterator[Choice]:
+    """The tokens that the sampler's masks keep, by min_p."""
+    from conformance.features.sampling import sampling_masks
+
+    for case in sampling_masks.cases():
+        yield f"min_p={case['min_p']:g}", case["kept"]
+
+
+PARTS: dict[str, Callable[[], Iterator[Choice]]] = {
+    "attention_selector": _selector,
+    "cudagraph_dispatcher": _dispatcher,
+    "linear_kernels": _linear,
+    "expert_backends": _experts,
+    "sampling_masks": _masks,
+}
 
 
 def cases(path: Path = FILE) -> list[Case]:
@@ -51,22 +121,27 @@ def cases(path: Path = FILE) -> list[Case]:
     return [Case(**item) for item in items]
 
 
-def changed(case: Case) -> RealCore:
-    """The pinned core with the change in it.
+def changed_text(case: Case) -> str:
+    """The changed file.
 
     Raises:
         ValueError: the old text does not occur exactly once.
     """
-    tree = tree_of(recording.UPSTREAM["version"])
-    text = (tree / case.path).read_text(encoding="utf-8")
+    text = (tree_of(recording.UPSTREAM["version"]) / case.path).read_text(encoding="utf-8")
     if (count := text.count(case.old)) != 1:
         raise ValueError(f"{case.question}: {case.old!r} occurs {count} times in {case.path}")
+    return text.replace(case.old, case.new)
+
+
+def changed(case: Case) -> RealCore:
+    """The pinned core with the change in it. Raises ValueError as `changed_text`."""
+    tree, text = tree_of(recording.UPSTREAM["version"]), changed_text(case)
     with tempfile.TemporaryDirectory() as folder:
         packed = Path(folder, "core.zip")
         with zipfile.ZipFile(packed, "w") as archive:
             for name in ["vllm/_version.py", *core_of().namespace.files]:
                 if name == case.path:
-                    archive.writestr(name, text.replace(case.old, case.new))
+                    archive.writestr(name, text)
                 else:
                     archive.write(tree / name, name)
         return RealCore(packed)
@@ -78,6 +153,8 @@ def count(case: Case) -> dict[str, int]:
     A workload that the changed core cannot decide to its end, because it raises or plans nothing
     for ever, counts as decided otherwise.
     """
+    if case.part:
+        return _count_of_part(case)
     core, found = changed(case), dict.fromkeys(case.workloads, 0)
     for profile, most in case.workloads.items():
         path = RECORDINGS / f"{profile}.jsonl.gz"
@@ -86,6 +163,48 @@ def count(case: Case) -> dict[str, int]:
                 break
             found[profile] += not _same(kept, core)
     return found
+
+
+def why_no_part() -> str:
+    """Why the choices of `PARTS` cannot be made here; "" where they can."""
+    return why_not() or ("" if importlib.util.find_spec("torch") else "needs torch")
+
+
+def _count_of_part(case: Case) -> dict[str, int]:
+    """As `count`, of the choices of a part: the same way twice, with and without the change.
+
+    Raises:
+        ValueError: the groups are not those of the case, or another number is in one.
+        RuntimeError: the part could not be made; with what it said.
+    """
+    tree = tree_of(recording.UPSTREAM["version"])
+    right = _made(case.part, tree)
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(tree / "vllm", Path(folder) / "vllm", copy_function=os.symlink)
+        file = Path(folder) / case.path
+        file.unlink()
+        file.write_text(changed_text(case), encoding="utf-8")
+        wrong = _made(case.part, Path(folder))
+    sizes = Counter(group for group, _ in right)
+    for group, most in case.workloads.items():
+        if sizes[group] != most:
+            raise ValueError(f"{case.question}: {sizes[group]} choices in {group}, not {most}")
+    differ = Counter(group for (group, mine), (_, theirs) in zip(right, wrong, strict=True)
+                     if mine != theirs)  # fmt: skip
+    return {group: differ[group] for group in case.workloads}
+
+
+def _made(part: str, tree: Path) -> list[Choice]:
+    """What a tree chooses, in a process of its own."""
+    here = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "conformance.removals", "--made", part],
+        cwd=here, env=os.environ | {"PYTHONPATH": f"{tree}:{here}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{part}: {done.stderr[-2000:]}")
+    return [(group, chosen) for group, chosen in json.loads(done.stdout.splitlines()[-1])]
 
 
 def _same(kept: recording.Recording, core: RealCore) -> bool:
@@ -101,7 +220,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("question", nargs="*", help="of a case, as 03-re-04; default: every one")
     parser.add_argument("--write", action="store_true", help="keep the counts")
+    parser.add_argument("--made", choices=PARTS, help="print what this process's vLLM chooses")
     asked = parser.parse_args(argv)
+    if asked.made:
+        print(json.dumps(list(PARTS[asked.made]())))
+        return 0
     if problem := why_not():
         parser.error(problem)
     kept = cases()
@@ -112,16 +235,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     bad, items = 0, []
     for case in kept:
         found = case.differ
-        if not asked.question or case.question in asked.question:
+        if case.part and not asked.question and (lacking := why_no_part()):
+            print(f"{case.question}  {lacking}")
+        elif not asked.question or case.question in asked.question:
             found = count(case)
             told = ", ".join(f"{found[p]} of {case.workloads[p]} {p}" for p in found)
             print(f"{case.question}  {told}" + ("" if found == case.differ else "  NOT AS KEPT"))
             bad += found != case.differ
-        items.append(
-            {name: getattr(case, name) for name in Case.__dataclass_fields__} | {"differ": found}
-        )
+        item = {name: getattr(case, name) for name in Case.__dataclass_fields__}
+        items.append({n: value for n, value in item.items() if value != ""} | {"differ": found})
     if asked.write:
-        head = "# What a changed line of vLLM's scheduler decides otherwise: see removals.py.\n"
+        head = "# What vLLM decides otherwise with one line changed: see removals.py.\n"
         text = yaml.safe_dump(items, sort_keys=False, allow_unicode=True, width=99)
         FILE.write_text(head + text, encoding="utf-8")
         return 0

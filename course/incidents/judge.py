@@ -236,6 +236,37 @@ def _moments(lines: list[str]) -> list[tuple[str, dict[str, float]]]:
     return found
 
 
+# ------------------------------------------------------------------ what is shown of a day
+
+SHOWN = (
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
+    "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total",
+    "prompt_tokens_total", "generation_tokens_total",
+)  # fmt: skip
+"""Of /metrics, in the table."""
+
+
+def limit(day: Recorded) -> str:
+    """The counts to keep, in words."""
+    words = [
+        f"{name} {'at least' if name == 'hits' else 'at most'} {value}"
+        for name, value in day.told.limit.items()
+    ]
+    return ", ".join(words)
+
+
+def stat_lines(day: Recorded) -> list[str]:
+    """Of the log the lines of the stat logger."""
+    return [line for line in day.log if "Avg prompt throughput" in line]
+
+
+def value_of(values: dict[str, float], name: str) -> float:
+    """The sum of a metric over its labels."""
+    return sum(
+        value for key, value in values.items() if key.split("{", 1)[0] == f"vllm:{name}"
+    )  # fmt: skip
+
+
 # ------------------------------------------------------------------ what contradicts a cause
 
 

@@ -14,12 +14,6 @@ from course.terminal import counted, raw, relative, say
 
 LONGEST = 160
 """Characters of a quoted line."""
-SHOWN = (
-    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
-    "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total",
-    "prompt_tokens_total", "generation_tokens_total",
-)  # fmt: skip
-"""Of /metrics, in the table."""
 
 
 def pick(name: str) -> Recorded:
@@ -58,7 +52,7 @@ def told(console: Console, root: Path, day: Recorded) -> None:
     say(console, f"{day.name}: {day.told.complaint}", "bold")
     console.print()
     say(console, "The log, once a second:")
-    raw(console, "\n".join(f"  {line}" for line in stat_lines(day)))
+    raw(console, "\n".join(f"  {line}" for line in judge.stat_lines(day)))
     console.print()
     say(console, "/metrics:")
     for line in table(day):
@@ -73,7 +67,7 @@ def told(console: Console, root: Path, day: Recorded) -> None:
     say(console, "Causes:")
     for name, words in judge.CAUSES.items():
         say(console, f"  {name:<22} {words}")
-    say(console, f"The limit: {limit(day)}")
+    say(console, f"The limit: {judge.limit(day)}")
     entry = ledger.read(root).get(day.name, ledger.Entry())
     if not entry.cause:
         say(console, f"Then: course incident {day.name} --cause NAME", "cyan")
@@ -85,35 +79,14 @@ def told(console: Console, root: Path, day: Recorded) -> None:
     say(console, f"Then: course incident {day.name} --set KNOB=VALUE", "cyan")
 
 
-def limit(day: Recorded) -> str:
-    """The counts to keep, in words."""
-    words = [
-        f"{name} {'at least' if name == 'hits' else 'at most'} {value}"
-        for name, value in day.told.limit.items()
-    ]
-    return ", ".join(words)
-
-
-def stat_lines(day: Recorded) -> list[str]:
-    """Of the log the lines of the stat logger."""
-    return [line for line in day.log if "Avg prompt throughput" in line]
-
-
 def table(day: Recorded) -> list[str]:
     """Values of /metrics, a column per moment."""
     rows = [f"{'':<28}" + "".join(f"{number:>10}" for number in range(1, len(day.moments) + 1))]
-    for name in SHOWN:
-        values = [value_of(values, name) for _, values in day.moments]
+    for name in judge.SHOWN:
+        values = [judge.value_of(values, name) for _, values in day.moments]
         rows.append(f"{name:<28}" + "".join(f"{value:>10g}" for value in values))
     rows += [f"{number}: {moment}" for number, (moment, _) in enumerate(day.moments, 1)]
     return rows
-
-
-def value_of(values: dict[str, float], name: str) -> float:
-    """The sum of a metric over its labels."""
-    return sum(
-        value for key, value in values.items() if key.split("{", 1)[0] == f"vllm:{name}"
-    )  # fmt: skip
 
 
 def diagnose(console: Console, root: Path, day: Recorded, cause: str) -> bool:
@@ -141,7 +114,7 @@ def diagnose(console: Console, root: Path, day: Recorded, cause: str) -> bool:
     )
     say(
         console,
-        f"Keep the limit, {limit(day)}: course incident {day.name} --set KNOB=VALUE",
+        f"Keep the limit, {judge.limit(day)}: course incident {day.name} --set KNOB=VALUE",
         "cyan",
     )
     return True
@@ -168,7 +141,7 @@ def turn(console: Console, root: Path, day: Recorded, setting: str) -> bool:
     for name, count in after.counts.items():
         say(console, f"  {name:<24} {before.counts[name]:>8,}  ->  {count:,}")
     if holds:
-        say(console, f"The limit holds: {limit(day)}.", "green")
+        say(console, f"The limit holds: {judge.limit(day)}.", "green")
     else:
         say(console, f"Not yet: {after.missed}.", "yellow")
     return holds

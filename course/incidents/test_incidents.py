@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from course.incidents import judge, ledger, shown
+from course.incidents import judge, ledger
 from course.learning import exchange
 
 CAUSE_AND_FIX = {
@@ -69,7 +69,7 @@ def test_log_metrics_and_trace_are_of_one_server(name):
         ("num_preemptions_total", sum(len(step["preempted"]) for step in day.case["steps"])),
         ("prefix_cache_hits_total", sum(sum(s["new"].values()) for s in day.case["steps"])),
     ):
-        assert shown.value_of(last, metric) == count, metric
+        assert judge.value_of(last, metric) == count, metric
 
 
 def test_a_knob_or_a_value_that_is_none_is_refused_by_name():

@@ -115,6 +115,7 @@ CourseWidgets.mount("incident-days", (data) => {
 
     fix.append(limit, el("p", { class: "knob-ask" }, labelled("Turn", knob), labelled("to", value), turn),
         el("div", { class: "line-scroll", tabindex: "0", role: "region", "aria-label": "What was counted" }, came), held);
+    for (const each of [open, name, turn]) each.disabled = !python;
     choose(data.days[0].name);
     return el("section", { class: "widget-box incident", "aria-label": "A bad day" },
         el("p", { class: "knob-ask" }, labelled("Day", which)), complaint, log,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from course.incidents import judge, shown
+from course.incidents import judge
 from course.site.play_pins import RUNTIME_BYTES
 from course.site.widgets.scheduler_desk import MODEL_BYTES
 
@@ -30,11 +30,11 @@ def _day(name: str) -> dict[str, Any]:
     config = day.case["config"]
     return {
         "name": name, "complaint": day.told.complaint, "subject": day.told.subject,
-        "limit": shown.limit(day), "log": shown.stat_lines(day),
+        "limit": judge.limit(day), "log": judge.stat_lines(day),
         "moments": [moment for moment, _ in day.moments],
         "metrics": [
-            [metric, *(shown.value_of(values, metric) for _, values in day.moments)]
-            for metric in shown.SHOWN
+            [metric, *(judge.value_of(values, metric) for _, values in day.moments)]
+            for metric in judge.SHOWN
         ],
         "knobs": {knob: config[knob] for knob in judge.KNOBS if knob in config},
     }  # fmt: skip
