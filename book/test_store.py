@@ -151,6 +151,7 @@ def test_an_exported_file_is_the_same_in_another_browser(tab, browser):
     taken = page.evaluate("(text) => CourseStore.imported(text)", json.dumps(before))
     assert taken == {
         "edits": 1, "results": 0, "answers": 0, "predictions": 0, "read": 1, "hunts": 0, "tries": 0,
+        "incidents": 0,
     }  # fmt: skip
     after = exported(page)
     assert {part: after[part] for part in EMPTY} == {part: before[part] for part in EMPTY}

@@ -24,14 +24,14 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from conformance import recording
+from conformance import parts, recording
 from conformance.real_core import RealCore, core_of, why_not
 from conformance.real_core.places import tree_of
 from conformance.recorders import again
@@ -61,57 +61,107 @@ class Case:
 
 Choice = tuple[str, Any]
 """The group that a recorded choice falls into, and what was chosen."""
+Made = Mapping[str, Any]
+"""A case of a part, as its recorder writes it."""
 
 
-def _selector() -> Iterator[Choice]:
-    """The first backend of each configuration, by device; the wheel with everything in it."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Choices that vLLM makes outside its scheduler."""
+
+    kept: Callable[[], Iterable[Made]]
+    """The recorded cases, or those of them that are made again."""
+    made: Callable[[], Iterable[Made]]
+    """The same cases, by the vLLM of this process."""
+    choices: Callable[[Made], Iterator[Choice]]
+
+
+def _kept(name: str) -> Callable[[], Iterable[Made]]:
+    return lambda: parts.load(name)
+
+
+_WHEEL = {"fa4": True, "trtllm": True, "batch_invariant": False}
+
+
+def _selector_kept() -> Iterator[Made]:
+    """One case per device: the wheel with everything in it."""
+    for case in _kept("attention_selector")():
+        if _WHEEL.items() <= case.items():
+            yield case
+
+
+def _selector_made() -> list[Made]:
     from conformance.features.attention import attention_selector
 
-    usual = {"fa4": True, "trtllm": True, "batch_invariant": False}
-    wanted = [{"capability": capability, **usual} for capability in attention_selector.CAPABILITIES]
-    for found in attention_selector.record(wanted):
-        chosen = [(outcome["valid"] or [None])[0] for outcome in found["outcomes"]]
-        yield from ((found["capability"], chosen[number]) for number in found["found"])
+    return list(attention_selector.record(
+        [{"capability": name, **_WHEEL} for name in attention_selector.CAPABILITIES]
+    ))  # fmt: skip
 
 
-def _dispatcher() -> Iterator[Choice]:
-    """The graph of each batch, by mode."""
+def _selector(case: Made) -> Iterator[Choice]:
+    """The first backend of each configuration."""
+    first = [(outcome["valid"] or [None])[0] for outcome in case["outcomes"]]
+    yield from ((f"on {case['capability']}", first[number]) for number in case["found"])
+
+
+def _dispatcher_made() -> Iterable[Made]:
     from conformance.features.cudagraph import cudagraph_dispatcher
 
-    for case in cudagraph_dispatcher.cases():
-        yield from ((case["mode"], call) for call in case["calls"])
+    return cudagraph_dispatcher.cases()
 
 
-def _linear() -> Iterator[Choice]:
-    """The kernel of each packed linear layer, by device."""
-    lab = next(Path(__file__).parents[1].glob("phase-06-*/labs/lab-05-*/record.py"))
-    recorder = load_module(lab)
-    for case in recorder.cases():
-        yield f"{case['capability'] / 10:.1f}", recorder.real_choice(case)
+def _dispatcher(case: Made) -> Iterator[Choice]:
+    """The graph of each batch."""
+    yield from ((case["mode"], call) for call in case["calls"])
 
 
-def _experts() -> Iterator[Choice]:
-    """The backend of the experts, by deployment."""
+def _linear_folder() -> Path:
+    return next(Path(__file__).parents[1].glob("phase-06-*/labs/lab-05-*"))
+
+
+def _linear_kept() -> list[Made]:
+    found = json.loads((_linear_folder() / "recorded.json").read_text(encoding="utf-8"))
+    return [dict(zip(found["keys"], case, strict=True)) for case in found["cases"]]
+
+
+def _linear_made() -> list[Made]:
+    recorder = load_module(_linear_folder() / "record.py")
+    return [{**case, "chosen": recorder.real_choice(case)} for case in recorder.cases()]
+
+
+def _linear(case: Made) -> Iterator[Choice]:
+    """The kernel of a packed linear layer."""
+    yield f"on {case['capability'] / 10:.1f}", case["chosen"]
+
+
+def _experts_made() -> Iterable[Made]:
     from conformance.features.moe import expert_backends
 
-    for case in expert_backends.cases():
-        yield case["deployment"], case["backend"]
+    return expert_backends.cases()
 
 
-def _masks() -> Iterator[Choice]:
-    """The tokens that the sampler's masks keep, by min_p."""
+def _experts(case: Made) -> Iterator[Choice]:
+    """The backend of the experts."""
+    yield case["deployment"], case["backend"]
+
+
+def _masks_made() -> Iterable[Made]:
     from conformance.features.sampling import sampling_masks
 
-    for case in sampling_masks.cases():
-        yield f"min_p={case['min_p']:g}", case["kept"]
+    return sampling_masks.cases()
 
 
-PARTS: dict[str, Callable[[], Iterator[Choice]]] = {
-    "attention_selector": _selector,
-    "cudagraph_dispatcher": _dispatcher,
-    "linear_kernels": _linear,
-    "expert_backends": _experts,
-    "sampling_masks": _masks,
+def _masks(case: Made) -> Iterator[Choice]:
+    """The tokens that the masks keep."""
+    yield f"with min_p={case['min_p']:g}", case["kept"]
+
+
+PARTS = {
+    "attention_selector": Part(_selector_kept, _selector_made, _selector),
+    "cudagraph_dispatcher": Part(_kept("cudagraph_dispatcher"), _dispatcher_made, _dispatcher),
+    "linear_kernels": Part(_linear_kept, _linear_made, _linear),
+    "expert_backends": Part(_kept("expert_backends"), _experts_made, _experts),
+    "sampling_masks": Part(_kept("sampling_masks"), _masks_made, _masks),
 }
 
 
@@ -170,31 +220,41 @@ def why_no_part() -> str:
     return why_not() or ("" if importlib.util.find_spec("torch") else "needs torch")
 
 
+def groups_of(part: str) -> Counter[str]:
+    """How many choices of a part are recorded, by group."""
+    return Counter(group for group, _ in _choices(part, PARTS[part].kept()))
+
+
+def _choices(part: str, made: Iterable[Made]) -> list[Choice]:
+    return [choice for case in made for choice in PARTS[part].choices(case)]
+
+
 def _count_of_part(case: Case) -> dict[str, int]:
-    """As `count`, of the choices of a part: the same way twice, with and without the change.
+    """As `count`, of the recorded choices of a part.
 
     Raises:
-        ValueError: the groups are not those of the case, or another number is in one.
-        RuntimeError: the part could not be made; with what it said.
+        ValueError: a group holds another number of choices than the case says.
+        RuntimeError: the part could not be made again; with what it said.
     """
-    tree = tree_of(recording.UPSTREAM["version"])
-    right = _made(case.part, tree)
+    groups = groups_of(case.part)
+    for group, most in case.workloads.items():
+        if groups[group] != most:
+            raise ValueError(f"{case.question}: {groups[group]} choices {group}, not {most}")
+    tree = tree_of(recording.UPSTREAM["version"]).resolve()
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(tree / "vllm", Path(folder) / "vllm", copy_function=os.symlink)
         file = Path(folder) / case.path
         file.unlink()
         file.write_text(changed_text(case), encoding="utf-8")
-        wrong = _made(case.part, Path(folder))
-    sizes = Counter(group for group, _ in right)
-    for group, most in case.workloads.items():
-        if sizes[group] != most:
-            raise ValueError(f"{case.question}: {sizes[group]} choices in {group}, not {most}")
-    differ = Counter(group for (group, mine), (_, theirs) in zip(right, wrong, strict=True)
-                     if mine != theirs)  # fmt: skip
+        made = _choices(case.part, _made(case.part, Path(folder)))
+    recorded = _choices(case.part, PARTS[case.part].kept())
+    differ = Counter(
+        group for (group, kept), (_, now) in zip(recorded, made, strict=True) if kept != now
+    )
     return {group: differ[group] for group in case.workloads}
 
 
-def _made(part: str, tree: Path) -> list[Choice]:
+def _made(part: str, tree: Path) -> list[Made]:
     """What a tree chooses, in a process of its own."""
     here = Path(__file__).parents[1]
     done = subprocess.run(
@@ -204,7 +264,8 @@ def _made(part: str, tree: Path) -> list[Choice]:
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{part}: {done.stderr[-2000:]}")
-    return [(group, chosen) for group, chosen in json.loads(done.stdout.splitlines()[-1])]
+    found: list[Made] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _same(kept: recording.Recording, core: RealCore) -> bool:
@@ -223,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--made", choices=PARTS, help="print what this process's vLLM chooses")
     asked = parser.parse_args(argv)
     if asked.made:
-        print(json.dumps(list(PARTS[asked.made]())))
+        print(json.dumps(list(PARTS[asked.made].made())))
         return 0
     if problem := why_not():
         parser.error(problem)

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 _COMMAND = re.compile(
-    r"\b(course (?:check|watch|hint|reset|solution|predict|quiz|run|gpu run|engine|selfcheck"
-    r"|upstream|cite)\b"
+    r"\b(course (?:ask|bisect|challenge|check|cite|demo|docs|doctor|drift|engine|export|figures"
+    r"|gpu|hint|hunt|import|incident|mine|museum|new|predict|quiz|read|release|replay|reset|run"
+    r"|selfcheck|solution|starters|trace|upstream|watch|why|words)\b"
     r"|(?<=: )course$)"
 )
 
@@ -46,7 +47,7 @@ def as_typed(text: str) -> str:
 
 def _typed(text: str, command: re.Match[str]) -> bool:
     """Whether the command has its `uv run` already."""
-    return text[: command.start()].endswith("uv run --extra upstream ")
+    return bool(re.search(r"uv run (?:--extra \w+ )*$", text[: command.start()]))
 
 
 def printable(text: str) -> str:

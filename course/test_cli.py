@@ -9,7 +9,9 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
+from course import commands, terminal
 from course.conftest import REPOSITORY
 from course.learning import mine
 from course.learning.labs import find_labs
@@ -71,6 +73,16 @@ def test_commands_are_shown_as_they_must_be_typed_under_uv(course, monkeypatch):
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
     ran = course("check")
     assert ran.out.rstrip().endswith("A hint: uv run course hint 90-00")
+
+
+def test_every_command_is_known_to_what_puts_uv_in_front(monkeypatch):
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    names = set(typer.main.get_command(commands.app).commands) - {"book"}  # parts need an extra
+    assert {
+        name for name in names if not terminal.as_typed(f"course {name}").startswith("uv")
+    } == set()
+    told = "uv run --extra upstream course upstream fetch"
+    assert terminal.as_typed("course upstream fetch") == told
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ CourseWidgets.mount("incident-days", (data) => {
     const file = el("select", { onchange: () => void (whole.hidden = true) },
         options(["server.log", "metrics.txt", "trace.jsonl.gz", "requests.jsonl"]));
     const open = el("button", { type: "button", onclick: () => show() }, "Show all of it");
-    const whole = el("pre", { class: "incident-whole", tabindex: "0", role: "region", "aria-label": "A recorded file", hidden: "" }, el("code", {}));
+    const whole = el("pre", { class: "incident-whole", tabindex: "0", role: "region", "aria-label": "All that was recorded", hidden: "" }, el("code", {}));
     const cause = el("select", {}, options(Object.keys(data.causes), (name) => `${name}: ${data.causes[name]}`));
     const name = el("button", { type: "button", onclick: () => diagnose() }, "Hold it against the recording");
     const verdict = el("p", { role: "status" });
