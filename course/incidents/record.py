@@ -15,6 +15,7 @@ must keep (one cause is left, the limit is missed before and kept after one knob
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
 import re
@@ -172,10 +173,9 @@ class Recording:
     """The flight recorder in the server, with each line on the disk at once: a day is short."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        import vllm_flight_recorder
-
-        vllm_flight_recorder.FLUSH_S = -1.0
-        return vllm_flight_recorder.Recording(*args, **kwargs)
+        recorder: Any = importlib.import_module("vllm_flight_recorder")  # on the server's path
+        recorder.FLUSH_S = -1.0
+        return recorder.Recording(*args, **kwargs)
 
 
 class Heard:
@@ -235,7 +235,7 @@ def serve(day: Day, said: Path, flights: Path) -> list[str]:
         "--scheduler-cls", "course.incidents.record.Recording",
     ]  # fmt: skip
     env = os.environ | {
-        "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOG_STATS_INTERVAL": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOG_STATS_INTERVAL": "0.2",
         "PYTHONPATH": f"{RECORDER}:{ROOT}", "VLLM_FLIGHT_RECORDER_DIR": str(flights),
     }  # fmt: skip
     heard = Heard(len(day.sent))
@@ -289,8 +289,8 @@ def record(name: str) -> None:
         (path,) = flights.glob("*.jsonl")
         with gzip.GzipFile(folder / "trace.jsonl.gz", "wb", mtime=0) as file:
             file.write(path.read_bytes())
-        lines = kept_log(said.read_text(encoding="utf-8"))
-        (folder / "server.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        log = kept_log(said.read_text(encoding="utf-8"))
+        (folder / "server.log").write_text("\n".join(log) + "\n", encoding="utf-8")
     (folder / "metrics.txt").write_text("\n".join(metrics), encoding="utf-8")
     asked = [
         {"request": f"r{number}", "prompt_token_ids": sent.prompt, "max_tokens": sent.outputs}
