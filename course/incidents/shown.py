@@ -51,7 +51,7 @@ def told(console: Console, root: Path, day: Recorded) -> None:
     """A day's complaint, what was recorded of it, and what to do."""
     say(console, f"{day.name}: {day.told.complaint}", "bold")
     console.print()
-    say(console, "The log, once a second:")
+    say(console, "The log, five times a second:")
     raw(console, "\n".join(f"  {line}" for line in judge.stat_lines(day)))
     console.print()
     say(console, "/metrics:")

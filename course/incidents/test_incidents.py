@@ -61,6 +61,7 @@ def test_log_metrics_and_trace_are_of_one_server(name):
     said = [re.search(r"(\d+) context tokens.* (\d+) generation tokens", line) for line in day.log]
     logged = [int(found[1]) + int(found[2]) for found in said if found]
     assert [count for count in logged if count] == plans
+    assert judge.stat_lines(day) and len(day.moments) > 2
     last = day.moments[-1][1]
     asked = judge.judging.adds(day.case).values()
     for metric, count in (
@@ -95,7 +96,8 @@ def test_a_reader_names_the_cause_turns_a_knob_and_takes_it_along(course, little
     assert (ran.code, "contradicts it" in ran.out) == (1, True)
     assert course("incident", "friday", "--cause", "max-num-seqs").code == 0
     ran = course("incident", "friday", "--set", "max_num_batched_tokens=4096")
-    assert (ran.code, "Not yet: worst_wait_of_subject is 65" in ran.out) == (1, True)
+    missed = judge.replay(judge.load("friday"), "max_num_batched_tokens", "4096").missed
+    assert (ran.code, f"Not yet: {missed}" in " ".join(ran.out.split())) == (1, bool(missed))
     assert course("incident", "friday", "--set", "max_num_seqs=8").code == 0
     done = ledger.read(little_course)
     entry = done["friday"]

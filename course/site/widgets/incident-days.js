@@ -14,7 +14,7 @@ CourseWidgets.mount("incident-days", (data) => {
     const options = (names, words = (name) => name) => names.map((name) => el("option", { value: name }, words(name)));
     const which = el("select", { onchange: () => choose(which.value) }, options(data.days.map((each) => each.name)));
     const complaint = el("p", { class: "widget-title" });
-    const log = el("pre", { tabindex: "0", role: "region", "aria-label": "The log, once a second" }, el("code", {}));
+    const log = el("pre", { tabindex: "0", role: "region", "aria-label": "The log, five times a second" }, el("code", {}));
     const metrics = el("table", {});
     const file = el("select", { onchange: () => void (whole.hidden = true) },
         options(["server.log", "metrics.txt", "trace.jsonl.gz", "requests.jsonl"]));
@@ -44,7 +44,7 @@ CourseWidgets.mount("incident-days", (data) => {
         log.firstChild.textContent = day.log.join("\n");
         metrics.replaceChildren(el("thead", {}, el("tr", {}, cells("th", ["/metrics", ...day.moments]))),
             el("tbody", {}, day.metrics.map(([metric, ...values]) => el("tr", {}, el("th", { scope: "row" }, metric),
-                values.map((each) => el("td", {}, String(Math.round(each * 1000) / 1000)))))));
+                values.map((each) => el("td", {}, Number.isInteger(each) ? count(each) : each.toFixed(3)))))));
         for (const each of [whole, quoted, came]) each.hidden = true;
         limit.textContent = `The limit: ${day.limit}.`;
         knob.replaceChildren(...options(Object.keys(day.knobs)));
