@@ -246,10 +246,21 @@ SHOWN = (
 """Of /metrics, in the table."""
 
 
+COUNTED = {
+    "worst_wait_of_subject": "steps that {} waits for its first token",
+    "fullest_step": "tokens of the fullest step in which {} gets one",
+    "preemptions": "preemptions",
+    "hits": "prompt tokens found in the cache",
+    "steps": "steps until all answers have ended",
+}
+"""What a limit counts, in words, with the request that is meant."""
+
+
 def limit(day: Recorded) -> str:
     """The counts to keep, in words."""
     words = [
-        f"{name} {'at least' if name == 'hits' else 'at most'} {value}"
+        f"{name} {'at least' if name == 'hits' else 'at most'} {value} "
+        f"({COUNTED[name].format(day.told.subject)})"
         for name, value in day.told.limit.items()
     ]
     return ", ".join(words)
