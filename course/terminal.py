@@ -11,11 +11,17 @@ from rich.console import Console
 from rich.text import Text
 
 _COMMAND = re.compile(
-    r"\b(course (?:ask|bisect|challenge|check|cite|demo|docs|doctor|drift|engine|export|figures"
-    r"|gpu|hint|hunt|import|incident|mine|museum|new|predict|quiz|read|release|replay|reset|run"
-    r"|selfcheck|solution|starters|trace|upstream|watch|why|words)\b"
+    r"\b(course (?:ask|bench|bisect|book|challenge|check|cite|demo|docs|doctor|drift|engine|export"
+    r"|figures|gpu|hint|hunt|import|incident|mine|museum|new|predict|quiz|read|release|replay|reset"
+    r"|run|selfcheck|serve|solution|starters|trace|upstream|watch|why|words)\b"
     r"|(?<=: )course$)"
 )
+_EXTRAS = {
+    "course upstream fetch": "upstream",  # without git, or GitHub, the tree comes from an index
+    "course book serve": "book",
+    "course book build": "book",
+    "course serve": "serve",
+}
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -40,14 +46,16 @@ def as_typed(text: str) -> str:
     """`text` with our commands as this learner must type them: after `uv run`, or bare."""
     if "UV_RUN_RECURSION_DEPTH" not in os.environ:
         return text
-    # Without git at hand, or GitHub within reach, the tree comes from the package index.
-    text = text.replace("course upstream fetch", "uv run --extra upstream course upstream fetch")
-    return _COMMAND.sub(lambda m: m[0] if _typed(text, m) else f"uv run {m[0]}", text)
+    return _COMMAND.sub(lambda m: _typed(text, m), text)
 
 
-def _typed(text: str, command: re.Match[str]) -> bool:
-    """Whether the command has its `uv run` already."""
-    return bool(re.search(r"uv run (?:--extra \w+ )*$", text[: command.start()]))
+def _typed(text: str, command: re.Match[str]) -> str:
+    """A command with `uv run`, and the extra that it needs, unless it has them already."""
+    if re.search(r"uv run (?:--extra \w+ )*$", text[: command.start()]):
+        return command[0]
+    rest = text[command.start() :]
+    extra = next((extra for name, extra in _EXTRAS.items() if rest.startswith(name)), "")
+    return f"uv run {f'--extra {extra} ' if extra else ''}{command[0]}"
 
 
 def printable(text: str) -> str:

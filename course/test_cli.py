@@ -77,12 +77,13 @@ def test_commands_are_shown_as_they_must_be_typed_under_uv(course, monkeypatch):
 
 def test_every_command_is_known_to_what_puts_uv_in_front(monkeypatch):
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
-    names = set(typer.main.get_command(commands.app).commands) - {"book"}  # parts need an extra
+    names = set(typer.main.get_command(commands.app).commands)
     assert {
         name for name in names if not terminal.as_typed(f"course {name}").startswith("uv")
     } == set()
-    told = "uv run --extra upstream course upstream fetch"
-    assert terminal.as_typed("course upstream fetch") == told
+    for extra, command in (("upstream", "course upstream fetch"), ("serve", "course serve --mine")):
+        told = f"uv run --extra {extra} {command}"
+        assert terminal.as_typed(command) == told == terminal.as_typed(told)
 
 
 @pytest.mark.slow
