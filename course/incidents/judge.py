@@ -55,7 +55,7 @@ class Told:
 
 DAY = {
     "monday": Told(
-        "A short question, r3, stood for seconds before its first word came.",
+        "A short question, r3, stood long before its first word came.",
         "queue", "r3", {"worst_wait_of_subject": 4, "steps": 80},
     ),
     "tuesday": Told(
