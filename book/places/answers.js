@@ -20,7 +20,8 @@
     const answerOf = (question) => {
         if (question.number === null) return question.where || question.choice || question.accept[0];
         const unit = question.unit === "%" ? " %" : ` ${question.unit}`;
-        return (question.number.toLocaleString("en", { maximumFractionDigits: 20 }) + unit).trim();
+        const digits = Number.isInteger(question.number) ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 6 };
+        return (question.number.toLocaleString("en", digits) + unit).trim();
     };
 
     const store = typeof CourseStore === "undefined" ? null : CourseStore;

@@ -11,12 +11,18 @@ globalThis.CourseQuiz = (() => {
             `(?:[${SPACE}]*/[${SPACE}]*(\\p{Nd}+))?[${SPACE}]*([^\\n]*)$`,
         "u",
     );
+    const POWER = new RegExp(
+        `(?<=\\p{Nd})[${SPACE}]*[xX\u00d7*\u00b7][${SPACE}]*10[${SPACE}]*(?:\\^|\\*\\*)[${SPACE}]*([-+]?\\p{Nd}+)`, "gu",
+    );
     const scale = (first, base) =>
         ["k", "m", "g", "t"].map((prefix, n) => [`${prefix}${first}`, base ** (n + 1)]);
     const SIZES = new Map([["b", 1], ["bytes", 1], ["byte", 1], ...scale("ib", 1024), ...scale("b", 1000)]);
     const TIMES = new Map([
         ["s", 1], ["seconds", 1], ["ms", 1e-3], ["us", 1e-6], ["\u03bcs", 1e-6], ["ns", 1e-9], ["min", 60],
+        ["h", 3600],
     ]);
+    const PER_CENT = ["%", "percent", "per cent"];
+    const WRONG_TOLERANCE = 0.005;
 
     const strip = (text) => text.replace(EDGES, "");
 
@@ -51,12 +57,12 @@ globalThis.CourseQuiz = (() => {
 
     /** A number as it was typed: 1,500 is a thousand and a half, 7,5 is seven and a half. */
     const value = (text) => {
-        const typed = digits(text);
-        const decimal = /^([-+]?\d*),(\d+)((?:e[-+]?\d+)?)$/i.exec(typed);
+        const plainly = digits(text);
+        const decimal = /^([-+]?\d*),(\d+)((?:e[-+]?\d+)?)$/i.exec(plainly);
         if (decimal && (decimal[2].length !== 3 || !/[1-9]/.test(decimal[1]))) {
             return Number(`${decimal[1]}.${decimal[2]}${decimal[3]}`);
         }
-        return Number(typed.replace(/[,_]/g, ""));
+        return Number(plainly.replace(/[,_]/g, ""));
     };
 
     /** As Python's `.10g` writes it. */
@@ -70,30 +76,72 @@ globalThis.CourseQuiz = (() => {
         return String(Number(number.toPrecision(10)));
     };
 
+    /** A number, a divisor and what follows, of an answer as it was typed; null without a number. */
+    const typed = (given) => {
+        const joined = strip(given).replace(/(?<=\p{Nd})[ \xa0\u2009\u202f'](?=\p{Nd}{3}(?!\p{Nd}))/gu, "");
+        return NUMBER.exec(joined.replace(POWER, "e$1"));
+    };
+
     /** How a number was read, in our own form; "" for other answers. */
     const readAs = (question, given) => {
-        const match = NUMBER.exec(strip(given));
+        const match = typed(given);
         if (question.number === null || !match) return "";
         const below = match[2] ? ` / ${match[2]}` : "";
         return `${shown(value(match[1]))}${below} ${strip(match[3])}`.trimEnd();
     };
 
-    const isNumber = (question, given) => {
-        const match = NUMBER.exec(strip(given));
-        if (!match) return false;
-        const below = match[2] ? value(match[2]) : 1;
-        if (below === 0) return false;
+    /** A number in the question's unit; null where it is none, or of another kind. */
+    const valueOf = (question, given) => {
+        const match = typed(given);
+        const below = match ? (match[2] ? value(match[2]) : 1) : 0;
+        if (below === 0) return null;
         let found = value(match[1]) / below;
         const own = strip(fold(question.unit));
         const theirs = fold(match[3]).replace(/^[ .]+|[ .]+$/g, "");
-        if (theirs === "%" && own !== "%") found /= 100;
+        if (PER_CENT.includes(theirs) && own !== "%") found /= 100;
+        else if (match[2] && !theirs && own === "%") found *= 100;
         for (const table of [SIZES, TIMES]) {
             if (table.has(theirs) && table.has(own)) found *= table.get(theirs) / table.get(own);
             else if (own && table.has(theirs) && ([...theirs].length > 1 || SIZES.has(own) || TIMES.has(own))) {
-                return false; // a size where steps are asked for; "8 b" may still be eight blocks
+                return null; // a size where steps are asked for; "8 b" may still be eight blocks
             }
         }
-        return Math.abs(found - question.number) <= question.tolerance * Math.abs(question.number);
+        return found;
+    };
+
+    const isNumber = (question, given) => {
+        const found = valueOf(question, given);
+        return found !== null && Math.abs(found - question.number) <= question.tolerance * Math.abs(question.number);
+    };
+
+    /** Factors by which a number with this unit is often off, and what each says. */
+    const slips = (own) => [
+        [-1, "The size is right, the sign is not."],
+        ...(own === "" || PER_CENT.includes(own)
+            ? [100, 0.01].map((factor) => [factor, "A share and a percentage differ by a factor of 100."]) : []),
+        ...[1e3, 1e-3, 1e6, 1e-6, 1e9, 1e-9].map((factor) =>
+            [factor, "The digits are right. A prefix or a power of ten is not."]),
+        ...(SIZES.has(own) ? [
+            [8, "Those are bits. A byte has 8."],
+            [0.125, "A byte has 8 bits: you divided by them."],
+            ...[1.024, 1.048576, 1.073741824].flatMap((factor) => [
+                [factor, "A unit of 1024 was taken for one of 1000: GB is 1e9 bytes, GiB 2^30."],
+                [1 / factor, "A unit of 1000 was taken for one of 1024: GB is 1e9 bytes, GiB 2^30."],
+            ]),
+        ] : []),
+    ];
+
+    /** What a wrong number says about its unit; "" where it says nothing. */
+    const slip = (question, given) => {
+        const found = valueOf(question, given);
+        if (found === null) {
+            const theirs = strip(typed(given)?.[3] ?? "");
+            return theirs ? `Wanted are ${question.unit}: ${theirs} measures something else.` : "";
+        }
+        if (!question.number || !found) return "";
+        const near = Math.max(question.tolerance, WRONG_TOLERANCE);
+        const off = ([factor]) => Math.abs(found / question.number / factor - 1) <= near;
+        return slips(strip(fold(question.unit))).find(off)?.[1] ?? "";
     };
 
     const isChoice = (question, given) => {
@@ -135,7 +183,9 @@ globalThis.CourseQuiz = (() => {
     /** What was thought by who answers `given`, as far as the question knows; else "". */
     const misconception = (question, given) => {
         for (const [answer, thought] of question.wrong) {
-            const as = question.number !== null ? { number: Number(answer) }
+            const near = Number.isInteger(Number(answer)) ? 0 : WRONG_TOLERANCE;
+            const as = question.number !== null
+                ? { number: Number(answer), tolerance: Math.max(near, question.tolerance) }
                 : question.where ? { where: answer }
                     : question.choices.length ? { choice: answer } : { accept: [answer] };
             if (check({ ...question, ...as }, given)) return thought;
@@ -144,14 +194,14 @@ globalThis.CourseQuiz = (() => {
         if (said && names(said[0], cited(question.where)[0]) && !check(question, given)) {
             return "The file is right; it is decided in other lines of it.";
         }
-        return "";
+        return question.number === null || check(question, given) ? "" : slip(question, given);
     };
 
     /** Whether `given` is an answer of the kind that is wanted, right or wrong. */
     const readable = (question, given) => {
         if (question.where) return place(given) !== null;
-        return question.number === null ? strip(given) !== "" : NUMBER.test(strip(given));
+        return question.number === null ? strip(given) !== "" : typed(given) !== null;
     };
 
-    return { check, digits, fold, misconception, plain, readable, readAs, strip };
+    return { check, digits, fold, misconception, plain, readable, readAs, strip, typed, value };
 })();

@@ -4,6 +4,8 @@ A question has `id` ("03-ex-04"), `source` ("EXERCISES.md, 4"), `ask`, `explain`
 `number` (with `unit`, and `tolerance`, relative, 0.01 unless given), `choices` with `choice`,
 `accept` (short answers), `where` (lines of the pinned tree, cited as a page cites them: any line of
 them answers, as path:line). `wrong`, where there is one, maps a wrong answer to what was thought.
+A number, right or wrong, may be written as arithmetic ("16e9 / (64 * 131072)"). A `choice` without
+`choices` stands among the answers of `wrong`, in an order that tells nothing.
 A comma before exactly three digits groups thousands; any other single comma is a decimal one.
 Promises: a file that loads has unique ids, sources that are on their
 pages and no unknown key; an answer is checked by its meaning: letters or texts of choices, units
@@ -12,11 +14,14 @@ of the same kind, neither case nor punctuation. The book and the command read th
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import math
+import operator
 import re
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -30,19 +35,25 @@ from labkit.yaml_files import read_yaml
 
 FILE = "quiz.yaml"
 TOLERANCE = 0.01
+WRONG_TOLERANCE = 0.005
+"""How near a wrong answer that is not whole must be to its number, at least."""
 KINDS = ("number", "choices", "accept", "where")
 READING = "-re-"
 """In the id of a question that is answered with the pinned tree open: `course read` asks those."""
 _NUMBER = re.compile(
     r"[~≈=\s]*([-+]?(?:\d[\d,_]*)?\.?\d+(?:e[-+]?\d+)?)(?:\s*/\s*(\d+))?\s*(.*)", re.I
 )
+_GROUPED = re.compile(r"(?<=\d)[ \xa0\u2009\u202f'](?=\d{3}(?!\d))")
+"""Between thousands: 1 500 and 1'500."""
+_POWER = re.compile(r"(?<=\d)\s*[x×*·]\s*10\s*(?:\^|\*\*)\s*([-+]?\d+)", re.I)
+_PER_CENT = ("%", "percent", "per cent")
 _PLACE = re.compile(r"((?:[\w.-]+/)*[\w.-]+\.[A-Za-z]+)(?::|#L| +line +| +)(\d+)\S*", re.ASCII)
 """A path, or its end, and a line: as cited, as in an address of GitHub, or in words."""
 _LINES = re.compile(r"([\w./-]+):(\d+)(?:-(\d+))? \S+", re.ASCII)
 _SIZES = {"b": 1.0, "bytes": 1.0, "byte": 1.0}
 _SIZES |= {f"{p}ib": 2.0 ** (10 * n) for n, p in enumerate("kmgt", 1)}
 _SIZES |= {f"{p}b": 10.0 ** (3 * n) for n, p in enumerate("kmgt", 1)}
-_TIMES = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0}
+_TIMES = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 _TIMES |= {"µs".casefold(): 1e-6}  # folded, the micro sign is the Greek letter
 
 
@@ -69,7 +80,9 @@ class Question:
     def answer(self) -> str:
         """The right answer, to be shown."""
         if self.number is not None:
-            return f"{self.number:,} {self.unit}".rstrip().replace(" %", "%")
+            whole = float(self.number).is_integer()
+            number = int(self.number) if whole else float(f"{self.number:.6g}")
+            return f"{number:,} {self.unit}".rstrip().replace(" %", "%")
         return self.where or self.choice or self.accept[0]
 
     def check(self, given: str) -> bool:
@@ -90,7 +103,7 @@ class Question:
         """Why `given` cannot be an answer at all, right or wrong; empty when it can be."""
         if not given.strip():
             return "Nothing was typed. Ctrl-D ends the questions."
-        if self.number is not None and not _NUMBER.fullmatch(given.strip()):
+        if self.number is not None and not _typed(given):
             return f"{given.strip()!r} is not a number. A unit may follow: 1.5 GiB, 1/4, 25 %."
         if self.choices:
             letters = string.ascii_lowercase[: len(self.choices)]
@@ -109,41 +122,87 @@ class Question:
         place = _place(given) if self.where else None
         if place and _names(place[0], _cited(self.where)[0]) and not self.check(given):
             return "The file is right; it is decided in other lines of it."
+        return "" if self.number is None or self.check(given) else self._slip(given)
+
+    def _slip(self, given: str) -> str:
+        """What a wrong number says about its unit."""
+        value = self._value_of(given)
+        typed = _typed(given)
+        if value is None:
+            theirs = typed[3].strip() if typed else ""
+            return f"Wanted are {self.unit}: {theirs} measures something else." if theirs else ""
+        if not self.number or not value:
+            return ""
+        near = max(self.tolerance, WRONG_TOLERANCE)
+        for factor, thought in _slips(self.unit.casefold().strip()):
+            if abs(value / self.number / factor - 1) <= near:
+                return thought
         return ""
 
     def _with(self, answer: str) -> dict[str, Any]:
         """The fields of the question that this would be the right answer to."""
         if self.number is not None:
-            return {"number": float(answer)}
+            number = float(answer)
+            near = 0.0 if number.is_integer() else WRONG_TOLERANCE
+            return {"number": number, "tolerance": max(near, self.tolerance)}
         if self.where:
             return {"where": answer}
         return {"choice": answer} if self.choices else {"accept": (answer,)}
 
     def read_as(self, given: str) -> str:
         """How a number was read, in our own form; empty for other answers."""
-        match = _NUMBER.fullmatch(given.strip())
+        match = _typed(given)
         if self.number is None or not match:
             return ""
         below = f" / {match[2]}" if match[2] else ""
         return f"{_shown(_value(match[1]))}{below} {match[3].strip()}".rstrip()
 
     def _is_number(self, given: str) -> bool:
-        match = _NUMBER.fullmatch(given.strip())
-        if not match or self.number is None:
+        value = self._value_of(given)
+        if value is None or self.number is None:
             return False
-        below = float(match[2] or 1)
-        if below == 0:
-            return False
+        return abs(value - self.number) <= self.tolerance * abs(self.number)
+
+    def _value_of(self, given: str) -> float | None:
+        """A number in the question's unit; None where it is none, or of another kind."""
+        match = _typed(given)
+        below = float(match[2] or 1) if match else 0
+        if not match or below == 0:
+            return None
         value = _value(match[1]) / below
         own, theirs = self.unit.casefold().strip(), match[3].casefold().strip(" .")
-        if theirs == "%" and own != "%":
+        if theirs in _PER_CENT and own != "%":
             value /= 100
+        elif match[2] and not theirs and own == "%":
+            value *= 100  # 1/2, where per cent are asked for
         for table in (_SIZES, _TIMES):
             if theirs in table and own in table:
                 value *= table[theirs] / table[own]
             elif own and theirs in table and (len(theirs) > 1 or own in {*_SIZES, *_TIMES}):
-                return False  # a size where steps are asked for; "8 b" may still be eight blocks
-        return abs(value - self.number) <= self.tolerance * abs(self.number)
+                return None  # a size where steps are asked for; "8 b" may still be eight blocks
+        return value
+
+
+def _slips(own: str) -> Iterator[tuple[float, str]]:
+    """Factors by which a number with this unit is often off, and what each says."""
+    yield -1.0, "The size is right, the sign is not."
+    if own in ("", *_PER_CENT):
+        yield 100.0, "A share and a percentage differ by a factor of 100."
+        yield 0.01, "A share and a percentage differ by a factor of 100."
+    for factor in (1e3, 1e-3, 1e6, 1e-6, 1e9, 1e-9):
+        yield factor, "The digits are right. A prefix or a power of ten is not."
+    if own in _SIZES:
+        yield 8.0, "Those are bits. A byte has 8."
+        yield 0.125, "A byte has 8 bits: you divided by them."
+        for factor in (1.024, 1.048576, 1.073741824):
+            yield factor, "A unit of 1024 was taken for one of 1000: GB is 1e9 bytes, GiB 2^30."
+            yield 1 / factor, "A unit of 1000 was taken for one of 1024: GB is 1e9 bytes, GiB 2^30."
+
+
+def _typed(given: str) -> re.Match[str] | None:
+    """A number, a divisor and what follows, of an answer as it was typed; None without a number."""
+    text = _POWER.sub(r"e\1", _GROUPED.sub("", given.strip()))
+    return _NUMBER.fullmatch(text)
 
 
 def _value(text: str) -> float:
@@ -206,7 +265,8 @@ def load(path: Path) -> tuple[list[Question], list[Finding]]:
     lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"- ", line)]
     questions: list[Question] = []
     findings = []
-    for place, item in enumerate(data):
+    for place, given_item in enumerate(data):
+        item = _written_out(given_item)
         problems = list(_problems(item, path, {question.id for question in questions}))
         line = lines[place] if len(lines) == len(data) else 1
         name = item.get("id", place + 1) if isinstance(item, dict) else place + 1
@@ -219,6 +279,66 @@ def load(path: Path) -> tuple[list[Question], list[Finding]]:
                 findings.append(Finding(path, line, f"question {name}: wrong: {given!r} is right"))
         questions.append(question)
     return questions, findings
+
+
+def _written_out(item: Any) -> Any:
+    """An item with its arithmetic done, and with the choices that `wrong` tells."""
+    if not isinstance(item, dict):
+        return item
+    item = dict(item)
+    wrong = item.get("wrong")
+    if "number" in item:
+        item["number"] = _computed(item["number"])
+        if isinstance(wrong, dict):
+            item["wrong"] = {_computed(given): thought for given, thought in wrong.items()}
+    elif "choice" in item and "choices" not in item and isinstance(wrong, dict):
+        texts = [text for text in (item["choice"], *wrong) if isinstance(text, str)]
+        item["choices"] = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
+    return item
+
+
+_OPERATORS: dict[type, Callable[..., float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
+_FUNCTIONS: dict[str, Callable[..., float]] = {
+    "ceil": math.ceil,
+    "exp": math.exp,
+    "log": math.log,
+    "sqrt": math.sqrt,
+    "min": min,
+    "max": max,
+    "round": round,
+}
+
+
+def _computed(given: Any) -> Any:
+    """The value of a number written as arithmetic; what is not one stays as it is."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return _worth(ast.parse(given, mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError, TypeError):
+        return given
+
+
+def _worth(node: ast.expr) -> float:
+    match node:
+        case ast.Constant(int() | float() as value) if not isinstance(value, bool):
+            return value
+        case ast.BinOp(left, kind, right) if type(kind) in _OPERATORS:
+            return _OPERATORS[type(kind)](_worth(left), _worth(right))
+        case ast.UnaryOp(kind, operand) if type(kind) in _OPERATORS:
+            return _OPERATORS[type(kind)](_worth(operand))
+        case ast.Call(ast.Name(name), arguments, []) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*map(_worth, arguments))
+    raise ValueError(ast.dump(node))
 
 
 def _question(item: dict[str, Any]) -> Question:

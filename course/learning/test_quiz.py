@@ -122,7 +122,7 @@ def test_a_sound_quiz_loads_and_is_the_same_for_the_book(write):
             {"accept": ["x"]},
             "needs exactly one of number, choices, accept, where, has number, accept",
         ),
-        ({"number": "4"}, "number must be a number, not '4'"),
+        ({"number": "four"}, "number must be a number, not 'four'"),
         ({"number": float("nan")}, "number must be a number"),
         ({"tolerance": 2}, "tolerance is 2: relative, from 0 to below 1"),
         ({"choice": "a"}, "choice has no meaning without choices"),
