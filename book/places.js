@@ -137,6 +137,39 @@ const CoursePlaces = (() => {
         }
     };
 
+    const REVIEWED = { ex: "EXERCISES", bu: "EXERCISES", in: "INTERVIEW" };
+
+    /** Pages on which questions of earlier days are due: [{page, name, count, first}]. */
+    const dueNow = () => {
+        const found = new Map();
+        for (const id of store?.allDue() ?? []) {
+            const [phase, kind] = id.split("-");
+            const item = all.find(({ page }) => page.startsWith(`phase-${phase}-`) && PAGE.exec(page)?.[2] === REVIEWED[kind]);
+            if (!item) continue;
+            const entry = found.get(item.page) ?? { ...item, count: 0, first: id };
+            entry.count += 1;
+            found.set(item.page, entry);
+        }
+        return [...found.values()];
+    };
+
+    /** What comes back today, on the home page and on a phase's own. */
+    const drawReview = () => {
+        document.querySelector(".place-review")?.remove();
+        const phase = phaseOf(here);
+        if (here !== "index.html" && !document.querySelector(".place-map")) return;
+        const due = dueNow().filter((item) => here === "index.html" || item.phase === phase);
+        if (!due.length) return;
+        const links = due.flatMap(({ page, name, count, first, phase: of }) => {
+            const label = here === "index.html" ? `${of.slice(6, 8)} ${name}` : name;
+            const link = make("a", { textContent: `${label} (${count})` });
+            link.href = new URL(`${page}#answer-${first}`, root).href;
+            return [link, ", "];
+        });
+        const line = make("p", { className: "place-review" }, "Due again today: ", ...links.slice(0, -1), ".");
+        (document.querySelector(".place-home") ?? document.querySelector(".home-start, .place-now, main h1"))?.after(line);
+    };
+
     const drawHome = (done) => {
         if (here !== "index.html") return;
         for (const row of document.querySelectorAll("main table tr")) {
@@ -161,6 +194,7 @@ const CoursePlaces = (() => {
         drawSidebar(done);
         drawLanding(done);
         drawHome(done);
+        drawReview();
     };
 
     /** A page counts as read once its end has been on the screen for a moment. */

@@ -2,12 +2,12 @@
  *
  * One JSON document under the key `course` of localStorage:
  *   {version: 1, edits: {lab: {text, at, from}}, older: {lab: [{text, at}]}, results: {lab: {passed, total, ok, at}},
- *    answers: {question: {given, right, at}}, predictions: {"lab/name": {given, at, measured, first}}, read: {page: at},
+ *    answers: {question: {given, right, at, box}}, predictions: {"lab/name": {given, at, measured, first}}, read: {page: at},
  *    hunts: {lab: {level, seed, text, began, checks, found, score, of, at}}, tries: {challenge: {tries: [{when, ...}], at}},
  *    incidents: {day: {wrong: [cause], cause, replays, fix, at}}}
  * `at` is a time as toISOString writes it; `from` marks the starter an edit began with. A prediction has `measured`
  * once it was compared: then `first` is the answer that was, where another was given since, and `at` is that answer's
- * time. A document from before there were predictions, hunts, tries or incidents has none. Every change reads the document first, so two tabs
+ * time. `box` counts right answers in a row; DAYS says when a question comes back. A document from before there were predictions, hunts, tries or incidents has none. Every change reads the document first, so two tabs
  * lose nothing of each other. A document that cannot be read is set aside under a key of its own. Where nothing can be
  * stored this page still remembers. Nothing global but `CourseStore`.
  */
@@ -17,6 +17,7 @@ const CourseStore = (() => {
     const KEY = "course";
     const FORMAT = "course-progress";
     const OLDER = 5; // texts of a lab that are kept beside the one in use
+    const DAYS = [0, 1, 3, 7, 21, 60]; // until a question comes back, by its box, as in course/learning/quiz.py
     const LONGEST = 400_000; // characters of one text
     const listeners = [];
     let memory = null; // the document, where localStorage takes nothing
@@ -36,6 +37,7 @@ const CourseStore = (() => {
     const isTime = (value) => typeof value === "string" && value.length < 40 && !Number.isNaN(Date.parse(value));
     const isText = (value) => typeof value === "string" && value.length <= LONGEST;
     const isCount = (value) => Number.isInteger(value) && value >= 0;
+    const mayBeCount = (value) => value === undefined || isCount(value);
     const isFlag = (value) => typeof value === "boolean";
     const isAnswer = (value) => Number.isFinite(value) || isText(value);
     const mayBeAnswer = (value) => value === undefined || isAnswer(value);
@@ -50,7 +52,7 @@ const CourseStore = (() => {
     const FIELDS = {
         edits: { text: isText, at: isTime },
         results: { passed: isCount, total: isCount, ok: isFlag, at: isTime },
-        answers: { given: isText, right: isFlag, at: isTime },
+        answers: { given: isText, right: isFlag, at: isTime, box: mayBeCount },
         predictions: { given: isAnswer, at: isTime, measured: mayBeAnswer, first: mayBeAnswer },
         hunts: { level: (value) => [1, 2, 3].includes(value), seed: isCount, text: isText, began: isTime, checks: isCount,
             found: mayBeTime, score: isCount, of: isCount, at: isTime },
@@ -153,6 +155,20 @@ const CourseStore = (() => {
     window.addEventListener("storage", (event) => {
         if (event.key === KEY || event.key === null) tell({ section: null, id: null, elsewhere: true });
     });
+
+    // ------------------------------------------------------------ when a question comes back
+
+    /** The day of a time, counted in this reader's own days. */
+    const dayOf = (time) => {
+        const day = new Date(time);
+        return Math.round(Date.UTC(day.getFullYear(), day.getMonth(), day.getDate()) / 86_400_000);
+    };
+    const boxOf = (entry) => (entry === null ? 0 : Math.min(entry.box ?? (entry.right ? 1 : 0), DAYS.length - 1));
+    const isDue = (entry) => {
+        if (entry === null) return false;
+        const ago = dayOf(now()) - dayOf(entry.at);
+        return ago > 0 && ago >= DAYS[boxOf(entry)];
+    };
 
     const own = (part, id) => (Object.hasOwn(part, id) ? part[id] : null);
 
@@ -282,9 +298,17 @@ const CourseStore = (() => {
             data.results[lab] = { passed, total, ok, at };
         }),
         answer: (question) => own(read().answers, question),
+        /** A right answer moves its question a box on, once a day; a wrong one puts it into the first. */
         saveAnswer: (question, { given, right, at = now() }) => write("answers", known(question, NAME), (data) => {
-            data.answers[question] = { given, right, at };
+            const before = own(data.answers, question);
+            const on = before === null || dayOf(before.at) < dayOf(at) ? 1 : 0;
+            const box = right ? Math.min(Math.max(boxOf(before) + on, 1), DAYS.length - 1) : 0;
+            data.answers[question] = { given, right, at, box };
         }),
+        /** Whether a question that was answered on an earlier day is due. */
+        dueAgain: (question) => isDue(own(read().answers, question)),
+        /** The questions that are due, by id. */
+        allDue: () => Object.entries(read().answers).filter(([, entry]) => isDue(entry)).map(([id]) => id).sort(),
         /** What was predicted in a lab, by name: {given, at, measured, first}. */
         predictions: (lab) => {
             const own = Object.entries(read().predictions).filter(([id]) => id.startsWith(`${lab}/`));

@@ -196,6 +196,19 @@ def quiz(
 
 
 @app.command()
+def exercise(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[EXERCISE]", help="02-bu-07; default: list them")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="begin anew; yours is kept")] = False,
+) -> None:
+    """Answer an exercise with code: begin its file, then grade it."""
+    from course.learning import asking
+
+    raise typer.Exit(asking.run_exercise(terminal.make_console(), course_root(), name, again))
+
+
+@app.command()
 def read(phase: Annotated[str, typer.Argument(metavar="PHASE", help="03")]) -> None:
     """Ask where vLLM decides it: a phase's reading lab, answered with path:line."""
     from course.learning import asking

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from course import terminal
 from course.files import write_atomically
-from course.learning import learner, quiz, starters
+from course.learning import exercises, learner, quiz, starters
 from course.learning.labs import CourseError, Lab
 from course.site import book, book_site, local, play
 from course.site import play_check as play_check_module
@@ -190,6 +190,14 @@ def docs_check(
     findings = [finding for page in found for finding in pages.check_links(root, page)]
     asked = quiz.files(root, paths)
     findings += [finding for path in asked for finding in quiz.load(path)[1]]
+    for path in exercises.files(root, paths):
+        coded, wrong = exercises.load(path)
+        findings += wrong
+        findings += [
+            Finding(path, 1, f"exercise {exercise.id}: {problem}")
+            for exercise in coded
+            for problem in exercises.problems(exercise)
+        ]
     count = 0
     if run_code:
         with ThreadPoolExecutor(max_workers=workers) as pool:

@@ -73,13 +73,20 @@
         });
 
         host.append(ask, form, verdict);
+        host.id = name;
         host.hidden = false;
         const kept = store?.answer(question.id);
         if (!kept) return;
+        if (store.dueAgain(question.id)) {
+            const days = Math.round((Date.now() - Date.parse(kept.at)) / 86_400_000);
+            show("again", make("p", { textContent: `Again: you answered this ${days < 2 ? "a day" : `${days} days`} ago, ${
+                kept.right ? "rightly" : "and not rightly"}.` }));
+            return;
+        }
         given.set(kept.given);
         if (kept.right) right();
         else wrong();
     };
 
-    for (const host of document.querySelectorAll(".answer-box")) draw(host);
+    for (const host of document.querySelectorAll(".answer-box:not([data-code])")) draw(host);
 })();

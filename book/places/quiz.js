@@ -203,5 +203,5 @@ globalThis.CourseQuiz = (() => {
         return question.number === null ? strip(given) !== "" : typed(given) !== null;
     };
 
-    return { check, digits, fold, misconception, plain, readable, readAs, strip, typed, value };
+    return { check, digits, fold, misconception, plain, readable, readAs, strip, typed, value, valueOf };
 })();

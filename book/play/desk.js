@@ -151,7 +151,7 @@ const CourseDesk = (() => {
     /** The python blocks of a page that run, as `course docs check` finds them: with the output that follows. */
     function runnable(page = document) {
         const fences = [...page.querySelectorAll("main pre > code[class*='language-'], main pre > code")]
-            .filter((code) => !code.closest(".upstream, .desk, .desk-block"));
+            .filter((code) => !code.closest(".upstream, .desk, .desk-block, .answer-box"));
         const language = (code) => /(?:^|\s)language-([\w+-]+)/.exec(code?.className ?? "")?.[1] ?? "";
         return fences.flatMap((code, place) => (language(code) !== "python" ? [] : [{
             code, expected: language(fences[place + 1]) === "text" ? fences[place + 1] : null,
@@ -166,10 +166,12 @@ const CourseDesk = (() => {
                 `The blocks of this page run on your machine only: ${own.dataset.apart}.`));
             blocks.length = 0;
         }
-        const wanted = (host !== null && (canRun() || isServed())) || blocks.length > 0;
+        const exercises = canRun() ? [...document.querySelectorAll("main .answer-box[data-code]")] : [];
+        const wanted = (host !== null && (canRun() || isServed())) || blocks.length > 0 || exercises.length > 0;
         if (!wanted) return;
         for (const part of own.dataset.parts.split(" ")) await load(part);
         if (host && (canRun() || isServed())) CourseDesk.lab(host);
+        for (const each of exercises) CourseDesk.exercise(each);
         if (blocks.length) CourseDesk.blocks(blocks, window.COURSE_PLAY?.pages?.[own.dataset.page] ?? {});
     }
     if (document.readyState === "complete") start();

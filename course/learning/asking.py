@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from course import terminal
-from course.learning import predictions, quiz, show
+from course.learning import exercises, predictions, quiz, show
 from course.learning.labs import CourseError, Lab, find_labs
 from course.learning.progress import FOLDER, NEW, Progress
 
@@ -128,9 +128,71 @@ def run_quiz(console: Console, root: Path, phase: str | None, count: int, every:
         )
         return 0
     right, asked = _ask(console, chosen, boxes)
+    _due_code(console, boxes)
     left = len(boxes.due(questions))
     terminal.say(console, f"\n{right} of {asked} right. {left} left for today: course quiz", "bold")
     return 0 if right == asked else 1
+
+
+def run_exercise(console: Console, root: Path, name: str | None, again: bool) -> int:
+    """Begin an exercise that is answered with code, or grade it; 1 when it was not right.
+
+    Raises:
+        CourseError: there is no such exercise, or its file cannot be read or written.
+    """
+    known = exercises.every(root)
+    folder = root / FOLDER
+    boxes = quiz.Boxes(folder)
+    if name is None:
+        for each in known.values():
+            state = "begun" if exercises.answer_file(folder, each).is_file() else ""
+            if each.id in boxes.cards:
+                box, due = boxes.cards[each.id]
+                state = f"right, again on {due}" if box else "not yet right"
+            terminal.say(console, f"{each.id}  {each.source.partition(', ')[2]:4} {state}")
+        terminal.say(console, "Begin one, or grade it: course exercise 02-bu-07", "cyan")
+        return 0
+    if name not in known:
+        phases = ", ".join(sorted({each[:2] for each in known}))
+        raise CourseError(
+            f"There is no exercise {name!r}. They are named as 02-bu-07, phases {phases}."
+        )
+    chosen = known[name]
+    path = exercises.answer_file(folder, chosen)
+    try:
+        if again and path.is_file():
+            path.replace(path.with_suffix(".py.before"))
+        if exercises.begin(folder, chosen):
+            terminal.say(console, chosen.ask)
+            terminal.say(console, f"Write it in {terminal.relative(path, root)}, then:")
+            terminal.say(console, f"course exercise {name}", "cyan")
+            return 0
+        code = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CourseError(f"{path}: {error}") from None
+    told = exercises.grade(root, chosen, code)
+    if told["printed"]:
+        terminal.say(console, told["printed"].rstrip(), "dim")
+    if told["right"]:
+        terminal.say(console, "Right: the test passes.", "green")
+    else:
+        terminal.say(console, f"Not yet. {told['said']}", "red")
+    try:
+        boxes.put(name, told["right"])
+    except OSError as error:
+        terminal.say(console, f"The result cannot be kept ({error}).", "red")
+    return 0 if told["right"] else 1
+
+
+def _due_code(console: Console, boxes: quiz.Boxes) -> None:
+    """Name the exercises with code that come back today."""
+    due = [
+        name
+        for name, (box, day) in boxes.cards.items()
+        if "-bu-" in name and box and day <= boxes.today
+    ]
+    if due:
+        terminal.say(console, f"With code, again: course exercise {due[0]} --again", "cyan")
 
 
 def _ask(

@@ -24,7 +24,7 @@ from course.challenges import judge, ledger
 from course.files import write_atomically
 from course.incidents import judge as days
 from course.incidents import ledger as incidents
-from course.learning import hunts, predictions, quiz, starters
+from course.learning import exercises, hunts, predictions, quiz, starters
 from course.learning.labs import CourseError, Lab
 from course.learning.predictions import Answer
 from course.learning.progress import FOLDER, PASSED, STARTED, Progress
@@ -379,17 +379,25 @@ def _first(entry: Mapping[str, Any]) -> Answer:
 def take_answers(root: Path, answers: Mapping[str, Answered]) -> tuple[int, list[str]]:
     """Put answers into the quiz's boxes, checked here; how many, and which are to no question.
 
-    A question that the quiz has asked already stays where it is: a file may be taken twice.
+    A question that the quiz has asked already stays where it is: a file may be taken twice. Code
+    goes into the file of its exercise, where there is none yet, for the command to grade.
     """
     questions = {q.id: q for path in quiz.files(root) for q in quiz.load(path)[0]}
+    coded = exercises.every(root)
     folder, count = root / FOLDER, 0
     asked = quiz.Boxes(folder).cards
     for name, answer in answers.items():
+        if name in coded:
+            path = exercises.answer_file(folder, coded[name])
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, answer.given)
+                count += 1
         if name in questions and name not in asked:
             day = answer.at.astimezone().date()
             quiz.Boxes(folder, day).put(name, questions[name].check(answer.given))
             count += 1
-    return count, sorted(answers.keys() - questions.keys())
+    return count, sorted(answers.keys() - questions.keys() - coded.keys())
 
 
 def _backup(root: Path, lab: str, data: bytes) -> Path:

@@ -126,7 +126,7 @@ class Question:
 
     def _slip(self, given: str) -> str:
         """What a wrong number says about its unit."""
-        value = self._value_of(given)
+        value = self.value_of(given)
         typed = _typed(given)
         if value is None:
             theirs = typed[3].strip() if typed else ""
@@ -158,12 +158,12 @@ class Question:
         return f"{_shown(_value(match[1]))}{below} {match[3].strip()}".rstrip()
 
     def _is_number(self, given: str) -> bool:
-        value = self._value_of(given)
+        value = self.value_of(given)
         if value is None or self.number is None:
             return False
         return abs(value - self.number) <= self.tolerance * abs(self.number)
 
-    def _value_of(self, given: str) -> float | None:
+    def value_of(self, given: str) -> float | None:
         """A number in the question's unit; None where it is none, or of another kind."""
         match = _typed(given)
         below = float(match[2] or 1) if match else 0
@@ -390,7 +390,7 @@ def _problems(item: Any, path: Path, taken: set[str]) -> Iterator[str]:
             yield "the id is used twice"
     if isinstance(item.get("source"), str):
         for source in item["source"].split(";"):
-            if problem := _source_problem(path.parent, source.strip()):
+            if problem := source_problem(path.parent, source.strip()):
                 yield problem
 
 
@@ -424,7 +424,7 @@ def _list_problems(key: str, value: Any) -> Iterator[str]:
         yield "two of its choices are the same text"
 
 
-def _source_problem(phase: Path, source: str) -> str:
+def source_problem(phase: Path, source: str) -> str:
     """Why "PAGE, PLACE" is not on the page; the place is a number, a heading, words, or several."""
     name, _, place = source.partition(",")
     page = phase / name.strip()

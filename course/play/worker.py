@@ -284,8 +284,18 @@ def _traceback(failure: BaseException, name: str) -> str:
 # ------------------------------------------------------------------ functions of the course
 
 
-def python(emit: Emit, module: str, function: str, arguments: dict[str, Any] | None = None) -> Any:
-    """Call a public function of a module of the course with JSON arguments; its JSON result."""
+def python(
+    emit: Emit,
+    module: str,
+    function: str,
+    arguments: dict[str, Any] | None = None,
+    timeLimit: float | None = None,
+) -> Any:
+    """Call a public function of a module of the course with JSON arguments; its JSON result.
+
+    Args:
+        timeLimit: seconds; whoever started the worker keeps the clock.
+    """
     package = module.partition(".")[0]
     if package not in ("course", "mini_vllm", "labkit", "conformance") or function[:1] == "_":
         raise ValueError(f"{module}.{function}: need a public function of the course")

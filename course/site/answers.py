@@ -1,19 +1,22 @@
-"""Questions of a phase's quiz, put under the exercise or interview question they belong to.
+"""Questions of a phase's quiz, and its exercises with code, put under what they belong to.
 
 Promises: a box stands before the first fold of its question, so that nobody reads the answer on the
 way to it; where the answers of a part stand open, as in a table, there is no box; what the box
-holds is `quiz.document`, which a script draws, and without one the page is as it was.
+holds is `quiz.document`, which a script draws, and without one the page is as it was. Code is asked
+for in words that stand without a script too, with the command that grades it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import html
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from course.learning import quiz
+from course.learning import exercises, quiz
+from course.learning.exercises import Exercise
 from course.learning.quiz import Question
 
 PAGES = ("EXERCISES.md", "INTERVIEW.md", "READING.md")
@@ -51,10 +54,23 @@ def questions(phase: Path) -> tuple[Question, ...]:
     return tuple(quiz.load(path)[0]) if path.is_file() else ()
 
 
-def spots(page: Path, rows: list[str]) -> dict[int, list[Question]]:
-    """By row of the page: the questions whose boxes stand before it."""
-    boxes: dict[int, list[Question]] = {}
-    for question in questions(page.parent) if page.name in PAGES else ():
+@cache
+def coded(phase: Path) -> tuple[Exercise, ...]:
+    """The sound exercises of a phase that are answered with code."""
+    path = phase / exercises.FILE
+    return tuple(exercises.load(path)[0]) if path.is_file() else ()
+
+
+def with_code(page: Path) -> bool:
+    """Whether a page has an exercise that is answered with code."""
+    return any(next(places(each, page.name), "") for each in coded(page.parent))
+
+
+def spots(page: Path, rows: list[str]) -> dict[int, list[Question | Exercise]]:
+    """By row of the page: the questions and exercises whose boxes stand before it."""
+    boxes: dict[int, list[Question | Exercise]] = {}
+    asked = (*questions(page.parent), *coded(page.parent)) if page.name in PAGES else ()
+    for question in asked:
         for place in places(question, page.name):
             row = spot(rows, place)
             if row is not None:
@@ -63,13 +79,13 @@ def spots(page: Path, rows: list[str]) -> dict[int, list[Question]]:
     return boxes
 
 
-def on_page(page: Path) -> list[Question]:
-    """The questions that can be answered on a page, in its order."""
+def on_page(page: Path) -> list[Question | Exercise]:
+    """The questions and exercises that can be answered on a page, in its order."""
     boxes = spots(page, page.read_text(encoding="utf-8").split("\n"))
     return [question for row in sorted(boxes) for question in boxes[row]]
 
 
-def places(question: Question, name: str) -> Iterator[str]:
+def places(question: Question | Exercise, name: str) -> Iterator[str]:
     """Where on the page `name` a question comes from: what follows the comma of its sources."""
     for source in question.source.split(";"):
         page, _, place = source.partition(",")
@@ -125,7 +141,18 @@ def _version(name: str) -> str:
     return hashlib.sha256((FOLDER / f"{name}.js").read_bytes()).hexdigest()[:8]
 
 
-def _box(question: Question) -> str:
+def _box(question: Question | Exercise) -> str:
+    if isinstance(question, Exercise):
+        data = exercises.document(question).replace("</", "<\\/")
+        words = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(question.ask, quote=False))
+        return (
+            f'<div class="answer-box" id="answer-{question.id}" data-question="{question.id}" '
+            f"data-code>"
+            f'<p class="answer-ask" id="answer-{question.id}-ask">{words}</p>'
+            f'<p class="answer-command">At a terminal: '
+            f"<code>course exercise {question.id}</code></p>"
+            f'<script type="application/json">{data}</script></div>'
+        )
     data = quiz.document([question])[1:-1].replace("</", "<\\/")
     return (
         f'<div class="answer-box" data-question="{question.id}" hidden>'

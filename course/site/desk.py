@@ -36,6 +36,8 @@ SCRIPTS = (
 )
 ASKING = ("desk-judge.js", "desk-predict.js")
 """Besides, where a lab asks for predictions; they stand on the scripts of the exercises' boxes."""
+CODE = "desk-exercise.js"
+"""Besides, where a page has exercises that are answered with code."""
 REAL, HUNT = "desk-real.js", "desk-hunt.js"
 """Loaded when a lab's "Ask vLLM", or its hunt, is opened; the lab's document names them."""
 APART = {
@@ -52,7 +54,8 @@ END = '<nav class="neighbours"'
 def furnish(root: Path, page: Path, text: str) -> str:
     """`text`, as the book shows `page`, with its desk and the script where they have a use."""
     lab = _lab_of(root, page)
-    if lab is None and not pages.runnable(page):
+    code = answers.with_code(page)
+    if lab is None and not code and not pages.runnable(page):
         return text
     up = "../" * (len(page.relative_to(root).parts) - 1)
     if lab is not None:
@@ -64,7 +67,7 @@ def furnish(root: Path, page: Path, text: str) -> str:
         before, end, after = text.partition(END)
         text = f"{before.rstrip()}\n\n{host}{end}{after}"
     asks = lab is not None and bool(lab.manifest.predictions)
-    names = [*SCRIPTS, *(ASKING if asks else ())]
+    names = [*SCRIPTS, *(ASKING if asks else ()), *([CODE] if code else ())]
     first, *others = [f"{up}{FOLDER}/{name}?v={_version(root, name)}" for name in names]
     others[:0] = [answers.address(name, up) for name in ("quiz", "asks")] if asks else []
     name = page.relative_to(root).as_posix()
@@ -80,7 +83,7 @@ def write(root: Path, site: Path, listed: list[Path]) -> None:
     """Put the scripts, and the documents of the labs in the book, into a site."""
     folder = site / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*SCRIPTS, *ASKING, REAL, HUNT):
+    for name in (*SCRIPTS, *ASKING, CODE, REAL, HUNT):
         if data := _sent(root, name):
             (folder / name).write_bytes(data)
     for page in listed:
