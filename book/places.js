@@ -160,9 +160,8 @@ const CoursePlaces = (() => {
         if (here !== "index.html" && !document.querySelector(".place-map")) return;
         const due = dueNow().filter((item) => here === "index.html" || item.phase === phase);
         if (!due.length) return;
-        const links = due.flatMap(({ page, name, count, first, phase: of }) => {
-            const label = here === "index.html" ? `${of.slice(6, 8)} ${name}` : name;
-            const link = make("a", { textContent: `${label} (${count})` });
+        const links = due.flatMap(({ page, name, count, first }) => {
+            const link = make("a", { textContent: `${name} (${count})` });
             link.href = new URL(`${page}#answer-${first}`, root).href;
             return [link, ", "];
         });

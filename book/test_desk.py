@@ -17,7 +17,8 @@ from book.test_site import barriers
 from course.learning import grading, manifest, show
 from course.learning.labs import find_labs, pick
 from course.learning.progress import PASSED, Progress
-from course.site import book
+from course.play.judging import judge
+from course.site import answers, book
 from course.truth import pages
 
 pytestmark = pytest.mark.browser
@@ -619,3 +620,84 @@ def test_at_home_an_endless_loop_is_stopped(at_home, checkout):
     verdict(at_home)
     said = desk.locator(".desk-first").inner_text()
     assert "Stopped at import: the file itself was being read." in said
+
+
+# ------------------------------------------------------------------ exercises with code
+
+EXERCISES = "phase-02-paged-attention/EXERCISES.html"
+
+
+def answering(page):
+    """The box of exercise 7, its editor open, with an answer in it."""
+    box = page.locator("#answer-02-bu-07")
+    box.get_by_role("button", name="Answer here").click()
+    box.locator(".cm-content, textarea").click()
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.insert_text("def fork_block(pool, block):\n    return block\n")
+    return box
+
+
+def test_an_exercise_is_answered_in_its_box_and_comes_back_after_days(played):
+    page = played(EXERCISES)
+    page.evaluate(
+        "play.result = {right: false, said: 'line 2: A write would.', line: 2, printed: 'mine'}"
+    )
+    box = answering(page)
+    box.get_by_role("button", name="Check").click()
+    box.get_by_text("Not yet.").wait_for()
+    assert "line 2: A write would." in box.inner_text() and "mine" in box.inner_text()
+    box.get_by_role("button", name="Go to line 2").click()
+    box.get_by_role("button", name="Show an answer").click()
+    assert "get_new_blocks" in box.inner_text()
+    (kind, payload), *_ = page.evaluate("play.calls")
+    assert (kind, payload["function"], payload["timeLimit"]) == ("python", "judge", 30)
+    assert payload["arguments"]["code"] == "def fork_block(pool, block):\n    return block\n"
+    assert "fork_block" in payload["arguments"]["test"]
+    page.evaluate("play.result = {right: true, said: '', line: null, printed: ''}")
+    box.locator(".cm-content, textarea").press("Control+Enter")
+    box.locator("strong", has_text="Right.").wait_for()
+    kept = page.evaluate("CourseStore.answer('02-bu-07')")
+    assert kept["right"] and kept["box"] == 1
+    assert page.evaluate("CourseStore.allDue()") == []
+    page.evaluate(
+        """() => {
+            const kept = JSON.parse(localStorage.course);
+            kept.answers["02-bu-07"].at = new Date(Date.now() - 2 * 86400000).toISOString();
+            localStorage.course = JSON.stringify(kept);
+        }"""
+    )
+    page.reload()
+    assert page.evaluate("CourseStore.allDue()") == ["02-bu-07"]
+    box.get_by_role("button", name="Answer it again").click()
+    box.locator(".cm-content, textarea").wait_for()
+    assert "raise NotImplementedError" in box.inner_text()
+    page.goto(page.url.replace("EXERCISES.html", "index.html"))
+    assert "Exercises (1)" in page.locator(".place-review").inner_text()
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize(("width", "theme"), [(390, "navy"), (1280, "light")])
+def test_an_exercise_with_code_has_no_serious_barrier_and_fits_its_screen(played, width, theme):
+    page = played(EXERCISES, width=width, theme=theme)
+    page.evaluate("play.result = {right: false, said: 'No.', line: 2, printed: 'mine'}")
+    box = answering(page)
+    box.get_by_role("button", name="Check").click()
+    box.get_by_text("Not yet.").wait_for()
+    assert barriers(page, "#answer-02-bu-07") == []
+    assert page.evaluate(TOO_WIDE) <= 0
+
+
+def test_every_exercise_with_code_is_graded_in_the_page_as_at_the_terminal(real):
+    """The answer passes and the first slip is told in the same words."""
+    page = real(EXERCISES)
+    coded = [each for phase in sorted(ROOT.glob("phase-*")) for each in answers.coded(phase)]
+    for exercise in coded:
+        slip = exercise.slips[0]
+        for code in (exercise.code, exercise.code.replace(slip.replace, slip.instead)):
+            told = page.evaluate(
+                "([code, test]) => CoursePlay.session().call('python', {module: "
+                "'course.play.judging', function: 'judge', arguments: {code, test}})",
+                [code, exercise.test],
+            )
+            here = judge(code, exercise.test)
+            assert (told["right"], told["said"]) == (here["right"], here["said"]), exercise.id

@@ -44,9 +44,8 @@ CourseDesk.exercise = (host) => {
     }, { hidden: true });
     const said = el("span", { class: "desk-said" });
     const out = el("div", { class: "answer-verdict", role: "status" });
-    host.querySelector(".answer-command").before(
-        given, room, el("div", { class: "desk-bar" }, open, check, stop, anew, said), loading.box, out,
-    );
+    host.querySelector(".answer-command").before(el("div", { class: "desk-block" },
+        given, room, el("div", { class: "desk-bar" }, open, check, stop, anew, said), loading.box, out));
 
     let editor = null;
     async function edit() {
