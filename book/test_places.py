@@ -71,7 +71,7 @@ def test_without_javascript_a_landing_page_leads_everywhere_and_shows_no_progres
     assert not page.locator(".place-now").is_visible()
     page = open_page(EXERCISES, javascript=False)
     assert page.locator(".answer-box").count() > 5
-    assert not any(box.is_visible() for box in page.locator(".answer-box:not([data-code])").all())
+    assert not any(box.is_visible() for box in page.locator(LINES).all())
 
 
 def test_a_landing_page_prints_its_map_and_not_its_buttons(open_with):
@@ -245,7 +245,8 @@ def test_what_cannot_be_read_as_a_number_is_said_to_be_so(open_page):
     assert "That cannot be read. Wanted: a number in slots" in own.inner_text()
 
 
-ANSWER_ALL = """() => [...document.querySelectorAll(".answer-box:not([data-code])")].filter((box) => {
+LINES = ".answer-box:not([data-code])"
+ANSWER_ALL = """(lines) => [...document.querySelectorAll(lines)].filter((box) => {
     const question = JSON.parse(box.querySelector("script").textContent);
     const { choices, choice, number, unit, accept, where } = question;
     if (choices.length) box.querySelectorAll("[type=radio]")[choices.indexOf(choice)].click();
@@ -262,7 +263,7 @@ def test_every_box_of_the_course_takes_its_own_answer(open_page, site, url, name
     wrong = []
     for path in sorted(site.glob(f"phase-*/{name}.html")):
         page.goto(url + path.relative_to(site).as_posix())
-        wrong += page.evaluate(ANSWER_ALL)
+        wrong += page.evaluate(ANSWER_ALL, LINES)
     assert wrong == [] and page.complaints == []
 
 
