@@ -35,6 +35,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const session = {
         state: "ready",
         stop: () => reject(new Error("stopped")),
+        ready: () => (play.begun = true),
         async call(kind, payload, hear) {
             play.calls.push([kind, payload]);
             const told = kind === "block" ? play.blocks(payload) : play.events;
@@ -134,6 +135,14 @@ def test_a_lab_that_cannot_run_in_a_page_says_why_and_gives_the_command(played):
         "This lab does not run in a page: it starts processes. On your machine: course check 02-01"
     )
     assert page.get_by_role("button", name="Open the lab").count() == 0
+
+
+def test_the_first_change_begins_to_load_what_runs_it(played):
+    page = played()
+    desk = enter(page)
+    assert not page.evaluate("play.begun")
+    desk.locator(".cm-content, textarea").first.press("#")
+    assert page.evaluate("play.begun") and page.evaluate("play.calls") == []
 
 
 def test_what_is_written_is_there_after_a_reload(played):

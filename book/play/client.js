@@ -27,6 +27,13 @@
             });
         }
 
+        // Begin to load behind a reader who writes, so that the first run need not wait for it.
+        ready() {
+            if (this.state === "idle" && !navigator.connection?.saveData) {
+                this.call("ready", {}).catch(() => {}); // the first run tells what is wrong
+            }
+        }
+
         // End the worker at once, with whatever it runs and whatever waits.
         stop(why = "stopped") {
             this.#end();
@@ -86,7 +93,7 @@
 
         #begin(call) {
             this.#set("busy");
-            this.#kept ||= call.kind !== "grade";
+            this.#kept ||= call.kind !== "grade" && call.kind !== "ready";
             if (call.kind !== "grade") {
                 this.#watch(call);
             }

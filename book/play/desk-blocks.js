@@ -79,6 +79,7 @@ CourseDesk.blocks = (found, excepted) => {
         block.pre.before(room);
         const doc = (keptOf(block) ?? block.given).replace(/\n$/, "");
         const changed = () => {
+            session.ready();
             touched(block);
             keep(block, textOf(block) === block.given ? null : textOf(block));
         };

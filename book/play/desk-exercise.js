@@ -52,7 +52,11 @@ CourseDesk.exercise = (host) => {
         open.disabled = true;
         const kept = draft.get() ?? againNow() ?? store?.answer(exercise.id)?.given ?? exercise.start;
         editor = await CourseDesk.editor(room, {
-            doc: kept, label: `Your answer to exercise ${exercise.id}`, onChange: () => draft.set(editor.get()),
+            doc: kept, label: `Your answer to exercise ${exercise.id}`,
+            onChange: () => {
+                draft.set(editor.get());
+                session.ready();
+            },
         });
         CourseDesk.runsByKey(room, () => run());
         given.hidden = open.hidden = true;

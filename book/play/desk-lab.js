@@ -179,6 +179,7 @@ CourseDesk.lab = (host) => {
         // -------------------------------------------------------- keeping
 
         function changed() {
+            session?.ready();
             clearTimeout(timer);
             timer = setTimeout(save, 400);
         }

@@ -36,6 +36,14 @@ def block(told, code, index=0, page="guide"):
     return told("block", page=page, index=index, code=code)["result"]
 
 
+def test_getting_ready_imports_what_a_grading_needs_and_writes_no_bytecode_after(told, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "course.learning.runner", raising=False)
+    assert told("ready") == {"result": None}
+    assert {"pytest", "mini_vllm", "course.learning.runner"} <= sys.modules.keys()
+    assert sys.dont_write_bytecode and told.events == []
+
+
 def test_a_block_is_answered_with_what_it_printed(told):
     assert block(told, "print('a', 1)\nprint('b')") == {"text": "a 1\nb\n", "error": None}
 
@@ -113,7 +121,7 @@ def test_a_private_function_is_refused(told):
 
 
 def test_an_unknown_kind_is_named(told):
-    assert told("dance")["error"] == "ValueError: kind='dance': need one of grade, block, python"
+    assert told("dance")["error"] == "ValueError: kind='dance': need one of ready, grade, block, python"
 
 
 @pytest.mark.slow

@@ -64,14 +64,16 @@ def call(kind: str, payload: str, emit: Emit) -> str:
     """Do what a message asks for.
 
     Args:
-        kind: "grade", "block" or "python".
+        kind: "ready", "grade", "block" or "python".
         payload: its arguments, as JSON.
         emit: hears events while it runs.
 
     Returns:
         JSON of `{"result": ...}` or `{"error": text}`.
     """
-    kinds: dict[str, Callable[..., Any]] = {"grade": grade, "block": block, "python": python}
+    kinds: dict[str, Callable[..., Any]] = {
+        "ready": ready, "grade": grade, "block": block, "python": python
+    }  # fmt: skip
     try:
         if kind not in kinds:
             raise ValueError(f"kind={kind!r}: need one of {', '.join(kinds)}")
@@ -81,6 +83,20 @@ def call(kind: str, payload: str, emit: Emit) -> str:
 
 
 # ------------------------------------------------------------------ grading
+
+
+def ready(emit: Emit) -> None:
+    """Import what a grading imports, before it is asked for; the engine's bytecode is kept.
+
+    A page writes no bytecode otherwise: a learner's file may change twice in a second.
+    """
+    importlib.import_module("pytest")
+    importlib.import_module("course.learning.runner")
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        importlib.import_module("mini_vllm")
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def grade(
