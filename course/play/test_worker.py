@@ -121,7 +121,8 @@ def test_a_private_function_is_refused(told):
 
 
 def test_an_unknown_kind_is_named(told):
-    assert told("dance")["error"] == "ValueError: kind='dance': need one of ready, grade, block, python"
+    error = told("dance")["error"]
+    assert error == "ValueError: kind='dance': need one of ready, grade, block, python"
 
 
 @pytest.mark.slow
