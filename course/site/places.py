@@ -184,7 +184,7 @@ def _lab_step(phase: Path, lab: Lab) -> str:
 
 
 def _checked(count: int) -> str:
-    return f"; {count} of them can be checked on the page" if count else ""
+    return f"; {count} answers can be checked on the page" if count else ""
 
 
 def _is_further(phase: Path, page: Path) -> bool:

@@ -99,7 +99,7 @@ def test_the_parts_named_are_those_that_the_labs_supply():
 def test_what_can_be_checked_on_a_page_is_counted_by_its_boxes():
     phase = REPOSITORY / "phase-02-paged-attention"
     count = len(answers.on_page(phase / "EXERCISES.md"))
-    assert count and f"questions to answer in writing; {count} of them can be checked" in landing(
+    assert count and f"questions to answer in writing; {count} answers can be checked" in landing(
         phase
     )
     assert "done; " not in landing(phase), "the guide has no boxes"
