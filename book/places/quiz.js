@@ -82,6 +82,13 @@ globalThis.CourseQuiz = (() => {
         return NUMBER.exec(joined.replace(POWER, "e$1"));
     };
 
+    /** A number without a unit, however it was typed; NaN where it is none. */
+    const numberOf = (given) => {
+        const match = typed(given);
+        const below = match && !strip(match[3]) ? (match[2] ? value(match[2]) : 1) : 0;
+        return below ? value(match[1]) / below : NaN;
+    };
+
     /** How a number was read, in our own form; "" for other answers. */
     const readAs = (question, given) => {
         const match = typed(given);
@@ -203,5 +210,5 @@ globalThis.CourseQuiz = (() => {
         return question.number === null ? strip(given) !== "" : typed(given) !== null;
     };
 
-    return { check, digits, fold, misconception, plain, readable, readAs, strip, typed, value, valueOf };
+    return { check, digits, fold, misconception, numberOf, plain, readable, readAs, strip, typed, value, valueOf };
 })();

@@ -26,7 +26,8 @@ const CoursePrediction = (() => {
             return found;
         }
         const number = CourseQuiz.digits(text.replaceAll("_", "")).replace(EDGES, "");
-        const value = NUMBER.test(number) ? Number(number) : NaN;
+        const said = CourseQuiz.numberOf(text);
+        const value = Number.isNaN(said) && NUMBER.test(number) ? Number(number) : said;
         if (typeof given === "boolean" || !Number.isFinite(value)) throw new Error(wanted(asked));
         return value === 0 ? 0 : value; // never -0
     }

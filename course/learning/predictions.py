@@ -8,6 +8,7 @@ besides the answer stays.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from typing import Any
 import yaml
 
 from course.files import write_atomically
+from course.learning import quiz
 from labkit.yaml_files import read_yaml
 
 FILE = "predictions.yaml"
@@ -53,10 +55,10 @@ class Prediction:
             if found is None:
                 raise ValueError(f"answer is {text!r}: give one of {', '.join(self.choices)}")
             return found
-        try:
-            value = float(text.replace("_", ""))
-        except ValueError:
-            value = math.nan
+        value = quiz.number_of(text)
+        if math.isnan(value):
+            with contextlib.suppress(ValueError):
+                value = float(text.replace("_", ""))  # 5. and 1e400, as a file may hold them
         if isinstance(given, bool) or not math.isfinite(value):
             raise ValueError(f"answer is {text!r}: give a number")
         return int(value) if value.is_integer() and abs(value) < 2**53 else value

@@ -205,6 +205,13 @@ def _typed(given: str) -> re.Match[str] | None:
     return _NUMBER.fullmatch(text)
 
 
+def number_of(text: str) -> float:
+    """A number without a unit, however it was typed; NaN where it is none."""
+    match = _typed(text)
+    below = float(match[2] or 1) if match and not match[3].strip() else 0
+    return _value(match[1]) / below if match and below else math.nan
+
+
 def _value(text: str) -> float:
     """A number as it was typed: 1,500 is a thousand and a half, 7,5 is seven and a half."""
     decimal = re.fullmatch(r"([-+]?\d*),(\d+)((?:e[-+]?\d+)?)", text, re.I)

@@ -148,6 +148,14 @@ def test_a_number_of_any_size_is_read_back_as_it_was_committed(tmp_path, answer)
 
 
 @pytest.mark.parametrize(
+    ("typed", "value"),
+    [("7,5", 7.5), ("1,500", 1500), ("1 500", 1500), ("1/2", 0.5), ("2 x 10^3", 2000), ("5.", 5)],
+)
+def test_a_number_is_read_in_the_forms_of_the_quiz(typed, value):
+    assert Prediction("?").read(typed) == value
+
+
+@pytest.mark.parametrize(
     ("predicted", "outcome"),
     [(95, "right"), (105, "right"), (94.9, "low"), (105.1, "high"), (100, "right")],
 )

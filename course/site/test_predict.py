@@ -68,6 +68,7 @@ def a_text(question: Prediction, draw: random.Random) -> str:
     texts += [f"{value:.0f}", f"{value:.1f}".replace(".", ","), f"{value:.0f}.", f"{value:+g}"]
     texts += [f"0x{draw.randrange(99):x}", f"{value:.0f}/2", f"{value}%", "١٢٫٥", "\u0664\u0662"]
     texts += ["", "_", "1__0", "1_", "e5", ".", "-", "1e", "1e5.0", "- 1", "1 000", "five", ".5"]
+    texts += ["7,5", "1,500", "1'500", "15/2", "1/0", "2 x 10^3", "7.5 GB", "50 %", "-0,25"]
     texts += ["nan", "inf", "-Infinity", "1e999", "-0", "0_._5", "True", "None", "½", "\U0001d7d7"]
     edges = ["", "", "", "", " ", "\t\n", "\x1c", "\xa0", "\x85", "\u3000", "\ufeff", "_\x1c", "_ "]
     return draw.choice(edges) + draw.choice(texts) + draw.choice(edges)
