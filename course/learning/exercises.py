@@ -80,7 +80,7 @@ def load(path: Path) -> tuple[list[Exercise], list[Finding]]:
         findings += [Finding(path, 1, f"exercise {name}: {problem}") for problem in wrong]
         if not wrong:
             slips = tuple(Slip(s["replace"], s["with"], s["says"]) for s in item["slips"])
-            found.append(Exercise(*(item[key] for key in TEXTS), slips))
+            found.append(Exercise(**{key: item[key] for key in TEXTS}, slips=slips))
     return found, findings
 
 

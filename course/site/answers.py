@@ -69,8 +69,8 @@ def with_code(page: Path) -> bool:
 def spots(page: Path, rows: list[str]) -> dict[int, list[Question | Exercise]]:
     """By row of the page: the questions and exercises whose boxes stand before it."""
     boxes: dict[int, list[Question | Exercise]] = {}
-    asked = (*questions(page.parent), *coded(page.parent)) if page.name in PAGES else ()
-    for question in asked:
+    asked: list[Question | Exercise] = [*questions(page.parent), *coded(page.parent)]
+    for question in asked if page.name in PAGES else ():
         for place in places(question, page.name):
             row = spot(rows, place)
             if row is not None:
