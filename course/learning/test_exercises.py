@@ -137,6 +137,7 @@ def test_a_wrong_answer_is_told_why_and_on_which_line(code, words, line):
     assert (told["right"], told["said"], told["line"]) == (False, words, line)
 
 
+@pytest.mark.slow
 def test_the_command_begins_a_file_then_grades_it_in_a_process_of_its_own(written, course):
     root = written().parents[1]
     begun = course("exercise", "90-bu-01")
