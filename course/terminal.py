@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 _COMMAND = re.compile(
-    r"\b(course (?:ask|bench|bisect|book|challenge|check|cite|demo|docs|doctor|drift|engine|export"
-    r"|figures|gpu|hint|hunt|import|incident|mine|museum|new|predict|quiz|read|release|replay|reset"
-    r"|run|selfcheck|serve|solution|starters|trace|upstream|watch|why|words)\b"
+    r"\b(course (?:ask|bench|bisect|book|challenge|check|cite|demo|docs|doctor|drift|engine"
+    r"|exercise|export|figures|gpu|hint|hunt|import|incident|mine|museum|new|predict|quiz|read"
+    r"|release|replay|reset|run|selfcheck|serve|solution|starters|trace|upstream|watch|why|words)\b"
     r"|(?<=: )course$)"
 )
 _EXTRAS = {
