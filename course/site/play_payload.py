@@ -24,9 +24,10 @@ ENGINE = ("mini_vllm/", "labkit/", "course/play/", "course/learning/")
 APART = (
     "mini_vllm/distributed/", "mini_vllm/ec_transfer/", "mini_vllm/entrypoints/",
     "mini_vllm/kv_transfer/", "mini_vllm/multimodal/", "mini_vllm/releases/",
-    "mini_vllm/simulate/",
+    "mini_vllm/simulate/", "course/learning/asking.py", "course/learning/exchange.py",
+    "course/learning/exercises.py", "course/learning/interview.py", "course/learning/learner.py",
 )  # fmt: skip
-"""Folders of the engine that few labs use: fetched when they are imported."""
+"""Parts of the engine that few labs use, and what only a terminal does: fetched on import."""
 FILES = (
     "conftest.py", "pyproject.toml", "course/__init__.py", "course/files.py",
     "conformance/__init__.py", "mini_vllm/entrypoints/__init__.py",
