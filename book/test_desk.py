@@ -137,11 +137,11 @@ def test_a_lab_that_cannot_run_in_a_page_says_why_and_gives_the_command(played):
     assert page.get_by_role("button", name="Open the lab").count() == 0
 
 
-def test_the_first_change_begins_to_load_what_runs_it(played):
+def test_opening_a_lab_begins_to_load_what_runs_it(played):
     page = played()
-    desk = enter(page)
+    page.get_by_role("button", name="Open the lab").wait_for()
     assert not page.evaluate("play.begun")
-    desk.locator(".cm-content, textarea").first.press("#")
+    enter(page)
     assert page.evaluate("play.begun") and page.evaluate("play.calls") == []
 
 

@@ -27,7 +27,7 @@
             });
         }
 
-        // Begin to load behind a reader who writes, so that the first run need not wait for it.
+        // Begin to load behind a reader who has opened a lab or writes, so that the first run need not wait for it.
         ready() {
             if (this.state === "idle" && !navigator.connection?.saveData) {
                 this.call("ready", {}).catch(() => {}); // the first run tells what is wrong

@@ -93,6 +93,7 @@ CourseDesk.lab = (host) => {
         more.addEventListener("toggle", () => more.open && listOlder());
         const here = CourseDesk.canRun() && !native ? CoursePlay.session() : null; // it loads nothing before it is called
         const session = served ? null : here; // this lab's own tests: the checkout runs them
+        host.addEventListener("focusin", () => session?.ready(), { once: true }); // whoever opens it will run it
         const loading = session ? CourseDesk.loading(session) : null;
         const predict = Object.keys(data.predictions).length ? CourseDesk.predict({ data, file }) : null;
         const results = CourseDesk.results({
