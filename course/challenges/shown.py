@@ -107,7 +107,11 @@ def check(console: Console, root: Path, challenge: Challenge, note: str, seed: s
     if not verdict.why:
         if before is not None:
             say(console, f"{made.outcome}: the best before was {before.score:,}.")
-        say(console, f"To share: course challenge {challenge.name} --share {challenge.name}.json")
+        if verdict.marks:
+            say(
+                console,
+                f"To share: course challenge {challenge.name} --share {challenge.name}.json",
+            )
     return not verdict.why
 
 

@@ -80,6 +80,8 @@ def dashboard(console: Console, root: Path, labs: list[Lab], progress: Progress)
         return
     say(console, f"{hours(total_left)} left. Next:", "bold")
     introduce(console, root, following)
+    others = "course hunt, course challenge, course incident, course quiz"
+    say(console, f"Beside the labs: {others}", "dim")
 
 
 def spine(console: Console, root: Path, labs: list[Lab], progress: Progress) -> None:

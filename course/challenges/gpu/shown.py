@@ -64,7 +64,8 @@ def listing(console: Console, root: Path) -> None:
         race = load(name)
         tries = ledger.read(root, race)
         best = ledger.best(race, tries)
-        told = f"vLLM's {VLLM:,} thousandths" + (f", yours {best.score:,}" if best else "")
+        yours = f", yours {best.score:,}" if best else ""
+        told = f"in thousandths of vLLM's speed: vLLM's {VLLM:,}{yours}"
         say(console, f"  {name:<10} {title}", "bold" if tries else "")
         say(console, f"  {'':<10} {told}", "green" if best else "dim")
 
