@@ -27,6 +27,9 @@ PERSON = {
 }
 
 
+DRAFT_MODEL = {"method": "draft_model", "model": "models/byte-draft", "num_speculative_tokens": 2}
+
+
 def asking(max_tokens: int = 32, **knobs: Any) -> SamplingParams:
     of_constraint = {key: knobs.pop(key) for key in compiler_kinds() & knobs.keys()}
     asked = StructuredOutputsParams(**of_constraint) if of_constraint else None
@@ -373,11 +376,27 @@ def test_a_bad_constraint_is_refused_where_it_is_made(given, words):
         (3, "need a dict"),
         ({"disable_any_whitespace": True}, "need backend xgrammar or guidance"),
         ({"backend": "xgrammar", "disable_additional_properties": True}, "need backend guidance"),
+        ({"reasoning_parser": "qwen3"}, "reasoning_parser='qwen3': need one of deepseek_r1, "),
+        ({"reasoning_parser": "deepseek_r1"}, "in which <think> is one token, not 7"),
+        ({"reasoning_parser": "seed_oss", "jump_ahead": True}, "need no reasoning_parser"),
+        ({"reasoning_parser": "seed_oss", "enable_in_reasoning": 1}, "enable_in_reasoning=1"),
     ],
 )
 def test_a_bad_configuration_is_refused_when_the_engine_is_made(config, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         LLM("toy", structured_outputs_config=config)
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        ({"compilation_config": {"cudagraph_mode": "FULL"}}, "with compilation_config={"),
+        ({"speculative_config": DRAFT_MODEL}, "method 'draft_model': need ngram or ngram_gpu"),
+    ],
+)
+def test_what_the_reasoning_gate_was_not_compared_with_is_refused_by_name(beside, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        engine(structured_outputs_config={"reasoning_parser": "deepseek_r1"}, **beside)
 
 
 def test_a_refused_constraint_leaves_the_engine_as_it_was():
