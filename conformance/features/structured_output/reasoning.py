@@ -4,7 +4,7 @@
 
 The scheduler (synchronous or asynchronous, with drafts or without, in a cache that may be small),
 the manager with its reasoning parser and the grammars are real. The loop around them takes the
-calls of `vllm/v1/engine/core.py:423` `EngineCore.step` and, with two batches in flight, of
+calls of `vllm/v1/engine/core.py:428` `EngineCore.step` and, with two batches in flight, of
 `vllm/v1/engine/core.py:469` `EngineCore.step_with_batch_queue`. A seed draws what the model says:
 any tokens while a row is free, and tokens that the mask allows where there is one.
 """
