@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from mini_vllm.tokenizer import Tokenizer
 
@@ -40,19 +40,11 @@ class ReasoningParser:
         """The parser of this name.
 
         Raises:
-            ValueError: unknown, or the tokenizer does not write each of the two as one token.
+            ValueError: unknown, or one of the two is not a token of the tokenizer.
         """
         check_parser(name)
-        ids = []
-        for text in PARSERS[name]:
-            found = tokenizer.encode(text)
-            if len(found) != 1:
-                raise ValueError(
-                    f"reasoning_parser={name!r}: need a tokenizer in which {text} is one token, "
-                    f"not {len(found)}"
-                )
-            ids += found
-        return cls(*ids)
+        first, last = (_token_id(name, text, tokenizer) for text in PARSERS[name])
+        return cls(first, last)
 
     def is_reasoning_end(self, token_ids: Sequence[int]) -> bool:
         """Whether the last of the two tokens in a prompt is the end. False where neither is."""
@@ -64,3 +56,18 @@ class ReasoningParser:
     def is_reasoning_end_streaming(self, delta_ids: Sequence[int]) -> bool:
         """Whether the end is among the tokens of a step."""
         return self.end_token_id in delta_ids
+
+
+def _token_id(name: str, text: str, tokenizer: Tokenizer) -> int:
+    """The id of a mark: from the vocabulary, since `encode` may put a BOS before it."""
+    backend: Any = getattr(tokenizer, "_backend", None)
+    if hasattr(backend, "get_vocab"):
+        known: int | None = backend.get_vocab().get(text)
+        found = [] if known is None else [known]
+    else:
+        found = tokenizer.encode(text)
+    if len(found) != 1:
+        raise ValueError(
+            f"reasoning_parser={name!r}: need a tokenizer in which {text} is one token"
+        )
+    return found[0]
