@@ -1,8 +1,8 @@
 """What an engine holds when it constrains outputs: the door, the pool, the masks, the gate.
 
 Promises: a request's row is masked by what its own tokens, drafts and tokens in flight included,
-leave possible (C3); a free request's row is not touched; one whose grammar cannot be made ends
-alone (C5).
+leave possible (C3); a free request's row is not touched, nor that of one whose model still reasons;
+one whose grammar cannot be made ends alone (C5).
 Mirrors `vllm/v1/structured_output/__init__.py:36` `StructuredOutputManager`.
 """
 
