@@ -218,7 +218,7 @@ def _refuse_beside_reasoning(arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         if name == "speculative_config":
             method = value.get("method") if isinstance(value, Mapping) else None
-            if method not in (None, "ngram", "ngram_gpu"):
+            if method not in ("ngram", "ngram_gpu"):
                 raise ValueError(
                     f"reasoning_parser with speculative_config method {method!r}: need ngram or "
                     "ngram_gpu"

@@ -404,6 +404,7 @@ def test_the_marks_of_reasoning_are_found_in_the_vocabulary_of_a_tokenizer_that_
     [
         ({"compilation_config": {"cudagraph_mode": "FULL"}}, "with compilation_config={"),
         ({"speculative_config": DRAFT_MODEL}, "method 'draft_model': need ngram or ngram_gpu"),
+        ({"speculative_config": {**DRAFT_MODEL, "method": None}}, "method None: need ngram"),
     ],
 )
 def test_what_the_reasoning_gate_was_not_compared_with_is_refused_by_name(beside, words):
