@@ -99,7 +99,7 @@ _CHAINS = (("queues", "scheduler", "async_scheduler"), ("kv.groups", "kv.coordin
 
 def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
     """The mutated engine, for `replay.replay`. Raises ValueError as `sources` does."""
-    find = _found_in(sources(mutant))
+    find = found_in(sources(mutant))
 
     def make_scheduler(config: Mapping[str, Any]) -> Any:
         return replay.mini_scheduler(
@@ -116,7 +116,7 @@ def build(mutant: Mutant) -> tuple[replay.Build, replay.MakeRequest]:
     return make_scheduler, make_request
 
 
-def _found_in(changed: dict[str, str]) -> Find:
+def found_in(changed: dict[str, str]) -> Find:
     """What finds a class in the changed modules, or in the engine's own."""
     for chain in _CHAINS:
         if changed.keys() & set(chain):

@@ -6,8 +6,9 @@
 `regex`, `ebnf` and `json_schema` turn a constraint into `expressions`; `network` makes states of
 them and `machine` follows a text through these; `vocabulary` lifts bytes to tokens, `masks` packs
 the tokens; `matcher` is one request's place; `compiler` works in the background; `gate` is what the
-scheduler asks, `request` waits and advances, `manager` is what the engine holds; `explain` shows
-the allowed bytes of a text, place by place. Mirrors `vllm/v1/structured_output/`.
+scheduler asks, `request` waits and advances, `reasoning` says where a model's thoughts end,
+`manager` is what the engine holds; `explain` shows the allowed bytes of a text, place by place.
+Mirrors `vllm/v1/structured_output/`.
 """
 
 from mini_vllm.structured_output.expressions import GrammarError

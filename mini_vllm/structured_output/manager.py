@@ -1,8 +1,8 @@
 """What an engine holds when it constrains outputs: the door, the pool, the masks, the gate.
 
 Promises: a request's row is masked by what its own tokens, drafts and tokens in flight included,
-leave possible (C3); a free request's row is not touched; one whose grammar cannot be made ends
-alone (C5).
+leave possible (C3); a free request's row is not touched, nor that of one whose model still reasons;
+one whose grammar cannot be made ends alone (C5).
 Mirrors `vllm/v1/structured_output/__init__.py:36` `StructuredOutputManager`.
 """
 
@@ -24,6 +24,7 @@ from mini_vllm.structured_output.compiler import Compilation, GrammarCompiler, G
 from mini_vllm.structured_output.gate import GrammarGate, structured_output_request_ids
 from mini_vllm.structured_output.masks import allocate_bitmask
 from mini_vllm.structured_output.params import StructuredOutputsConfig, StructuredOutputsParams
+from mini_vllm.structured_output.reasoning import ReasoningParser
 from mini_vllm.structured_output.request import Constraint, constrained, constraint_of
 from mini_vllm.structured_output.vocabulary import Vocabulary
 
@@ -62,6 +63,11 @@ class StructuredOutputManager(Feature):
             )
         )
         self.mask = self
+        self.reasoner: ReasoningParser | None = None
+        """What holds constraints back; None: nothing does."""
+        if self.config.reasoning_parser:
+            parser = ReasoningParser.of(self.config.reasoning_parser, loaded.tokenizer)
+            self.reasoner = None if self.config.enable_in_reasoning else parser
         self._live: dict[str, tuple[Request, Compilation]] = {}
 
     # ------------------------------------------------------------------ at the door
@@ -91,7 +97,7 @@ class StructuredOutputManager(Feature):
 
         def make(*arguments: Any, **named: Any) -> Request:
             request: Any = kind(*arguments, **named)
-            request.constraint = Constraint(key, grammar)
+            request.constraint = Constraint(key, grammar, self.reasoner)
             request.waits_for = "grammar"
             return request
 
@@ -119,12 +125,20 @@ class StructuredOutputManager(Feature):
         waiting = (r for r, _ in self._live.values() if r.waits_for is not None)
         return {r.request_id: e for r in waiting if (e := constraint_of(r).error)}
 
+    def before_execute(self, plan: SchedulerOutput) -> Mapping[str, str]:
+        """With a reasoning parser: where each request's step begins."""
+        if self.reasoner is not None:
+            for request in plan.scheduled_requests:
+                if (constraint := constraint_of(request)) is not None:
+                    constraint.begin_step(request, _step_start(plan, request.request_id))
+        return {}
+
     def __call__(self, request: Request, row: np.ndarray) -> np.ndarray:
         """The row [vocab_size] with what the grammar forbids at -inf."""
         constraint = constraint_of(request)
-        if constraint is None:
+        if constraint is None or constraint.grammar_start(request) is None:
             return row
-        if not constraint.follow(request):
+        if not constraint.catch_up(request):
             return np.full_like(row, -np.inf)
         forbidden = constraint.matcher.forbidden()
         if forbidden is None:
@@ -145,8 +159,12 @@ class StructuredOutputManager(Feature):
         constraint = constraint_of(request)
         if constraint is None:
             return list(drafts)
-        if not constraint.follow(request):
+        start = constraint.grammar_start(request, in_flight)
+        if start is None:
+            return list(drafts)
+        if not constraint.catch_up(request, start):
             return []
+        in_flight = in_flight[max(start - request.num_tokens, 0) :]
         matcher, before = constraint.matcher, constraint.matcher.num_accepted
         accepted = matcher.accept_tokens(request.request_id, in_flight)
         valid = matcher.validate_tokens(drafts) if accepted else []
@@ -173,9 +191,12 @@ class StructuredOutputManager(Feature):
         num_rows = sum(1 + len(plan.spec_token_ids.get(r, ())) for r in request_ids)
         bitmask, index = allocate_bitmask(num_rows, self.vocab_size), 0
         for request_id in request_ids:
-            constraint = constraint_of(requests[request_id])
-            constraint.follow(requests[request_id])
-            matcher, num_taken, alive = constraint.matcher, 0, True
+            request = requests[request_id]
+            constraint = constraint_of(request)
+            constraint.begin_step(request, _step_start(plan, request_id))
+            constraint.catch_up(request)
+            matcher, num_taken = constraint.matcher, 0
+            alive = constraint.grammar_start(request) is not None
             for token in (*plan.spec_token_ids.get(request_id, ()), None):
                 if alive:
                     matcher.fill_bitmask(bitmask, index)
@@ -186,6 +207,26 @@ class StructuredOutputManager(Feature):
         return request_ids, bitmask
 
 
+def _step_start(plan: SchedulerOutput, request_id: str) -> int:
+    """How many tokens stand before a request's first row that samples."""
+    known = plan.num_computed_tokens[request_id] + plan.num_scheduled_tokens[request_id]
+    return known - len(plan.spec_token_ids.get(request_id, ()))
+
+
+def _refuse_beside_reasoning(arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError: an argument beside which the reasoning gate was not compared."""
+    for name, value in arguments.items():
+        if name == "speculative_config":
+            method = value.get("method") if isinstance(value, Mapping) else None
+            if method not in ("ngram", "ngram_gpu"):
+                raise ValueError(
+                    f"reasoning_parser with speculative_config method {method!r}: need ngram or "
+                    "ngram_gpu"
+                )
+        elif name != "structured_outputs_config" and value not in (False, 1):
+            raise ValueError(f"reasoning_parser with {name}={value!r}: need {name} left out")
+
+
 def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> StructuredOutputManager:
     """Constraints; the first request with one opens them too. Raises ValueError as the manager.
 
@@ -194,4 +235,6 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> StructuredOut
     is compiled.
     """
     config = arguments.get("structured_outputs_config", {})
+    if StructuredOutputsConfig.of(config).reasoning_parser:
+        _refuse_beside_reasoning(setup.arguments)
     return StructuredOutputManager(config, setup.config, setup.load(), setup.parts)

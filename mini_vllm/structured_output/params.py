@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from mini_vllm.structured_output.expressions import GrammarError
+from mini_vllm.structured_output.reasoning import check_parser
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 BACKENDS = ("auto", "xgrammar", "guidance")
@@ -124,6 +125,11 @@ class StructuredOutputsConfig:
     refusals where the constraint can be kept."""
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+    reasoning_parser: str = ""
+    """Says where a model's reasoning ends, see `reasoning.PARSERS`. Before that a request's rows
+    are not masked and its tokens do not advance its grammar."""
+    enable_in_reasoning: bool = False
+    """Constrain from the first token in spite of the parser."""
     jump_ahead: bool = False
     """Ours alone: with `speculative_config`, draft the tokens that a grammar forces, so that they
     take one step together. The texts stay the same."""
@@ -131,9 +137,15 @@ class StructuredOutputsConfig:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"backend={self.backend!r}: need one of {', '.join(BACKENDS)}")
-        for name in ("disable_any_whitespace", "disable_additional_properties", "jump_ahead"):
+        check_parser(self.reasoning_parser)
+        for name in (
+            "disable_any_whitespace", "disable_additional_properties", "enable_in_reasoning",
+            "jump_ahead",
+        ):  # fmt: skip
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: need True or False")
+        if self.jump_ahead and self.reasoning_parser:
+            raise ValueError("jump_ahead=True: need no reasoning_parser")
         if self.disable_any_whitespace and self.backend == "auto":
             raise ValueError("disable_any_whitespace=True: need backend xgrammar or guidance")
         if self.disable_additional_properties and self.backend != "guidance":

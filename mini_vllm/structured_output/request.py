@@ -1,9 +1,10 @@
 """A request whose output a grammar constrains.
 
 Promises: it waits aside from birth until its grammar is there (C6); every token that it is given
-advances the grammar, and one that the grammar refuses ends it with an error, whatever else would
-have ended it. Planned ahead, the tokens of a step are all kept: upstream asks the grammar after it
-has appended them. Mirrors `vllm/v1/structured_output/request.py:21` `StructuredOutputRequest`,
+after the model's reasoning advances the grammar, and one that the grammar refuses ends it with an
+error, whatever else would have ended it. Planned ahead, the tokens of a step are all kept: upstream
+asks the grammar after it has appended them. Mirrors
+`vllm/v1/structured_output/request.py:21` `StructuredOutputRequest`,
 `vllm/v1/request.py:112` `Request.__init__` (the status at birth) and
 `vllm/v1/core/sched/scheduler.py:1416` `Scheduler.update_from_output`.
 """
@@ -20,6 +21,7 @@ from mini_vllm.structured_output.compiler import Compilation
 from mini_vllm.structured_output.expressions import Grammar, GrammarError
 from mini_vllm.structured_output.matcher import Matcher
 from mini_vllm.structured_output.params import Key
+from mini_vllm.structured_output.reasoning import ReasoningParser
 
 POLL_SECONDS = 0.0001
 """A look at an unfinished grammar waits so long: `vllm/v1/structured_output/request.py:42`
@@ -29,8 +31,15 @@ POLL_SECONDS = 0.0001
 class Constraint:
     """One request's grammar: first on its way, then with a place in it."""
 
-    def __init__(self, key: Key, grammar: Grammar) -> None:
+    def __init__(self, key: Key, grammar: Grammar, reasoner: ReasoningParser | None = None) -> None:
         self.key, self.grammar = key, grammar
+        self.reasoner = reasoner
+        """None: the grammar reads from the first token."""
+        self.reasoning_ended: int | None = None
+        """How many tokens the request had when its reasoning was seen to have ended."""
+        self._num_known = 0  # tokens that an update has appended
+        self.step_start = 0
+        """How many tokens stand before the first row of the step that runs."""
         self.compilation: Compilation | None = None
         """Set when the request is queued."""
         self.matcher: Matcher | None = None
@@ -51,12 +60,72 @@ class Constraint:
             self.matcher = compiled.matcher()
         return self.matcher is not None
 
+    def grammar_start(self, request: Request, in_flight: Sequence[int] = ()) -> int | None:
+        """How many tokens stand before the first that the grammar reads; None: it reads none yet.
+
+        Asked before the update of the step that runs, and the real manager is asked after it: of
+        tokens that no update has seen, the last one of a step can end the reasoning. As
+        `vllm/v1/structured_output/__init__.py:302` `StructuredOutputManager.should_fill_bitmask`.
+
+        Args:
+            request: its tokens, which may hold those of the step before, and drafts.
+            in_flight: whole steps that it does not hold.
+        """
+        prompt = request.num_prompt_tokens
+        if self.reasoner is None:
+            return prompt
+        if self.reasoning_ended is not None:
+            return self.reasoning_ended
+        tokens: Sequence[int] = request.all_token_ids
+        ends = [self.step_start]
+        if in_flight:
+            tokens, ends = [*tokens, *in_flight], [*ends, len(tokens) + len(in_flight)]
+        ended = self.reasoner.is_reasoning_end_streaming
+        return next((end for end in ends if end > prompt and ended(tokens[end - 1 : end])), None)
+
+    def begin_step(self, request: Request, num_tokens: int) -> None:
+        """A step runs whose first row follows `num_tokens` tokens."""
+        is_first, self.step_start = not self.step_start, num_tokens
+        self._num_known = request.num_tokens
+        if self.reasoning_ended is not None and self.reasoning_ended > request.num_tokens:
+            self.reasoning_ended = None  # a step was taken back
+        if self.reasoner is not None and is_first:
+            prompt = request.all_token_ids[: request.num_prompt_tokens]
+            if self.reasoner.is_reasoning_end(prompt):
+                self.reasoning_ended = len(prompt)
+
     def follow(self, request: Request) -> bool:
-        """Come to the request's last token, over new ones and back over those that are gone."""
+        """Read the tokens that an update has appended; False: the grammar refuses one.
+
+        The tokens of a step that ends the reasoning are not read, and the step is told by its last
+        token: the counter stands behind the drafts that were accepted. A request that was preempted
+        with a step in flight is told by all its tokens. As
+        `vllm/v1/structured_output/__init__.py:322` `StructuredOutputManager.should_advance`.
+        """
+        num_new, self._num_known = request.num_tokens - self._num_known, request.num_tokens
+        if self.reasoner is None or self.reasoning_ended is not None:
+            return self.catch_up(request)
+        num_pending = max(request.num_output_placeholders - num_new, 0)
+        start = request.num_computed_tokens - num_pending
+        if start < 0:
+            start = max(request.num_tokens + start, 0)
+        if self.reasoner.is_reasoning_end_streaming(request.all_token_ids[start:]):
+            self.reasoning_ended = request.num_tokens
+        return True
+
+    def catch_up(self, request: Request, start: int | None = None) -> bool:
+        """Come to the request's last token, over new ones and back over those that are gone.
+
+        Args:
+            request: its tokens.
+            start: how many stand before the grammar's first; None: as `grammar_start`.
+        """
         matcher, known = self.matcher, self._tokens
         if matcher is None:
             return False
-        tokens = request.all_token_ids[request.num_prompt_tokens :]
+        if start is None and (start := self.grammar_start(request)) is None:
+            return True
+        tokens = request.all_token_ids[start:]
         if known != tokens[: len(known)]:
             same = next((i for i, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b),
                         min(len(known), len(tokens)))  # fmt: skip

@@ -26,6 +26,12 @@ PARTS = {
         "`apply_grammar_bitmask` after it",
         "lab 12-04",
     ),
+    "grammar_reasoning": _library(
+        "grammar_reasoning", "reasoning",
+        "the real scheduler and manager with a reasoning parser: which rows are masked and which "
+        "tokens a grammar reads, with drafts and with a step in flight",
+        "`test_reasoning.py`",
+    ),
     "grammar_language": _library(
         "grammar_language", "language",
         "which texts xgrammar and llguidance take as JSON of a schema, beside `jsonschema`",

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from mini_vllm import LLM, EngineParts, LLMEngine, Sampler, SamplingParams
 from mini_vllm.structured_output import GrammarError, StructuredOutputsParams, compiler
 from mini_vllm.structured_output.expressions import Effort
 from mini_vllm.structured_output.masks import unpack
+from mini_vllm.structured_output.reasoning import ReasoningParser
 
 DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 PERSON = {
@@ -25,6 +27,9 @@ PERSON = {
     },
     "required": ["age"],
 }
+
+
+DRAFT_MODEL = {"method": "draft_model", "model": "models/byte-draft", "num_speculative_tokens": 2}
 
 
 def asking(max_tokens: int = 32, **knobs: Any) -> SamplingParams:
@@ -373,11 +378,38 @@ def test_a_bad_constraint_is_refused_where_it_is_made(given, words):
         (3, "need a dict"),
         ({"disable_any_whitespace": True}, "need backend xgrammar or guidance"),
         ({"backend": "xgrammar", "disable_additional_properties": True}, "need backend guidance"),
+        ({"reasoning_parser": "qwen3"}, "reasoning_parser='qwen3': need one of deepseek_r1, "),
+        ({"reasoning_parser": "deepseek_r1"}, "in which <think> is one token"),
+        ({"reasoning_parser": "seed_oss", "jump_ahead": True}, "need no reasoning_parser"),
+        ({"reasoning_parser": "seed_oss", "enable_in_reasoning": 1}, "enable_in_reasoning=1"),
     ],
 )
 def test_a_bad_configuration_is_refused_when_the_engine_is_made(config, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         LLM("toy", structured_outputs_config=config)
+
+
+def test_the_marks_of_reasoning_are_found_in_the_vocabulary_of_a_tokenizer_that_adds_a_bos():
+    vocab = {"<think>": 5, "</think>": 6}
+    backend = SimpleNamespace(get_vocab=lambda: vocab)
+    tokenizer: Any = SimpleNamespace(_backend=backend, encode=lambda text: [0, vocab[text]])
+    parser = ReasoningParser.of("deepseek_r1", tokenizer)
+    assert (parser.start_token_id, parser.end_token_id) == (5, 6)
+    with pytest.raises(ValueError, match="in which <seed:think> is one token"):
+        ReasoningParser.of("seed_oss", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        ({"compilation_config": {"cudagraph_mode": "FULL"}}, "with compilation_config={"),
+        ({"speculative_config": DRAFT_MODEL}, "method 'draft_model': need ngram or ngram_gpu"),
+        ({"speculative_config": {**DRAFT_MODEL, "method": None}}, "method None: need ngram"),
+    ],
+)
+def test_what_the_reasoning_gate_was_not_compared_with_is_refused_by_name(beside, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        engine(structured_outputs_config={"reasoning_parser": "deepseek_r1"}, **beside)
 
 
 def test_a_refused_constraint_leaves_the_engine_as_it_was():
