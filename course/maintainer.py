@@ -17,7 +17,18 @@ from course.learning.labs import CourseError, Lab
 from course.site import book, book_site, local, play
 from course.site import play_check as play_check_module
 from course.site import play_pages as play_pages_module
-from course.truth import checking, figures, habits, links, new_lab, pages, symbols, upstream, words
+from course.truth import (
+    checking,
+    claims,
+    figures,
+    habits,
+    links,
+    new_lab,
+    pages,
+    symbols,
+    upstream,
+    words,
+)
 from course.truth.citations import Finding
 from course.truth.selfcheck import Verdict, check_labs
 
@@ -232,6 +243,10 @@ def words_check(console: Console, root: Path) -> int:
     for read in aloud:
         told = ", ".join(f"{number} {name}" for name, number in read.found.items() if number)
         terminal.say(console, f"{read.share:>7.1f}  {read.path}: {told}")
+    if bare := claims.listed(root, [page.path for page in counted]):
+        terminal.say(console, "Said of vLLM without a source or a scope, for a person", "dim")
+    for path, sentence in bare:
+        terminal.say(console, f"  {path}: {sentence}")
     over = [page for page in counted if page.over]
     first = sum(sums.get(phase, 0) for phase in words.FIRST_PHASES)
     limit = words.FIRST_PHASES_LIMIT
