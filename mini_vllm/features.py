@@ -27,6 +27,9 @@ from mini_vllm.row_sampler import ChooseTokens
 from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.tokenizer import Tokenizer
 
+ONE_KIND = "a model with one kind of KV cache in all layers"
+"""What the features that were compared with no other model need, as their refusals say it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -74,7 +77,7 @@ ROOMS = {
         ),
         options=("multi_modal_data",),
         parts=("encoder_cache_manager", "encoder_gate", "synchronous_alone"),
-        needs="a model that sees, such as byte-sees",
+        needs="a multimodal model, such as byte-sees",
     ),
     "kv_transfer": Room(
         "transfer", ("kv_transfer_config",), options=("kv_transfer_params",),
@@ -148,12 +151,14 @@ class EngineSetup:
         """Build what the model's groups of layers need in the place of the engine's own."""
         for name in loaded.excludes:
             if value := self.arguments.get(name):
-                raise ValueError(f"{name}={value!r}: need a model whose layers all keep the same")
+                raise ValueError(f"{name}={value!r}: need {ONE_KIND}")
         if self.parts.origin:
-            raise ValueError(f"{self.parts.origin}: need a model whose layers all keep the same")
+            raise ValueError(f"{self.parts.origin}: need {ONE_KIND}")
         if self.parts.kv_cache_manager is not KVCacheManager:
             part = self.parts.kv_cache_manager
-            raise ValueError(f"parts.kv_cache_manager={part!r}: the model brings its own")
+            raise ValueError(
+                f"parts.kv_cache_manager={part!r}: need none, this model brings its own manager"
+            )
         self.parts = replace(self.parts, kv_cache_manager=kv_cache_manager)
         if loaded.block_size is not None:
             cache = replace(self.config.cache, block_size=loaded.block_size)
@@ -230,13 +235,18 @@ def open_features(
     arguments = {n: value for n, value in knobs.items() if n in of_rooms and value is not None}
     knobs = {name: value for name, value in knobs.items() if name not in of_rooms}
     if config is not None and knobs:
-        raise ValueError(f"config and {', '.join(knobs)}: give one or the other")
+        raise ValueError(
+            f"config and {', '.join(knobs)}: need one or the other; set these in the config"
+        )
     config = EngineConfig.of(knobs) if config is None else config
     if not isinstance(config, EngineConfig):
         raise ValueError(f"config={config!r}: need an EngineConfig")
     for name in ("num_speculative_tokens", "num_lookahead_tokens", "use_eagle"):
         if value := getattr(config.scheduler, name):
-            raise ValueError(f"{name}={value!r}: need speculative_config, which says who drafts")
+            raise ValueError(
+                f"{name}={value!r}: need speculative_config, which names the method of drafting "
+                "and sets this value"
+            )
     _check_parts_of_rooms(parts)
     setup = EngineSetup(model, config, tokenizer, parts, arguments)
     asked_for = [name for name, room in ROOMS.items() if arguments.keys() & set(room.arguments)]

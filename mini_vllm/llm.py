@@ -55,14 +55,17 @@ class LLM:
             from mini_vllm.releases import parts_of
 
             if parts is not None:
-                raise ValueError(f"parts and release={release!r}: give one or the other")
+                raise ValueError(f"parts and release={release!r}: need one or the other")
             parts = replace(parts_of(release), origin=f"release={release!r}")
         resolved = None
         if platform is not None:
             from mini_vllm.platforms import check_memory, fit, resolve
 
             if config is not None:
-                raise ValueError(f"config and platform={platform!r}: give one or the other")
+                raise ValueError(
+                    f"config and platform={platform!r}: need the config's fields as arguments "
+                    "instead, so that the platform's defaults come first"
+                )
             resolved = resolve(platform)
             parts, config, knobs = fit(resolved, parts, knobs)
         self.llm_engine = LLMEngine(model, config, tokenizer=tokenizer, parts=parts, **knobs)
@@ -90,7 +93,9 @@ class LLM:
         """
         workers = self.llm_engine.feature("distributed")
         if workers is None:
-            raise ValueError(f"method={method!r}: need ranks, as by tensor_parallel_size=2")
+            raise ValueError(
+                f"method={method!r}: need an engine with ranks, such as tensor_parallel_size=2"
+            )
         return workers.collective_rpc(method, args)
 
     def __enter__(self) -> Self:

@@ -65,7 +65,10 @@ def check_extra_keys(
     )
     kv.allocate_slots(one, 3)
     if kv.get_computed_blocks(other)[1]:
-        raise ValueError(f"kv_cache_manager part {type(kv).__name__}: ignores extra_keys")
+        raise ValueError(
+            f"kv_cache_manager part {type(kv).__name__}: ignores Request.extra_keys, so that one "
+            "adapter would read another's blocks; hash them with each block's tokens"
+        )
 
 
 def check_block_keys(kv_cache_manager: Callable[..., KVCacheManager], pool: Any) -> None:
@@ -79,7 +82,10 @@ def check_block_keys(kv_cache_manager: Callable[..., KVCacheManager], pool: Any)
     one.block_keys, other.block_keys = (lambda start, stop: ("a",)), (lambda start, stop: ("b",))
     kv.allocate_slots(one, 3)
     if kv.get_computed_blocks(other)[1]:
-        raise ValueError(f"kv_cache_manager part {type(kv).__name__}: ignores block_keys")
+        raise ValueError(
+            f"kv_cache_manager part {type(kv).__name__}: ignores Request.block_keys, so that one "
+            "picture would read another's blocks; hash them with each block's tokens"
+        )
 
 
 def _from_flat_arguments(
@@ -88,7 +94,10 @@ def _from_flat_arguments(
     """A scheduler written for flat arguments and one token per request and step."""
     c = config.scheduler
     if c.num_speculative_tokens:
-        raise ValueError(f"scheduler part {_name(factory)}: plans no drafts")
+        raise ValueError(
+            f"scheduler part {_name(factory)}: plans one token per request and step; need no "
+            "speculative_config with it"
+        )
     scheduler = factory(
         kv, c.max_num_seqs, c.max_num_batched_tokens, c.long_prefill_token_threshold,
         max_model_len=c.max_model_len, policy=c.policy,
@@ -107,7 +116,7 @@ def _from_flat_arguments(
 def _need_parameter(method: Callable[..., Any], parameter: str, part: str) -> None:
     """Raises ValueError when a learner's method was written without a parameter asked for."""
     if parameter not in inspect.signature(method).parameters:
-        raise ValueError(f"{part} part {_name(method)}: takes no {parameter}")
+        raise ValueError(f"{part} part {_name(method)}: need a parameter {parameter}")
 
 
 def _name(factory: Callable[..., Any]) -> str:

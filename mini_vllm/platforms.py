@@ -98,7 +98,9 @@ def _cpu_plugin() -> str | None:
 
 def _torch_plugin() -> str | None:
     if find_spec("torch") is None:
-        raise PlatformError("platform 'torch': torch is not installed; the extra torch has it")
+        raise PlatformError(
+            "platform='torch': torch is not installed; install the extra: uv sync --extra torch"
+        )
     return "mini_vllm.models.torch_backend.TorchPlatform"
 
 
@@ -123,7 +125,10 @@ def resolve(name: str = "auto") -> Platform:
             raise PlatformError(f"platform={name!r}: need auto or one of {', '.join(known)}")
         path = _class_path(name, known[name])
         if path is None:
-            raise PlatformError(f"platform={name!r}: it says that its hardware is not there")
+            raise PlatformError(
+                f"platform={name!r}: its plugin found no hardware for it on this machine; "
+                "platform='cpu' runs anywhere"
+            )
         return _made(name, path)
     there = {
         each: path
@@ -132,8 +137,8 @@ def resolve(name: str = "auto") -> Platform:
     }
     if len(there) > 1:
         raise PlatformError(
-            f"platforms {', '.join(there)}: each says that it is there; name one, or uninstall "
-            "the others"
+            f"platform='auto': the plugins of {', '.join(there)} all found their hardware; name "
+            "one of them, or uninstall the others"
         )
     for each, path in there.items():
         return _made(each, path)
@@ -167,7 +172,10 @@ def fit(
     moved = platform.defaults()
     for name in moved:
         if name not in mine:
-            raise PlatformError(f"platform {platform.name!r}: default {name!r}: no such argument")
+            raise PlatformError(
+                f"platform {platform.name!r}: defaults() sets {name!r}, which is not a field of "
+                "EngineConfig"
+            )
     settings = {name: value for name, value in knobs.items() if name in mine}
     others = {name: value for name, value in knobs.items() if name not in mine}
     config = platform.check_and_update_config(EngineConfig.of({**moved, **settings}))
@@ -178,12 +186,15 @@ def fit(
         )
     if config.dtype not in platform.supported_dtypes:
         raise PlatformError(
-            f"platform {platform.name!r}: dtype={config.dtype!r}: it supports "
+            f"platform {platform.name!r}: dtype={config.dtype!r}: need one of "
             f"{', '.join(platform.supported_dtypes)}"
         )
     if (transformer := platform.transformer()) is not None:
         if rooms := [name for name, value in others.items() if value]:
-            raise PlatformError(f"platform {platform.name!r} with {', '.join(rooms)}: not compared")
+            raise PlatformError(
+                f"platform {platform.name!r} with {', '.join(rooms)}: the two were not compared "
+                "together; need platform='cpu', or none of these arguments"
+            )
         models = {**parts.rooms.get("models", {}), "transformer": transformer}
         parts = replace(parts, rooms={**parts.rooms, "models": models})
     return parts, config, others
@@ -203,7 +214,10 @@ def check_memory(platform: Platform, needed: int) -> None:
     try:
         said = platform.memory()
     except NotImplementedError:
-        raise PlatformError(f"platform {platform.name!r}: it does not say its memory") from None
+        raise PlatformError(
+            f"platform {platform.name!r}: its class does not define memory(); need a method that "
+            "returns (total, free) in bytes"
+        ) from None
     except Exception as error:
         raise PlatformError(f"platform {platform.name!r}: memory() failed: {error!r}") from error
     whole = isinstance(said, tuple) and len(said) == 2 and all(type(n) is int for n in said)
@@ -230,7 +244,10 @@ def _plugins() -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {}
     for point in entry_points(group=GROUP):
         if point.name in found or point.name in BUILT_IN:
-            raise PlatformError(f"platform {point.name!r}: another has this name; {point.value}")
+            raise PlatformError(
+                f"platform {point.name!r}: {point.value} has the name of another platform; "
+                "rename its entry point, or uninstall it"
+            )
         try:
             found[point.name] = point.load()
         except Exception as error:
@@ -261,7 +278,10 @@ def _made(name: str, path: str) -> Platform:
     except Exception as error:
         raise PlatformError(f"platform {name!r}: {path} does not load: {error!r}") from error
     if not isinstance(made, Platform):
-        raise PlatformError(f"platform {name!r}: {path} is no mini_vllm.platforms.Platform")
+        raise PlatformError(
+            f"platform {name!r}: {path} made a {type(made).__name__}: need a subclass of "
+            "mini_vllm.platforms.Platform"
+        )
     if not made.name:
         made.name = name  # type: ignore[misc]
     return made

@@ -409,7 +409,7 @@ def test_what_is_under_way_at_a_reset_is_dropped_as_at_the_pin():
 
 def test_pictures_beside_0_27_1_are_refused_with_plans_ahead():
     """There a picture at the end of a prompt is released a step later than at the pin."""
-    with pytest.raises(ValueError, match=r"release='0\.27\.1' with a model that sees and async"):
+    with pytest.raises(ValueError, match=r"release='0\.27\.1' with a multimodal model and async"):
         LLM("byte-sees", release="0.27.1", async_scheduling=True)
 
 
@@ -446,7 +446,7 @@ def test_a_release_can_plan_ahead(async_scheduling):
 def test_an_unknown_release_is_refused_by_name():
     with pytest.raises(ValueError, match=r"release='0\.22\.0': need one of 0\.22\.1, 0\.23\.0"):
         LLM(release="0.22.0")
-    with pytest.raises(ValueError, match=r"parts and release='0\.33\.0': give one or the other"):
+    with pytest.raises(ValueError, match=r"parts and release='0\.33\.0': need one or the other"):
         LLM(release="0.33.0", parts=EngineParts())
 
 

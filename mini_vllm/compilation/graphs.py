@@ -158,11 +158,16 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Graphs:
     for name in ALONE:
         value = setup.arguments.get(name)
         if value is True or value not in (None, False, 1):
-            raise ValueError(f"compilation_config: need {name} not given; not compared together")
+            raise ValueError(
+                f"{name}={value!r} with compilation_config: the two were not compared together; "
+                "need one of them"
+            )
     loaded = setup.load()
     config = getattr(loaded.model, "config", None)
     if len(loaded.kv_specs) != 1 or loaded.room or not hasattr(config, "num_hidden_layers"):
-        raise ValueError("compilation_config: need a model whose layers all keep the same")
+        raise ValueError(
+            "compilation_config: need a checkpoint of text with one kind of KV cache in all layers"
+        )
     scheduler = setup.config.scheduler
     most, tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     assert most is not None, "the config has filled it"

@@ -208,7 +208,7 @@ def _describe(
     if isinstance(model, str | Path) and str(model) != "toy":
         if architecture_of(read_json(resolve(model) / "config.json")) is not None:
             raise ValueError(
-                f"model={str(model)!r}: ranks need a model whose layers all keep the same"
+                f"model={str(model)!r}: ranks need a model with one kind of KV cache in all layers"
             )
         checkpoint = load_checkpoint(model, read=lambda folder, config: {})
         eos = checkpoint.eos_token_ids or eos_of(checkpoint.tokenizer)

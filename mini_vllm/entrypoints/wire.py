@@ -73,7 +73,9 @@ def pack(value: Any) -> bytes:
 
 def _array(value: Any) -> tuple[str, tuple[int, ...], msgspec.msgpack.Ext]:
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{value!r}: cannot be packed")
+        raise TypeError(
+            f"a {type(value).__name__} in a message: need what msgpack packs, or a numpy array"
+        )
     return value.dtype.str, value.shape, msgspec.msgpack.Ext(RAW_VIEW, value.tobytes())
 
 
@@ -93,7 +95,9 @@ def addresses(data: Any) -> tuple[list[str], list[str]]:
     if not isinstance(found, dict):
         raise ValueError(f"the front end's answer {reply!r}: need a map with addresses")
     if found.get("coordinator_input"):
-        raise ValueError("the front end has a coordinator: need --data-parallel-size 1")
+        raise ValueError(
+            "the front end coordinates several engines: start it with --data-parallel-size 1"
+        )
     both = found.get("inputs"), found.get("outputs")
     if not all(isinstance(e, list) and all(isinstance(a, str) for a in e) for e in both):
         raise ValueError(f"addresses={found!r}: need lists of texts as inputs and outputs")
@@ -132,7 +136,10 @@ def check(message: Mapping[str, Any]) -> None:
     if message["reasoning_ended"] is False and (message["sampling_params"] or {}).get(
         "structured_outputs"
     ):
-        raise ValueError("reasoning_ended=False: constraints that wait for a thought's end are not")
+        raise ValueError(
+            "reasoning_ended=False: this core does not hold structured_outputs back until the "
+            "reasoning ends"
+        )
 
 
 def sampling_params(sent: Mapping[str, Any] | None) -> SamplingParams:
@@ -143,7 +150,7 @@ def sampling_params(sent: Mapping[str, Any] | None) -> SamplingParams:
             or a value that `SamplingParams` refuses.
     """
     if not isinstance(sent, Mapping):
-        raise ValueError(f"sampling_params={sent!r}: need them")
+        raise ValueError(f"sampling_params={sent!r}: need a map of its fields")
     for name, value in sent.items():
         if name not in _KNOWN and name not in _FRONT_END and value not in (None, 0, {}, []):
             raise ValueError(f"{name}={value!r}: not served by this core")
@@ -155,7 +162,7 @@ def sampling_params(sent: Mapping[str, Any] | None) -> SamplingParams:
     if (read.get("seed") or 0) < 0:
         read["seed"] %= 2**64 - 1  # as torch takes it
     if read.get("max_tokens", 16) is None:
-        raise ValueError("max_tokens=None: need a number")
+        raise ValueError("max_tokens=None: need an int; the front end fills it in")
     words = sent.get("_bad_words_token_ids") or ()
     read["_bad_words_token_ids"] = tuple(tuple(word) for word in words)
     if sent.get("structured_outputs"):

@@ -148,7 +148,7 @@ class Router:
             ValueError: a prompt of this id is under way.
         """
         if request_id in self._sent:
-            raise ValueError(f"request_id={request_id!r}: need one that is not under way")
+            raise ValueError(f"request_id={request_id!r}: a request with this id has not finished")
         choice = self.choose(token_ids)
         blocks = -(-len(token_ids) // self.block_size) - choice.num_hits
         self.loads[choice.engine] += blocks

@@ -112,7 +112,10 @@ class KVTransfer(Feature):
         if known and inputs.params.n > 1:
             raise ValueError(f"n={inputs.params.n}: need 1 with kv_transfer_params")
         if known.get("do_remote_prefill") and known["prompt_hash"] != hash_of(inputs.token_ids):
-            raise ValueError("kv_transfer_params: the producer computed another prompt")
+            raise ValueError(
+                "kv_transfer_params: prompt_hash is that of another prompt; send the prompt that "
+                "the producer computed"
+            )
         make = inputs.make_request
 
         def make_request(request_id: str, *arguments: Any, **named: Any) -> Request:
@@ -279,13 +282,11 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> KVTransfer:
     loaded = setup.load()
     if not isinstance(loaded.model, Transformer) or loaded.kv_cache_manager is not None:
         raise ValueError(
-            f"kv_transfer_config: {setup.model!r} is not a model whose layers all keep K and V of "
-            "every token"
+            f"model={setup.model!r}: kv_transfer_config needs a model whose layers all keep K and "
+            "V of every token"
         )
     if loaded.room is not None:
-        raise ValueError(
-            f"model={setup.model!r}: need one without pictures with kv_transfer_config"
-        )
+        raise ValueError(f"model={setup.model!r}: kv_transfer_config needs a model of text alone")
     model, cache = loaded.model, setup.config.cache
     layers, heads, head_dim = model.kv_shape
     dtype = np.dtype(loaded.dtype).name

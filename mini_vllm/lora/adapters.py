@@ -95,7 +95,8 @@ class Adapters(Feature):
             theirs = known.lora_name, known.lora_int_id
             if (*keys, lora_request.lora_path) != (*theirs, known.lora_path):
                 raise ValueError(
-                    f"{lora_request}: {known} is known; new weights need a new name and a new id"
+                    f"{lora_request}: {known} has its name or its id already; need a new name and "
+                    "a new id for other weights"
                 )
             return False
         weights = self._read(lora_request)
@@ -148,7 +149,9 @@ class Adapters(Feature):
         slots = {adapter_id: self.slots.slot_of(adapter_id) for adapter_id in wanted}
         if any(self._slot_adapters.get(slot) != adapter_id for adapter_id, slot in slots.items()):
             name = type(self.slots).__name__
-            raise RuntimeError(f"adapter_slots part {name}: two adapters in one slot: {slots}")
+            raise RuntimeError(
+                f"adapter_slots part {name}: gave two adapters one slot (adapter: slot): {slots}"
+            )
         self.model.step.slots = np.array(
             [BASE if each is None else slots[each.lora_int_id] for each in of_request], np.int64
         )
@@ -168,7 +171,10 @@ class Adapters(Feature):
         if self._slot_adapters.get(slot) != adapter_id:
             if not 0 <= slot < self.config.max_loras or weights is None:
                 name = type(self.slots).__name__
-                raise RuntimeError(f"adapter_slots part {name}: slot {slot} for {adapter_id}")
+                raise RuntimeError(
+                    f"adapter_slots part {name}: gave adapter {adapter_id} slot {slot}, need one "
+                    f"of its own from 0 to {self.config.max_loras - 1}"
+                )
             self._slot_adapters[slot] = adapter_id
             pairs = {name: pack(each, weights) for name, each in self.projections.items()}
             self.model.set_slot(slot, {n: pair for n, pair in pairs.items() if pair is not None})

@@ -163,7 +163,10 @@ def _by_module(shard: Shard, known: Mapping[str, Projection]) -> dict[str, dict[
     for tensor in shard.tensors:
         match = _WEIGHT.fullmatch(tensor)
         if match is None:
-            raise ValueError(f"{shard.path}: {tensor} is no LoRA weight that is supported")
+            raise ValueError(
+                f"{shard.path}: {tensor} is not a supported LoRA weight; need names that end in "
+                "lora_A.weight or lora_B.weight"
+            )
         names.setdefault(match[1], {})[match[2]] = tensor
     if not names:
         raise ValueError(f"{shard.path}: holds no weights")

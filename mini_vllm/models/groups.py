@@ -32,7 +32,7 @@ def layer_groups(kinds: Sequence[Hashable]) -> list[list[int]]:
     layers: dict[Hashable, list[int]] = {}
     for index, kind in enumerate(kinds):
         if not isinstance(kind, Hashable):
-            raise ValueError(f"kinds[{index}]={kind!r}: need something that can be hashed")
+            raise ValueError(f"kinds[{index}]={kind!r}: need a hashable value")
         layers.setdefault(kind, []).append(index)
     counts = [len(same) for same in layers.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)

@@ -90,7 +90,10 @@ def load_checkpoint(
     raw = read_json(path)
     architecture, sees = architecture_of(raw), is_llava(raw)
     if sees and read is not None:
-        raise ValueError(f"{path}: a model that sees is not available with ranks")
+        raise ValueError(
+            f"{path}: ranks cannot load a multimodal model; need tensor_parallel_size=1 and "
+            "pipeline_parallel_size=1"
+        )
     config = read_config(path)
     eos_ids = parse_eos(raw, path)
     if os.path.lexists(generation):
@@ -98,7 +101,10 @@ def load_checkpoint(
     if architecture is None:
         weights = (read or load_weights)(folder, config)
     elif read is not None:
-        raise ValueError(f"{path}: {raw['architectures'][0]} cannot be read in parts")
+        raise ValueError(
+            f"{path}: ranks cannot load {raw['architectures'][0]} in shards; need "
+            "tensor_parallel_size=1 and pipeline_parallel_size=1"
+        )
     else:
         parameters, rules = architecture.parameters(config), rules_of(architecture, config)
         weights = load_by_rules(folder, parameters, rules)
@@ -161,18 +167,24 @@ def resolve(model: str | Path) -> Path:
     if str(model) in SHIPPED:
         shipped = SHIPPED_MODEL if str(model) == "byte-llama" else MODELS / str(model)
         if not shipped.is_dir():
-            raise ValueError(f"model={str(model)!r}: no folder {shipped}; clone the repository")
+            raise ValueError(
+                f"model={str(model)!r}: there is no folder {shipped}; the repository ships it, a "
+                "wheel does not: clone the repository"
+            )
         return shipped
     folder = Path(model)
     if os.path.isdir(folder):
         return folder
     if str(model).count("/") != 1 or str(model).startswith((".", "/", "~")):
-        raise ValueError(f"model={str(model)!r}: no such folder (and not a hub id 'owner/name')")
+        raise ValueError(
+            f"model={str(model)!r}: no such folder, and not a hub id of the form 'owner/name'"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise ValueError(
-            f"model={str(model)!r}: no such folder, and downloading a hub id needs the 'hf' extra"
+            f"model={str(model)!r}: no such folder, and downloading a hub id needs the 'hf' extra: "
+            "uv sync --extra hf"
         ) from None
     patterns = ["*.json", "*.safetensors", "*.jinja"]
     try:

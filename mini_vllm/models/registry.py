@@ -89,7 +89,10 @@ def load_model(
         checkpoint = load_checkpoint(model)
         config = checkpoint.config
         if transformer is not Transformer and (checkpoint.architecture or checkpoint.sees):
-            raise ValueError(f"{transformer.__name__} with model={model!r}: not compared")
+            raise ValueError(
+                f"{transformer.__name__} with model={model!r}: the two were not compared "
+                "together; need a checkpoint of text with one kind of KV cache, such as byte-llama"
+            )
         if checkpoint.architecture is not None:
             return _built(checkpoint, tokenizer, dtype, attention, linear, engine or EngineConfig())
         made = transformer(
@@ -110,7 +113,10 @@ def load_model(
             room="multimodal" if checkpoint.sees else None,
         )
     if transformer is not Transformer:
-        raise ValueError(f"{transformer.__name__} with model={model!r}: need a checkpoint")
+        raise ValueError(
+            f"{transformer.__name__} with model={model!r}: need the name or folder of a "
+            "checkpoint, such as byte-llama"
+        )
     tokens = tokenizer or ByteTokenizer()
     eos, vocab_size = eos_of(tokens), tokens.vocab_size
     if isinstance(model, str | Path):
@@ -190,8 +196,8 @@ def with_caches(loaded: LoadedModel, engine: EngineConfig) -> LoadedModel:
     knows = attention in (paged_attention, paged_attention_reference)
     if has_windows and not knows and not getattr(attention, "takes_sliding_window", False):
         raise ValueError(
-            f"parts.attention={attention!r}: the model has windows; need one that minds "
-            "batch.sliding_window and says so by takes_sliding_window = True"
+            f"parts.attention={attention!r}: the model has sliding windows; need a function that "
+            "applies batch.sliding_window, with the attribute takes_sliding_window = True"
         )
     if len(specs) == 1 and not has_states and not has_windows:
         return loaded

@@ -53,12 +53,21 @@ class TorchTransformer(Transformer):
                 projections, which are numpy's.
         """
         if parts.get("attention", paged_attention) is not paged_attention:
-            raise PlatformError("torch with parts.attention: the attention is torch's own")
+            raise PlatformError(
+                "platform='torch' with parts.attention: torch computes the attention; need "
+                "platform='cpu' for a part of your own"
+            )
         if parts.get("linear", Linear) is not Linear:
-            raise PlatformError("torch with parts.linear: the projections are torch's own")
+            raise PlatformError(
+                "platform='torch' with parts.linear: torch computes the projections; need "
+                "platform='cpu' for a part of your own"
+            )
         kind = config.architecture
         if kind not in COMPARED or config.moe is not None:
-            raise PlatformError(f"torch with {kind}: not compared; need {', '.join(COMPARED)}")
+            raise PlatformError(
+                f"platform='torch' with architecture {kind}: need one without experts that was "
+                f"compared: {', '.join(COMPARED)}"
+            )
         super().__init__(config, weights, dtype)
         self._torch = [
             {

@@ -173,15 +173,15 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Pictures:
     loaded = setup.load()
     if loaded.room != "multimodal":
         named = next(iter(arguments.items()), ("model", setup.model))
-        raise ValueError(f"{named[0]}={named[1]!r}: need a model that sees, such as byte-sees")
+        raise ValueError(f"{named[0]}={named[1]!r}: need a multimodal model, such as byte-sees")
     for name in NOT_COMPARED:
         if setup.arguments.get(name):
-            raise ValueError(f"{name}={setup.arguments[name]!r}: need a model without pictures")
+            raise ValueError(f"{name}={setup.arguments[name]!r}: need a model of text alone")
     assert isinstance(loaded.model, Transformer)
     is_async = setup.config.scheduler.async_scheduling
     if is_async and setup.parts.of_room("multimodal", "synchronous_alone", False):
         raise ValueError(
-            f"{setup.parts.origin} with a model that sees and async_scheduling=True: need a "
+            f"{setup.parts.origin} with a multimodal model and async_scheduling=True: need a "
             f"release whose decisions were compared with both, such as the pin's"
         )
     check_block_keys(setup.parts.kv_cache_manager, setup.parts.block_pool)

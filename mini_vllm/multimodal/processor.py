@@ -111,7 +111,7 @@ def pixels_of(picture: Any, name: str = "multi_modal_data['image']") -> np.ndarr
         try:
             return np.asarray(picture.convert("RGB")).copy()
         except (OSError, SyntaxError, ValueError) as error:  # a file that is opened lazily
-            raise ValueError(f"{name}: a broken picture: {error}") from None
+            raise ValueError(f"{name}: the picture cannot be decoded: {error}") from None
     if not isinstance(picture, np.ndarray):
         kind = type(picture).__name__
         raise ValueError(f"{name} is a {kind}: need a PIL image or uint8 [height, width, 3]")

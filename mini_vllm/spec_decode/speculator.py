@@ -280,14 +280,21 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Speculator:
     if of_room("spec_decode", "pads_admissions", False) and 0 < threshold <= speculator.k:
         raise ValueError(
             f"{setup.parts.origin} with long_prefill_token_threshold={threshold}: need 0, or more "
-            f"than num_speculative_tokens={speculator.k}, since it pads who is admitted"
+            f"than num_speculative_tokens={speculator.k}, since a scheduler of this "
+            "release gives a request that it admits placeholders for drafts"
         )
     if isinstance(speculator.proposer, MtpProposer):
         for name in NOT_WITH_MTP:
             if value := setup.arguments.get(name):
-                raise ValueError(f"{name}={value!r} with method='mtp': not compared")
+                raise ValueError(
+                    f"{name}={value!r} with method='mtp': the two were not compared together; "
+                    "need one of them"
+                )
         if setup.parts.origin:
-            raise ValueError(f"{setup.parts.origin} with method='mtp': not compared, need the pin")
+            raise ValueError(
+                f"{setup.parts.origin} with method='mtp': need a release whose decisions were "
+                "compared with it, such as the pin's"
+            )
         setup.loaded = replace(loaded, model=speculator.proposer.target)
     setup.choose_tokens = speculator.verify
     return speculator
@@ -321,7 +328,7 @@ def open_speculator(
         need = ", ".join(ASYNC_METHODS)
         raise ValueError(f"method={spec.method!r}: async_scheduling=True needs one of {need}")
     if drafter is not None and spec.method in WITH_WEIGHTS:
-        raise ValueError(f"drafter part: it looks up n-grams, and method is {spec.method!r}")
+        raise ValueError(f"method={spec.method!r}: need method='ngram' with a drafter part")
     proposer: NgramProposer | DraftModelProposer | MtpProposer
     longest = scheduler.max_model_len
     if spec.method == "draft_model":
@@ -366,7 +373,9 @@ def _draft_model(
     assert spec.model is not None
     loaded = load_model(spec.model, None, config.dtype, config.seed, paged_attention, Linear)
     if loaded.kv_cache_manager is not None:
-        raise ValueError(f"model={spec.model!r}: need a draft model whose layers all keep the same")
+        raise ValueError(
+            f"model={spec.model!r}: need a draft model with one kind of KV cache in all layers"
+        )
     if loaded.vocab_size != target.vocab_size:
         raise ValueError(
             f"model={spec.model!r}: the draft model has {loaded.vocab_size} tokens, need the "

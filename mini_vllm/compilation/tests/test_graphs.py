@@ -95,15 +95,15 @@ def test_a_part_that_names_a_graph_that_is_not_there_is_refused_by_name():
         ({"compilation_config": {"cudagraph_mode": "FULL", "backend": "x"}}, "need {'cudagraph"),
         (
             {"compilation_config": {"cudagraph_mode": "FULL"}, "enable_lora": True},
-            "need enable_lora not given",
+            "enable_lora=True with compilation_config: the two",
         ),
         (
             {"compilation_config": {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [0]}},
             "cudagraph_capture_sizes=0",
         ),
-        ({"compilation_config": {"cudagraph_mode": "FULL"}, "model": "byte-window"}, "all keep"),
-        ({"compilation_config": {"cudagraph_mode": "FULL"}, "model": "byte-sees"}, "all keep"),
-        ({"compilation_config": {"cudagraph_mode": "FULL"}, "model": "toy"}, "all keep"),
+        ({"compilation_config": {"cudagraph_mode": "FULL"}, "model": "byte-window"}, "one kind of KV cache"),
+        ({"compilation_config": {"cudagraph_mode": "FULL"}, "model": "byte-sees"}, "one kind of KV cache"),
+        ({"compilation_config": {"cudagraph_mode": "FULL"}, "model": "toy"}, "one kind of KV cache"),
     ],
 )
 def test_what_does_not_go_with_graphs_is_refused_by_name(knobs, word):

@@ -321,14 +321,14 @@ def test_what_was_not_compared_with_a_connector_is_refused_by_name(knob, engine)
 
 @pytest.mark.parametrize("ranks", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_ranks_are_refused_with_pictures_and_so_with_a_connector(ranks, engine):
-    with pytest.raises(ValueError, match="a model that sees is not available with ranks"):
+    with pytest.raises(ValueError, match="ranks cannot load a multimodal model"):
         engine(config("ec_consumer"), **{ranks: 2})
 
 
 def test_a_model_without_pictures_takes_no_connector():
     from mini_vllm import LLMEngine
 
-    with pytest.raises(ValueError, match=r"ec_transfer_config=.*need a model that sees"):
+    with pytest.raises(ValueError, match=r"ec_transfer_config=.*need a multimodal model"):
         LLMEngine("byte-llama", ec_transfer_config=config("ec_consumer"))
 
 

@@ -87,7 +87,8 @@ def _decoded(url: str, most_pixels: int) -> np.ndarray:
         need = f"need at most {most_pixels:,} in one conversation"
         raise APIError(f"messages: a picture of too many pixels: {need}") from None
     except Exception as error:  # Pillow raises what its decoders raise
-        raise APIError(f"messages: image_url: a broken picture ({type(error).__name__})") from None
+        kind = type(error).__name__
+        raise APIError(f"messages: image_url: the picture cannot be decoded ({kind})") from None
 
 
 def _check_claim(width: int, height: int, num_bytes: int, most: int, form: str) -> None:

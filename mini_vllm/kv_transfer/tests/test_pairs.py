@@ -229,7 +229,7 @@ def test_the_parameters_of_another_prompt_are_refused():
     made.add(Job(PROMPT, 4, "r"))
     made.producer.step()
     params = transfer_of(made.producer).take_kv_transfer_params("r")
-    with pytest.raises(ValueError, match="the producer computed another prompt"):
+    with pytest.raises(ValueError, match="prompt_hash is that of another prompt"):
         made.consumer.add_request([1, 2, 3], kv_transfer_params=params)
 
 
@@ -263,8 +263,8 @@ def test_an_id_whose_blocks_are_being_read_is_refused():
         ("byte-llama", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
          "speculative_config=.*: need none"),
         ("byte-llama", {"tensor_parallel_size": 2}, "tensor_parallel_size=2: need none"),
-        ("byte-sees", {}, "model='byte-sees': need one without pictures"),
-        ("byte-window", {}, "'byte-window' is not a model whose layers all keep"),
+        ("byte-sees", {}, "model='byte-sees': kv_transfer_config needs a model of text"),
+        ("byte-window", {}, "'byte-window': kv_transfer_config needs a model whose layers"),
         ("byte-llama", {"release": "0.33.0"}, r"release='0\.33\.0' with kv_transfer_config: need"),
     ],
 )  # fmt: skip

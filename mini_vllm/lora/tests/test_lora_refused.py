@@ -37,8 +37,8 @@ FOLDERS = [
     ({"layer_replication": [[0, 2]]}, "layer_replication=[[0, 2]]: not supported"),
     ({"tensors": {f"{Q}.lora_A.weight": None}}, "layers.0.self_attn.q_proj: lora_A is missing"),
     ({"tensors": {f"{Q}.lora_B.weight": None}}, "layers.0.self_attn.q_proj: lora_B is missing"),
-    ({"tensors": {f"{Q}.lora_B.bias": ZEROS}}, "q_proj.lora_B.bias is no LoRA weight"),
-    ({"tensors": {f"{Q}.weight": ZEROS}}, "q_proj.weight is no LoRA weight"),
+    ({"tensors": {f"{Q}.lora_B.bias": ZEROS}}, "q_proj.lora_B.bias is not a supported LoRA weight"),
+    ({"tensors": {f"{Q}.weight": ZEROS}}, "q_proj.weight is not a supported LoRA weight"),
     ({"tensors": {f"{Q}.lora_A.weight": ZEROS[:, :9]}}, "has shape (2, 9), r=2 of"),
     ({"tensors": {f"{Q}.lora_A.weight": ZEROS[:1]}}, "has shape (1, 16), r=2 of"),
     ({"tensors": {f"{Q}.lora_A.weight": ZEROS * np.nan}}, "holds values from nan"),
@@ -179,7 +179,9 @@ def test_a_name_or_an_id_stands_for_one_adapter(lora, tmp_path):
     write_adapter(tmp_path / "other", seed=3)
     other = str(tmp_path / "other")
     for name, number, path in (("new", 1, other), ("good", 2, other), ("good", 1, other)):
-        with pytest.raises(ValueError, match="is known; new weights need a new name and a new id"):
+        with pytest.raises(
+            ValueError, match="already; need a new name and a new id for other weights"
+        ):
             lora.add_request([1], lora_request=LoRARequest(name, number, path))
     lora.add_request([1], lora_request=LoRARequest("new", 2, other))
     assert len(lora.requests) == 2
@@ -220,10 +222,10 @@ class Sharing(KVCacheManager):
     ("parts", "words"),
     [
         (EngineParts(scheduler=NoGates), "scheduler part NoGates: takes no gates, needed for Adap"),
-        (EngineParts(request=NoKeys), "request part NoKeys: takes no extra_keys"),
+        (EngineParts(request=NoKeys), "request part NoKeys: need a parameter extra_keys"),
         (
             EngineParts(kv_cache_manager=Sharing),
-            "kv_cache_manager part Sharing: ignores extra_keys",
+            "kv_cache_manager part Sharing: ignores Request.extra_keys",
         ),
     ],
 )
@@ -261,7 +263,7 @@ def test_a_slot_part_serves_and_one_that_mixes_slots_up_is_named(tmp_path):
     expected = [alone(p, a) for p, a in zip(prompts, wanted, strict=True)]
     assert answers(engine(Mine), prompts, wanted) == expected
     assert set(asked) == {1, 2}
-    with pytest.raises(RuntimeError, match="adapter_slots part Same: two adapters in one slot"):
+    with pytest.raises(RuntimeError, match="adapter_slots part Same: gave two adapters one slot"):
         answers(engine(Same), prompts, wanted)
-    with pytest.raises(RuntimeError, match="adapter_slots part Beyond: slot 7 for 1"):
+    with pytest.raises(RuntimeError, match="adapter_slots part Beyond: gave adapter 1 slot 7"):
         answers(engine(Beyond), prompts, wanted)

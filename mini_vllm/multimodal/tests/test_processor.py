@@ -190,12 +190,12 @@ def test_a_prompt_that_its_pictures_make_too_long_is_refused(folder):
             {"disable_chunked_mm_input": True, "max_num_batched_tokens": 3},
             "max_num_batched_tokens=3: need at least 4",
         ),
-        ({"enable_lora": True}, "enable_lora=True: need a model without pictures"),
+        ({"enable_lora": True}, "enable_lora=True: need a model of text alone"),
         (
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            "speculative_config=.*: need a model without pictures",
+            "speculative_config=.*: need a model of text alone",
         ),
-        ({"tensor_parallel_size": 2}, "not available with ranks"),
+        ({"tensor_parallel_size": 2}, "ranks cannot load a multimodal model"),
     ],
     ids=str,
 )
@@ -206,7 +206,7 @@ def test_an_engine_that_could_not_serve_pictures_is_refused_by_name(given, words
 
 def test_a_release_whose_pictures_were_not_compared_is_refused_by_name(folder):
     for release in ("0.23.0", "0.33.0"):
-        with pytest.raises(ValueError, match=f"release='{release}' with a model that sees"):
+        with pytest.raises(ValueError, match=f"release='{release}' with a multimodal model"):
             LLM(folder, release=release)
     for release, kind in (("0.22.1", "EncoderCacheManager"), ("0.27.1", "ReferencesNoted")):
         gate = LLM(folder, release=release).llm_engine.feature("multimodal").gate
@@ -226,9 +226,9 @@ def test_a_grammar_is_refused_with_pictures_and_taken_without(folder):
 
 
 def test_a_model_that_does_not_see_takes_no_pictures():
-    with pytest.raises(ValueError, match=r"(?s)multi_modal_data=.*: need a model that sees"):
+    with pytest.raises(ValueError, match=r"(?s)multi_modal_data=.*: need a multimodal model"):
         LLMEngine("toy").add_request(prompt("see", picture(1)), PARAMS)
-    with pytest.raises(ValueError, match="encoder_cache_size=4: need a model that sees"):
+    with pytest.raises(ValueError, match="encoder_cache_size=4: need a multimodal model"):
         LLMEngine("toy", encoder_cache_size=4)
 
 
