@@ -41,7 +41,9 @@ def per_prompt(name: str, value: Any, count: int) -> Sequence[Any]:
     """
     values = value if isinstance(value, Sequence) else [value] * count
     if len(values) != count:
-        raise ValueError(f"{name}: got {len(values)} for {count} prompts")
+        raise ValueError(
+            f"{name} has {len(values)} entries for {count} prompts: need one, or one per prompt"
+        )
     return values
 
 
@@ -185,7 +187,9 @@ class InputProcessor:
             longest = min(longest, self.max_model_len)
         stops = {*params.stop_token_ids, *self.eos_token_ids}
         if params.min_tokens and len(stops) > last and stops >= set(range(last + 1)):
-            raise ValueError(f"min_tokens={params.min_tokens}: every token id is a stop token")
+            raise ValueError(
+                f"min_tokens={params.min_tokens}: need 0, since every token id is a stop token"
+            )
         num_usable = self.cache.num_blocks - 1
         size = self.cache.block_size
         num_needed = -(-(longest - 1) // size)  # the last token is never computed
@@ -197,7 +201,8 @@ class InputProcessor:
         if num_needed > num_usable:
             raise ValueError(
                 f"prompt of {len(token_ids)} tokens with max_tokens={params.max_tokens} needs "
-                f"{num_needed} blocks of {self.cache.block_size}: the pool has {num_usable}"
+                f"{num_needed} blocks of {self.cache.block_size}: the pool has {num_usable}; "
+                f"raise num_blocks or lower max_tokens"
             )
 
     @staticmethod
@@ -209,8 +214,8 @@ class InputProcessor:
             )
         if num_tokens + params.min_tokens > limit:
             raise ValueError(
-                f"min_tokens={params.min_tokens}: after a prompt of {num_tokens} tokens "
-                f"max_model_len={limit} leaves {limit - num_tokens}"
+                f"min_tokens={params.min_tokens}: need at most {limit - num_tokens}, what "
+                f"max_model_len={limit} leaves after a prompt of {num_tokens} tokens"
             )
 
 
@@ -253,7 +258,9 @@ def one_each(
     if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
         raise ValueError(f"prompts={prompts!r}: need texts, or lists of token ids")
     if not isinstance(sampling_params, SamplingParams | Sequence | None):
-        raise ValueError(f"sampling_params={sampling_params!r}: need one, or one per prompt")
+        raise ValueError(
+            f"sampling_params={sampling_params!r}: need a SamplingParams, or one per prompt"
+        )
     params = per_prompt("sampling_params", sampling_params, len(prompts))
     each = {name: per_prompt(name, value, len(prompts)) for name, value in options.items()}
     own = [{name: values[i] for name, values in each.items()} for i in range(len(prompts))]

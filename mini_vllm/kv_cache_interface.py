@@ -76,6 +76,8 @@ def allocate_caches(
     shapes = [spec.shape(num_blocks, block_size) for spec in specs]
     pages = {int(np.prod(shape[3:])) for shape in shapes}
     if len(pages) > 1:
-        raise ValueError(f"kv_specs: blocks of {sorted(pages)} elements per layer, need one size")
+        raise ValueError(
+            f"kv_specs: blocks of {sorted(pages)} elements per layer: need one size for all groups"
+        )
     buffer = np.zeros(max(shapes, key=lambda shape: shape[0], default=(0,)), dtype=dtype)
     return [buffer[: shape[0]].reshape(shape) for shape in shapes]

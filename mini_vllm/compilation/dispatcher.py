@@ -88,7 +88,10 @@ class CudagraphDispatcher:
         mode = self.mode
         if MODES[mode][1] == "FULL" and support != "ALWAYS":
             if support == "NEVER":
-                raise ValueError(f"mode={mode!r}: the attention backend supports no full graph")
+                raise ValueError(
+                    f"mode={mode!r} with support='NEVER': the attention backend does not support "
+                    "full graphs; need another mode, such as PIECEWISE"
+                )
             mode = "FULL_AND_PIECEWISE" if split else "FULL_DECODE_ONLY"
         least = "UNIFORM_BATCH" if decode_query_len > 1 else "UNIFORM_SINGLE_TOKEN_DECODE"
         if MODES[mode][0] == "FULL" and SUPPORT.index(support) < SUPPORT.index(least):

@@ -114,7 +114,7 @@ class DataParallelLLM:
             RuntimeError: a rank died; the message names it, and the others are ended.
         """
         if not self._close.still_active():
-            raise ValueError("generate: this DataParallelLLM is closed")
+            raise ValueError("generate: this DataParallelLLM is closed; make a new one")
         prompts = [prompts] if isinstance(prompts, str) else prompts
         each = one_each(prompts, sampling_params, {"lora_request": lora_request})
         wanted = per_prompt("data_parallel_rank", data_parallel_rank, len(each))

@@ -176,7 +176,9 @@ def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool |
         ours = f"pipeline_parallel_size={parallel.pipeline_parallel_size}"
     for name in BASE_MODEL_ONLY:
         if setup.arguments.get(name):
-            raise ValueError(f"{ours}: need {name} not given; ranks run the base model alone")
+            raise ValueError(
+                f"{name} with {ours}: ranks run the base model alone; need one of the two"
+            )
     inside = [n for n in ("attention", "linear") if getattr(parts, n) != getattr(standard, n)]
     inside += [name for room in PARTS_INSIDE for name in parts.rooms.get(room, ())]
     if inside:

@@ -209,7 +209,7 @@ class _Ranks:
         if self.failure is not None:
             raise self.failure
         if self._ending:
-            raise RuntimeError("the ranks have been closed")
+            raise RuntimeError("RankPool.call: this pool is closed; open a new one")
         with held_back():
             self._number += 1
             number = self._number

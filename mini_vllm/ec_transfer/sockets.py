@@ -82,7 +82,7 @@ class Shelf:
     def answer(self, message: Message) -> Iterator[Message]:
         """What a peer is answered. Raises WireError at what is not a question."""
         if message.kind not in (Kind.HAS, Kind.READ):
-            raise WireError(f"{message.kind.name}: need HAS or READ")
+            raise WireError(f"the peer sent {message.kind.name}: need HAS or READ")
         mm_hash = message.fields.get("mm_hash")
         if not isinstance(mm_hash, str):
             raise WireError(f"mm_hash={mm_hash!r}: need a text")
@@ -125,11 +125,14 @@ def exchange(
         if hello.kind == Kind.GONE:
             raise IncompatibleError(str(hello.fields.get("why")))
         if hello.kind != Kind.HELLO:
-            raise WireError(f"{hello.kind.name}: need HELLO first")
+            raise WireError(f"the peer sent {hello.kind.name}: need HELLO first")
         fingerprint.check(hello.fields)
         answer = stream.receive()
     if answer.fields.get("mm_hash") != question.fields["mm_hash"]:
-        raise WireError(f"an answer about {answer.fields.get('mm_hash')!r}: asked for another")
+        raise WireError(
+            f"the peer answered about mm_hash={answer.fields.get('mm_hash')!r}: need "
+            f"{question.fields['mm_hash']!r}, which was asked for"
+        )
     return answer
 
 
@@ -204,12 +207,14 @@ class ECSocketConnector(ECConnectorBase):
             raise LoadError(f"{type(error).__name__}: {error}") from error
         fields = answer.fields
         if answer.kind != Kind.ROWS:
-            raise LoadError(f"{answer.kind.name}: {fields.get('why')}")
+            raise LoadError(f"the producer answered {answer.kind.name}: {fields.get('why')}")
         if fields.get("dtype") != dtype.name or fields.get("shape") != [mm_data.num_token, width]:
             came = f"{fields.get('dtype')} {fields.get('shape')}"
-            raise LoadError(f"rows of {came}: need {dtype.name} {[mm_data.num_token, width]}")
+            raise LoadError(
+                f"the producer sent rows of {came}: need {dtype.name} {[mm_data.num_token, width]}"
+            )
         if len(answer.data) != num_bytes:
-            raise LoadError(f"rows of {len(answer.data)} bytes: need {num_bytes}")
+            raise LoadError(f"the producer sent rows of {len(answer.data)} bytes: need {num_bytes}")
         return np.frombuffer(answer.data, dtype).reshape(mm_data.num_token, width)
 
     def _ask(self, kind: Kind, mm_hash: str, timeout_s: float, most: int) -> Message:

@@ -181,7 +181,9 @@ def _picture(path: Path) -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise ValueError("--image: needs the 'vision' extra (pillow)") from None
+        raise ValueError(
+            "--image: pillow is not installed; install the extra: uv sync --extra vision"
+        ) from None
     try:
         return Image.open(path, formats=("PNG", "JPEG"))
     except (OSError, Image.DecompressionBombError) as error:

@@ -84,7 +84,9 @@ def serve(
         from mini_vllm.entrypoints.async_llm import EngineDead
         from mini_vllm.entrypoints.openai import launch
     except ImportError as error:
-        raise ValueError(f"serve: needs the extra 'serve' ({error.name} is not here)") from None
+        raise ValueError(
+            f"serve: {error.name} is not installed; install the extra: uv sync --extra serve"
+        ) from None
     keys = [key for key in api_key or [os.environ.get("MINI_VLLM_API_KEY", "")] if key]
     launch.check_open(host, keys)
     adapters = dict(_named(text) for text in lora_modules or ())
@@ -167,7 +169,9 @@ def core(
     try:
         from mini_vllm.entrypoints.zmq_core import FrontEndGone, ZmqCore
     except ImportError as error:
-        raise ValueError(f"core: needs the extra 'core' ({error.name} is not here)") from None
+        raise ValueError(
+            f"core: {error.name} is not installed; install the extra: uv sync --extra core"
+        ) from None
     from mini_vllm.engine import LLMEngine
 
     knobs = _knobs(enable_lora, max_loras, disable_any_whitespace) | {
@@ -176,7 +180,9 @@ def core(
     }  # fmt: skip
     engine = LLMEngine(model, **knobs)
     if engine.max_model_len is None:
-        raise ValueError("max_model_len: need one, this model has no context length of its own")
+        raise ValueError(
+            f"max_model_len=None: need a length, since the config of {model} names none"
+        )
     print(f"greeting the front end at {address}", flush=True)
     try:
         ZmqCore(engine, address).run()

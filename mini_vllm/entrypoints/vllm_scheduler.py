@@ -319,7 +319,9 @@ class MiniScheduler(SchedulerInterface):
             NotImplementedError: `reset_running_requests`, which was not compared.
         """
         if reset_running_requests:
-            raise NotImplementedError("reset_running_requests=True: not served")
+            raise NotImplementedError(
+                "reset_running_requests=True: need False; this scheduler was not compared with it"
+            )
         return bool(self.mini.kv.reset_prefix_cache()) and not reset_connector
 
     def reset_encoder_cache(self) -> None:
@@ -333,7 +335,9 @@ class MiniScheduler(SchedulerInterface):
     def set_pause_state(self, pause_state: Any) -> None:
         """Raises NotImplementedError: pausing was not compared."""
         if pause_state != PauseState.UNPAUSED:
-            raise NotImplementedError(f"pause_state={pause_state!r}: not served")
+            raise NotImplementedError(
+                f"pause_state={pause_state!r}: need UNPAUSED; this scheduler does not pause"
+            )
 
     def get_grammar_bitmask(self, scheduler_output: Any) -> None:
         """None: requests with a grammar are refused."""

@@ -172,7 +172,7 @@ class ZmqCore:
     def _heard(monitor: zmq.Socket[bytes]) -> None:
         """Take one event of a connection; its end is the front end's."""
         if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
-            raise FrontEndGone("the front end has closed")
+            raise FrontEndGone("the front end has closed its connection")
 
     def _ready(self) -> dict[str, Any]:
         """What the front end adopts: `vllm/v1/engine/__init__.py:68` `EngineCoreReadyResponse`."""
@@ -231,7 +231,9 @@ class ZmqCore:
         elif kind == wire.UTILITY:
             self._call(*wire.unpack(frames[0]))
         elif kind != wire.START_DP_WAVE:
-            raise ValueError(f"message of kind {kind!r}: unknown")
+            raise ValueError(
+                f"message of kind {kind!r}: need a kind of vLLM's EngineCoreRequestType"
+            )
 
     def _add(self, message: Mapping[str, Any]) -> None:
         request_id, client = message["request_id"], message["client_index"]
@@ -330,6 +332,6 @@ class ZmqCore:
         from mini_vllm.lora.request import LoRARequest
 
         if self.engine.feature("lora") is None:
-            raise ValueError("this core has no adapters: start it with --enable-lora")
+            raise ValueError("add_lora: start this core with --enable-lora")
         self.engine.feature("lora").add_adapter(LoRARequest(*sent[: len(wire.LORA)]))
         return True

@@ -107,5 +107,7 @@ class KVEventPublisher:
         """
         if first < self._next and (not self._kept or self._kept[0].number > first):
             oldest = self._kept[0].number if self._kept else self._next
-            raise MissedEventsError(f"batches {first} to {oldest - 1} are not kept any more")
+            raise MissedEventsError(
+                f"batches {first} to {oldest - 1} were dropped: the buffer begins at {oldest}"
+            )
         return [batch for batch in self._kept if batch.number >= first]

@@ -179,7 +179,10 @@ class ExampleConnector(KVConnectorBase_V1):
         message = decode(data[:HEADER_BYTES], data[HEADER_BYTES:])
         layer, kv = layer_of(message, self.fingerprint, 0, file.num_tokens)
         if layer != self._numbers[layer_name] or kv.shape[1] != file.num_tokens:
-            raise WireError(f"{layer_name}: {kv.shape[1]} tokens of layer {layer}")
+            raise WireError(
+                f"{layer_name}: the file holds {kv.shape[1]} tokens of layer {layer}, need "
+                f"{file.num_tokens} of layer {self._numbers[layer_name]}"
+            )
         return kv
 
     def save_kv_layer(

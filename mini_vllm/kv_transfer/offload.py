@@ -365,7 +365,9 @@ class DiskBlocks:
         data = path.read_bytes()
         message = decode(data[:HEADER_BYTES], data[HEADER_BYTES:])
         if tuple(message.fields.get("shape", ())) != like.shape:
-            raise WireError(f"a block of shape {message.fields.get('shape')}")
+            raise WireError(
+                f"{path.name}: a block of shape {message.fields.get('shape')}: need {like.shape}"
+            )
         return np.frombuffer(message.data, like.dtype).reshape(like.shape)
 
     def close(self) -> None:

@@ -136,7 +136,9 @@ class EngineProcess:
         theirs.close()
         if not self.connection.poll(START_TIMEOUT_S):
             self.close()
-            raise EngineLostError(f"no engine after {START_TIMEOUT_S:g} s")
+            raise EngineLostError(
+                f"the engine's process was not ready after {START_TIMEOUT_S:g} s, and was ended"
+            )
         self.said: Any = self.receive()
         """What the process says of itself when it is ready."""
         if isinstance(self.said, Refused):
@@ -151,14 +153,14 @@ class EngineProcess:
         try:
             self.connection.send((request_id, prompt, params, kv_transfer_params))
         except OSError as error:
-            raise EngineLostError(f"the engine is gone: {error}") from error
+            raise EngineLostError(f"the engine's process has ended: {error}") from error
 
     def receive(self) -> Any:
         """The next `Answer`, or `Offered`. Raises EngineLostError."""
         try:
             answer: Answer | Offered = self.connection.recv()
         except (EOFError, OSError) as error:
-            raise EngineLostError("the engine is gone") from error
+            raise EngineLostError("the engine's process has ended") from error
         return answer
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ class Stream:
         if end < math.inf:
             left = end - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"{what} by the deadline")
+                raise TimeoutError(f"{what} before the deadline")
             self.sock.settimeout(left)
 
     def _read(self, count: int, end: float) -> bytes:
@@ -240,7 +240,7 @@ class SocketTransport:
 
     def _check(self, hello: Message) -> None:
         if hello.kind != Kind.HELLO:
-            raise WireError(f"{hello.kind.name}: need HELLO first")
+            raise WireError(f"the peer sent {hello.kind.name}: need HELLO first")
         self.outbox.fingerprint.check(hello.fields)
 
     # ------------------------------------------------------------------ the producer's side

@@ -131,7 +131,7 @@ class Outbox:
             self._end(request_id)
             return
         if message.kind != Kind.READ:
-            raise WireError(f"{message.kind.name}: need READ or DONE")
+            raise WireError(f"the peer sent {message.kind.name}: need READ or DONE")
         sent, missing = [0] * self.fingerprint.num_layers, True
         while missing:
             missing, is_news = False, False
@@ -258,7 +258,10 @@ class Inbox:
         if message.kind == Kind.GONE:
             raise WireError(str(message.fields.get("why")))
         if message.fields.get("request_id") != load.remote["remote_request_id"]:
-            raise WireError(f"a message about {message.fields.get('request_id')!r}")
+            raise WireError(
+                f"the peer sent request_id={message.fields.get('request_id')!r}: need "
+                f"{load.remote['remote_request_id']!r}, which was asked for"
+            )
         if message.kind == Kind.LAYER:
             index = message.fields.get("layer")
             known = type(index) is int and 0 <= index < len(load.num_received)
@@ -268,10 +271,10 @@ class Inbox:
             load.num_received[layer] = received + kv.shape[1]
             return True
         if message.kind != Kind.END:
-            raise WireError(f"{message.kind.name}: need LAYER, END or GONE")
+            raise WireError(f"the peer sent {message.kind.name}: need LAYER, END or GONE")
         for layer, count in enumerate(load.num_received):
             if count != wanted:
-                raise WireError(f"layer {layer}: {count} tokens of {wanted} came")
+                raise WireError(f"layer {layer}: the peer sent {count} tokens, need {wanted}")
         del self.loads[number]
         self._received.append(load.request_id)
         return False

@@ -108,7 +108,9 @@ def length_of(header: bytes, most: int = MAX_PAYLOAD) -> int:
     if header[:4] != MAGIC[: len(header[:4])]:
         raise NotOurPeerError(f"a message that begins with {header[:4]!r}: need {MAGIC!r}")
     if len(header) < HEADER_BYTES:
-        raise EndedEarlyError(f"{len(header)} bytes of a header of {HEADER_BYTES}")
+        raise EndedEarlyError(
+            f"the stream ended after {len(header)} bytes of a header of {HEADER_BYTES}"
+        )
     _, version, _, length, _ = _HEADER.unpack(header)
     if version != VERSION:
         raise VersionError(f"a peer of version {version}: need {VERSION}")
@@ -121,18 +123,22 @@ def decode(header: bytes, payload: bytes) -> Message:
     """The message of a header and all of its payload. Raises WireError by what is wrong."""
     length = length_of(header)
     if len(payload) < length:
-        raise EndedEarlyError(f"{len(payload)} bytes of a message of {length}")
+        raise EndedEarlyError(
+            f"the stream ended after {len(payload)} bytes of a message of {length}"
+        )
     *_, kind, _, crc = _HEADER.unpack(header)
     if zlib.crc32(payload, zlib.crc32(header[:-4])) != crc:
-        raise ChecksumError(f"a message of {length} bytes was changed on the way")
+        raise ChecksumError(
+            f"a message of {length} bytes: its checksum differs, so the bytes are not those sent"
+        )
     try:
         (size,) = _LENGTH.unpack_from(payload)
         fields = json.loads(payload[4 : 4 + size])
         known = Kind(kind)
     except (ValueError, RecursionError, struct.error) as error:
-        raise WireError(f"a message that says nothing: {error}") from error
+        raise WireError(f"a message of unknown kind, or without JSON fields: {error}") from error
     if not isinstance(fields, dict):
-        raise WireError(f"a message of {type(fields).__name__}: need an object")
+        raise WireError(f"the message's fields are a {type(fields).__name__}: need an object")
     return Message(known, fields, bytes(payload[4 + size :]))
 
 
@@ -196,7 +202,7 @@ def layer_of(
     """
     layer, count = message.fields.get("layer"), message.fields.get("num_tokens")
     if type(layer) is not int or not 0 <= layer < fingerprint.num_layers:
-        raise WireError(f"layer {layer!r}: need one of {fingerprint.num_layers}")
+        raise WireError(f"layer={layer!r}: need 0 to {fingerprint.num_layers - 1}")
     if message.fields.get("first") != first or type(count) is not int or count < 1:
         came = message.fields.get("first")
         raise WireError(f"layer {layer}: {count!r} tokens from {came!r} on, need them from {first}")

@@ -34,7 +34,7 @@ class PlaceholderRange:
             raise ValueError(f"{self}: need an offset of at least 0 and a length of at least 1")
         mask = self.is_embed
         if mask is not None and len(mask) != self.length:
-            raise ValueError(f"is_embed of {len(mask)}: need length={self.length}")
+            raise ValueError(f"is_embed has {len(mask)} entries: need length={self.length}")
         cumsum = None if mask is None else tuple(accumulate(map(int, mask)))
         object.__setattr__(self, "embeds_cumsum", cumsum)
 

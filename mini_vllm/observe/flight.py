@@ -80,7 +80,9 @@ class Flight:
 
     def _cut(self, path: Path, number: int, last: bool) -> None:
         if not last:
-            raise FlightError(f"{path}, line {number}: cut, and another segment follows")
+            raise FlightError(
+                f"{path}, line {number}: incomplete JSON; only the last segment may end so"
+            )
         self.is_cut = True
 
 

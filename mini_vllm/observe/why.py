@@ -107,7 +107,9 @@ def explain(scheduler: Scheduler) -> Log:
     if not isinstance(scheduler, Scheduler):
         raise ValueError(f"scheduler={type(scheduler).__name__}: need one derived from Scheduler")
     if any(isinstance(group.spec, MambaSpec) for group in getattr(scheduler.kv, "groups", ())):
-        raise ValueError("a cache group of states: need full attention and windows")
+        raise ValueError(
+            "scheduler.kv: has a group of states; need groups of full attention and windows alone"
+        )
     kind = type(scheduler)
     scheduler.__class__ = type(f"Explained{kind.__name__}", (_Explained, kind), {})
     explained: Any = scheduler

@@ -217,7 +217,10 @@ def fit(
         raise CostError(f"features={sorted(unknown)}: need some of {', '.join(FEATURES)}")
     seconds = np.array([each for _, each in timed])
     if not (np.isfinite(seconds).all() and (seconds > 0).all()):
-        raise CostError("a step of 0 seconds, or of none: need times above 0")
+        raise CostError(
+            f"timed holds a step of {seconds[~(seconds > 0) | np.isinf(seconds)][0]:g} seconds: "
+            "need finite times above 0"
+        )
     values = np.array([[getattr(work, name) for name in features] for work, _ in timed], float)
     table = np.column_stack([np.ones(len(timed)), values])  # [steps, terms]
     prices = nonnegative_least_squares(table / seconds[:, None], np.ones(len(timed)))

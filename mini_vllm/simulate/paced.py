@@ -103,7 +103,10 @@ def make_paced_engine(
                           "enable_lora") if knobs.get(name)
     ]  # fmt: skip
     if lora_modules or refused:
-        raise ValueError(f"simulate with {', '.join(refused) or 'lora_modules'}: need neither")
+        raise ValueError(
+            f"simulate with {', '.join(refused) or 'lora_modules'}: a step's cost was not "
+            "compared with these; leave them out"
+        )
     folder = resolve(model)
     config = read_config(folder / "config.json")
     if knobs.get("max_model_len") is None:

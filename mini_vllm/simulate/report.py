@@ -191,7 +191,10 @@ def prometheus_text(result: Simulated, model: str) -> str:
     try:
         from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
     except ImportError as error:
-        raise ValueError("prometheus: needs prometheus-client (the extra `serve`)") from error
+        raise ValueError(
+            "prometheus: prometheus-client is not installed; install the extra: uv sync --extra "
+            "serve"
+        ) from error
     from mini_vllm.entrypoints.openai.metrics import SECONDS
 
     registry, labels, own = CollectorRegistry(), ("model_name", "engine"), (model, "0")

@@ -247,7 +247,9 @@ class Simulator:
                 f"release={release!r}: drafts, adapters and gates are simulated at {PIN} alone"
             )
         if drafts and max_loras:
-            raise ValueError("max_loras with drafts: need one of them")
+            raise ValueError(
+                "max_loras with drafts: the two were not compared together; need one of them"
+            )
         parts = parts_of(release) if parts is None else parts
         self.cost, self.drafts = cost, drafts
         self.host = getattr(cost, "host", 0.0) if host is None else host
@@ -306,16 +308,19 @@ class Simulator:
         length = source.prompt_len + source.output_len
         if limit is not None and length > limit:
             raise TraceError(
-                f"request {number}: {source.prompt_len} + {source.output_len} tokens, "
-                f"max_model_len={limit}"
+                f"request {number}: {source.prompt_len} + {source.output_len} tokens: need at "
+                f"most max_model_len={limit}"
             )
         if length > most:
             raise TraceError(
-                f"request {number}: {length} tokens, the cache holds {most} "
+                f"request {number}: {length} tokens: need at most {most}, what the cache holds "
                 f"(num_blocks={cache.num_blocks} of {cache.block_size}, one of them reserved)"
             )
         if source.lora and not self.max_loras:
-            raise TraceError(f"request {number}: has an adapter; say how many with max_loras")
+            raise TraceError(
+                f"request {number}: has an adapter: need max_loras, the number of adapters on "
+                "the device at once"
+            )
 
 
 @dataclass(slots=True)

@@ -82,12 +82,15 @@ def build(setup: Setup) -> tuple[Simulator, dict[str, Any]]:
     drafts = None
     if (k := other.get("num_speculative_tokens")) is not None:
         if "acceptance" not in other:
-            raise ValueError("num_speculative_tokens: say with acceptance how many are accepted")
+            raise ValueError(
+                "num_speculative_tokens: need acceptance too, the share of drafts accepted, such "
+                "as acceptance=0.7"
+            )
         drafts = Drafts(k, other["acceptance"], setup.seed)
     elif "acceptance" in other:
         raise ValueError("acceptance: needs num_speculative_tokens")
     if len(loads := [name for name in LOADS if name in other]) > 1:
-        raise ValueError(f"{' with '.join(loads)}: need one of them")
+        raise ValueError(f"{' with '.join(loads)}: each sets the load; need one of them")
     closed = [name for name in CLOSED if name in other]
     if closed and "concurrency" not in other:
         raise ValueError(f"{closed[0]}: needs concurrency")

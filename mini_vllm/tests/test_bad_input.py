@@ -197,7 +197,7 @@ def test_one_bad_prompt_of_several_runs_none():
 
 def test_a_wrong_number_of_sampling_params_runs_none():
     engine = LLMEngine(model="toy")
-    with pytest.raises(ValueError, match="sampling_params: got 1 for 2 prompts"):
+    with pytest.raises(ValueError, match="sampling_params has 1 entries for 2 prompts"):
         engine.generate(["a", "b"], [SamplingParams()])
     assert not engine.has_unfinished_requests()
 

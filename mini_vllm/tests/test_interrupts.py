@@ -377,7 +377,7 @@ REFUSED = [
         lambda e: e.add_request(
             "a", SamplingParams(min_tokens=1, stop_token_ids=tuple(range(257)))
         ),
-        "min_tokens=1: every token id is a stop token",
+        "min_tokens=1: need 0, since every token id",
     ),
 ]
 

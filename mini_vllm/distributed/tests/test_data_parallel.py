@@ -52,7 +52,7 @@ def test_a_request_may_name_its_rank(two: DataParallelLLM) -> None:
     [
         ({"prompts": ["fine", ""]}, "prompt is empty"),
         ({"prompts": ["fine"], "data_parallel_rank": 2}, "data_parallel_rank=2: need 0 to 1"),
-        ({"prompts": ["fine", "too"], "data_parallel_rank": [0]}, "got 1 for 2 prompts"),
+        ({"prompts": ["fine", "too"], "data_parallel_rank": [0]}, "has 1 entries for 2 prompts"),
         ({"prompts": "x" * 400}, "max_model_len=256"),
     ],
 )

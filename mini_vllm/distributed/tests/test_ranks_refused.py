@@ -70,11 +70,11 @@ REFUSED = [
     (
         {"tensor_parallel_size": 2, "speculative_config": {"method": "ngram",
         "num_speculative_tokens": 2}},
-        "tensor_parallel_size=2: need speculative_config not given",
+        "speculative_config with tensor_parallel_size=2: ranks run",
     ),
     (
         {"tensor_parallel_size": 2, "enable_lora": True},
-        "tensor_parallel_size=2: need enable_lora not given",
+        "enable_lora with tensor_parallel_size=2: ranks run",
     ),
     (
         {"pipeline_parallel_size": 2, "async_scheduling": True},

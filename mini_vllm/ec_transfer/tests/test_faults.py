@@ -119,11 +119,11 @@ def _too_large(fields, rows):
 LIES = {
     "another picture": (
         lambda f, r: [message(f, r, mm_hash="another")],
-        "WireError: an answer about 'another': asked for another",
+        "WireError: the peer answered about mm_hash='another': need",
     ),
     "another shape": (
         lambda f, r: [message(f, r[:2], shape=[2, 16])],
-        "rows of float64 [2, 16]: need float64 [4, 16]",
+        "sent rows of float64 [2, 16]: need float64 [4, 16]",
     ),
     "a shape that its bytes do not make": (
         lambda f, r: [message(f, r[:2])],
@@ -145,7 +145,7 @@ LIES = {
     ),
     "gone meanwhile": (
         lambda f, r: [encode(Message(Kind.GONE, {**f, "why": "no such rows"}))],
-        "GONE: no such rows",
+        "the producer answered GONE: no such rows",
     ),
     "half, and no more": (
         lambda f, r: [message(f, r)[:200], None],
@@ -206,7 +206,9 @@ def test_a_producer_that_says_nothing_holds_a_step_up_until_the_deadline_and_no_
     consumer = liar(lambda fingerprint, question: [None], ask_timeout_s=0.05, retry_s=1e9)
     assert answers(consumer) == alone
     (why,) = room_of(consumer).ec_transfer.scheduler_half.failures
-    assert "TimeoutError: 20 of 20 bytes had not come by the deadline" in why or "timed out" in why
+    assert (
+        "TimeoutError: 20 of 20 bytes had not come before the deadline" in why or "timed out" in why
+    )
 
 
 def test_a_producer_keeps_so_many_bytes_and_drops_the_oldest():
@@ -226,7 +228,7 @@ def test_a_producer_keeps_so_many_bytes_and_drops_the_oldest():
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (Message(Kind.LAYER, {}), "WireError: LAYER: need HAS or READ"),
+        (Message(Kind.LAYER, {}), "WireError: the peer sent LAYER: need HAS or READ"),
         (Message(Kind.HAS, {"mm_hash": 3}), "WireError: mm_hash=3: need a text"),
         (b"GET / HTTP/1.1\r\n\r\n", "NotOurPeerError: "),
     ],

@@ -65,10 +65,16 @@ class ChatServing:
         """
         given = request.chat_template
         if given and not self.served.trust_request_chat_template:
-            raise APIError("chat_template: the server does not take templates from requests")
+            raise APIError(
+                "chat_template: need none; this server was started without "
+                "--trust-request-chat-template"
+            )
         template = given or self.served.chat_template
         if template is None:
-            raise APIError("messages: this model has no chat template")
+            raise APIError(
+                "messages: this model has no chat template; start the server with "
+                "--chat-template, or use /v1/completions"
+            )
         if not request.messages:
             raise APIError("messages: need at least one")
         messages = flat(request.messages, with_pictures)
@@ -88,7 +94,9 @@ class ChatServing:
         served = self.served
         served.adapter_of(request.model)
         if served.tool_parser is None and request.tool_choice not in (None, "none"):
-            raise APIError("tool_choice: this server was started without a tool parser")
+            raise APIError(
+                "tool_choice: need 'none'; this server was started without --tool-call-parser"
+            )
         pictures = pictures_of(request.messages) if served.engine.about.image else []
         conversation, text = self.prompt_of(request, served.engine.about.image is not None)
         ids = served.fit(text, request)

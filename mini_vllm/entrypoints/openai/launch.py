@@ -91,7 +91,10 @@ def serve_engine(
         raise ValueError(f"reasoning_parser={reasoning_parser!r}: need 'deepseek_r1', or none")
     name, modules = served_model_name or model, lora_modules or {}
     if name in modules:
-        raise ValueError(f"lora_modules holds {name!r}: the model has that name")
+        raise ValueError(
+            f"lora_modules holds {name!r}, the served model's own name: need another, or another "
+            "served_model_name"
+        )
     folder = resolve(model)
     defaults = generation_defaults(folder)
     pieces, specials = names_of_tokens(folder)
@@ -103,7 +106,9 @@ def serve_engine(
     about = asking.about
     if about.max_model_len is None:
         asking.close()
-        raise ValueError("max_model_len: need one, this model has no context length of its own")
+        raise ValueError(
+            f"max_model_len=None: need a length, since the config of {model} names none"
+        )
     mark = hashlib.sha256(f"{model} {about.config}".encode()).hexdigest()[:8]
     return Served(
         asking, name, about.max_model_len, model, requests_of(modules), defaults,
@@ -124,7 +129,9 @@ def check_open(host: str, api_keys: Sequence[str]) -> None:
     except ValueError:
         alone = host == "localhost"
     if not alone and not any(api_keys):
-        raise ValueError(f"host={host!r}: need an api_key, or 127.0.0.1")
+        raise ValueError(
+            f"host={host!r}: other machines could ask without a key; need an api_key, or 127.0.0.1"
+        )
 
 
 def run(

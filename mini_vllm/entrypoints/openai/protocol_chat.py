@@ -140,7 +140,7 @@ class TokenizeRequest(Body):
     @model_validator(mode="after")
     def _check_one(self) -> TokenizeRequest:
         if self.prompt is None and self.messages is None:
-            raise ValueError("need a prompt or messages")
+            raise ValueError("body has neither prompt nor messages: need one of them")
         return self
 
 

@@ -130,9 +130,12 @@ class Server:
                             f"body: more than {MAX_BODY_BYTES} bytes", "Bad Request", 413
                         )
                     if self._num_body_bytes > MAX_BODIES_BYTES:
-                        raise APIError("too many large bodies at once", "TooManyRequests", 429)
+                        raise APIError(
+                            f"body: the server reads at most {MAX_BODIES_BYTES} bytes of bodies at "
+                            "once; try again later", "TooManyRequests", 429,
+                        )  # fmt: skip
         except TimeoutError:
-            raise APIError(f"body: not here after {BODY_S:g} s", "Bad Request", 408) from None
+            raise APIError(f"body: not complete after {BODY_S:g} s", "Bad Request", 408) from None
         finally:
             self._num_body_bytes -= len(content)
         return bytes(content)
@@ -153,7 +156,10 @@ class Server:
         if self.served.engine.error is not None:
             raise self.served.engine.error
         if self.num_open >= self.max_concurrent:
-            raise APIError("too many requests at once", "TooManyRequests", 429)
+            raise APIError(
+                f"too many requests at once: the server takes {self.max_concurrent}; try again "
+                "later", "TooManyRequests", 429,
+            )  # fmt: skip
         header = request.headers.get("x-request-id")
         self.num_open += 1
         streams = False

@@ -125,8 +125,8 @@ class Served:
             ids = ids[first : first + most]
         if len(ids) > room:
             raise APIError(
-                f"prompt has {len(ids)} tokens and {wanted or 0} are asked for: the context is "
-                f"{self.max_model_len}", param="input_tokens",
+                f"prompt has {len(ids)} tokens, and the request asks for {wanted or 0} more: need "
+                f"at most max_model_len={self.max_model_len} together", param="input_tokens",
             )  # fmt: skip
         return ids
 
@@ -148,8 +148,9 @@ class Served:
         _, wanted = request.output_limit()
         if len(ids) + max(wanted or 1, 1) > self.max_model_len:
             raise APIError(
-                f"prompt has {len(ids)} tokens with its pictures, and {wanted or 1} are asked for: "
-                f"the context is {self.max_model_len}", param="input_tokens",
+                f"prompt has {len(ids)} tokens with its pictures, and the request asks for "
+                f"{wanted or 1} more: need at most max_model_len={self.max_model_len} together",
+                param="input_tokens",
             )  # fmt: skip
         return ids
 

@@ -70,7 +70,9 @@ def render(
 
     own = request.get("chat_template_kwargs") or {}
     if taken := [name for name in OURS if name in own]:
-        raise APIError(f"chat_template_kwargs: {taken[0]}: the request's own field says it")
+        raise APIError(
+            f"chat_template_kwargs: {taken[0]}: need another name, the request itself sets this one"
+        )
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = to_json
     offered = None if tools is None else [_dumped(tool) for tool in tools]

@@ -69,7 +69,7 @@ def test_times_become_a_cost(tmp_path):
         (["simulate", TRACE, "--cost", "x=1"], "terms['x']: need one of step"),
         (["simulate", TRACE, *COST, "--set", "block_size"], "--set block_size: need KNOB=VALUE"),
         (["simulate", TRACE, *COST, "--sweep", "a"], "--sweep a: need KNOB=V1,V2"),
-        (["simulate", TRACE, *COST, "--set", "num_blocks=20"], "the cache holds 304"),
+        (["simulate", TRACE, *COST, "--set", "num_blocks=20"], "need at most 304"),
         (["simulate", TRACE, *COST, "--sweep", "speed=1,2", "--csv", "x"], "--csv with --sweep"),
         (["fit", TRACE, "-o", "x"], "line 1: need an object with one of add"),
     ],

@@ -101,7 +101,7 @@ def test_a_damaged_file_costs_a_load(tmp_path, policy):
     if policy == "recompute":
         assert output.token_ids == alone(PROMPT, 3)
     else:
-        assert output.finish_reason == "error" and "changed on the way" in str(output.stop_reason)
+        assert output.finish_reason == "error" and "its checksum differs" in str(output.stop_reason)
     assert transfer_of(of).num_failed_loads == 1 and of.scheduler.kv.usage == 0.0
     of.close()
 

@@ -130,7 +130,7 @@ def kept(policy, **knobs):
         ("reset", "ConnectionResetError"),
         ("refuse", "ConnectionRefusedError"),
         ("silence", "no answer within 10"),
-        ("early_end", "WireError: layer 0: 0 tokens of 9 came"),
+        ("early_end", "WireError: layer 0: the peer sent 0 tokens, need 9"),
         ("another_prompt", "are of another prompt"),
     ],
 )

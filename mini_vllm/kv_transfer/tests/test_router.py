@@ -74,7 +74,7 @@ def test_what_is_not_kept_any_more_is_said():
     for number in range(4):
         of.generate([[number] * 8], PARAMS)
         publisher.publish()
-    with pytest.raises(MissedEventsError, match="batches 0 to 1 are not kept"):
+    with pytest.raises(MissedEventsError, match="batches 0 to 1 were dropped"):
         publisher.replay(0)
     assert [batch.number for batch in publisher.replay(2)] == [2, 3]
     assert publisher.replay(4) == []

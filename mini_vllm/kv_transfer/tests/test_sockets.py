@@ -128,8 +128,8 @@ def test_peers_that_are_not_ours_are_refused_by_name(engines):
     assert refusal(producer, bytes(damaged)).startswith("ChecksumError")
     assert refusal(producer, hello[:20]).startswith("EndedEarlyError")
     read = wire.encode(Message(Kind.READ, {}))
-    assert refusal(producer, read) == "WireError: READ: need HELLO first"
-    assert refusal(producer, hello + hello) == "WireError: HELLO: need READ or DONE"
+    assert refusal(producer, read) == "WireError: the peer sent READ: need HELLO first"
+    assert refusal(producer, hello + hello) == "WireError: the peer sent HELLO: need READ or DONE"
 
 
 @pytest.fixture
@@ -184,7 +184,8 @@ def test_a_producer_that_is_not_ours_costs_the_load_and_says_why(engines, impost
     said = {
         "http": "NotOurPeerError", "version": "VersionError", "flood": "TooLongError",
         "model": "IncompatibleError: the peer's model", "corrupt": "ChecksumError",
-        "early": "0 tokens of 9 came", "more": "TooLongError: layer 0: 5000 tokens, asked for 9",
+        "early": "the peer sent 0 tokens, need 9",
+        "more": "TooLongError: layer 0: 5000 tokens, asked for 9",
     }  # fmt: skip
     request = decoded(consumer, {**params, "remote_port": impostor(bytes(hello), rest)})
     assert request.finish_reason == "error" and said[fault] in str(request.stop_reason)
@@ -277,7 +278,7 @@ def test_a_peer_that_drips_has_as_long_as_any_other(monkeypatch, limit):
     clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
     monkeypatch.setattr(sockets, "time", clock)
     dripping = Dripping()
-    with pytest.raises(TimeoutError, match=r"of 65535 bytes had not come by the deadline"):
+    with pytest.raises(TimeoutError, match=r"of 65535 bytes had not come before the deadline"):
         Stream(dripping, **limit).receive()
     assert wire.HEADER_BYTES < dripping.num_bytes < 40
 

@@ -49,7 +49,7 @@ def test_every_cut_is_noticed():
         (0, b"GET ", wire.NotOurPeerError, "b'GET '"),
         (4, struct.pack("!H", 2), wire.VersionError, "version 2: need 1"),
         (8, struct.pack("!I", 1 << 31), wire.TooLongError, "2,147,483,648 bytes"),
-        (12, b"\0\0\0\0", wire.ChecksumError, "changed on the way"),
+        (12, b"\0\0\0\0", wire.ChecksumError, "its checksum differs"),
     ],
 )
 def test_what_is_not_ours_is_refused_by_name(at, what, error, said):

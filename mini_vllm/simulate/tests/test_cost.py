@@ -137,7 +137,7 @@ def test_a_file_that_is_no_cost_is_refused(tmp_path, text):
 def test_a_fit_wants_enough_steps_and_times_above_zero():
     with pytest.raises(CostError, match="3 steps: need at least 12 for 3 features"):
         fit(steps(3), "few")
-    with pytest.raises(CostError, match="a step of 0 seconds"):
+    with pytest.raises(CostError, match="timed holds a step of 0 seconds"):
         fit([(work, 0.0) for work, _ in steps()], "none")
     with pytest.raises(CostError, match=r"features=\['colour'\]: need some of tokens"):
         fit(steps(), "x", ["colour"])

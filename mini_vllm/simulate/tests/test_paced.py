@@ -82,7 +82,7 @@ def test_a_simulated_engine_has_the_models_tokenizer_template_and_length():
     [
         ({"step_cost": "nowhere"}, "nowhere: No such file"),
         ({"step_cost": "step=1", "speculative_config": {"num_speculative_tokens": 1}},
-         "simulate with speculative_config: need neither"),
+         "simulate with speculative_config: a step"),
         ({"step_cost": "step=1", "num_blocks": 1}, "num_blocks=1"),
     ],
 )  # fmt: skip

@@ -128,7 +128,7 @@ def test_adapters_keep_prefixes_apart_and_slots_limit_a_step():
     assert plans[0][2].keys() == {"0", "2"}
     cached = {o.number: o.cached_tokens for o in result.outcomes}
     assert cached == {0: 0, 1: 0, 2: 4}  # 2 has the adapter of 0; its last block is computed
-    with pytest.raises(TraceError, match="request 0: has an adapter; say how many with max_loras"):
+    with pytest.raises(TraceError, match="request 0: has an adapter: need max_loras"):
         run(trace)
 
 
@@ -177,11 +177,13 @@ def test_clients_begin_apart_and_send_again_after_a_turnaround():
 
 def test_a_request_that_could_never_be_served_is_refused_or_counted():
     trace = [TraceRequest(0.0, 4, 2), TraceRequest(1.0, 300, 2), TraceRequest(2.0, 4, 2)]
-    with pytest.raises(TraceError, match=r"request 1: 302 tokens, the cache holds 252"):
+    with pytest.raises(TraceError, match=r"request 1: 302 tokens: need at most 252"):
         run(trace)
     result, _ = run(trace, skip=True)
     assert result.skipped.count == 1 and len(result.outcomes) == 2
-    with pytest.raises(TraceError, match=r"request 1: 300 \+ 2 tokens, max_model_len=100"):
+    with pytest.raises(
+        TraceError, match=r"request 1: 300 \+ 2 tokens: need at most max_model_len=100"
+    ):
         run(trace, max_model_len=100, num_blocks=600)
 
 

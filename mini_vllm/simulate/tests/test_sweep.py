@@ -124,7 +124,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch):
 def test_a_refused_setting_is_a_row_that_says_why():
     rows = sweep(SETUP, {"num_blocks": [1200, 20], "release": ["0.22.1", "0.1"]})
     assert [bool(row.error) for row in rows] == [False, True, True, True]
-    assert "the cache holds" in rows[2].error and "release='0.1'" in rows[1].error
+    assert "what the cache holds" in rows[2].error and "release='0.1'" in rows[1].error
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_the_knee_lies_between_the_last_load_that_holds_and_the_first_that_does_
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"rate": 1.0, "speed": 2.0}, "rate with speed: need one of them"),
-        ({"num_speculative_tokens": 2}, "say with acceptance"),
+        ({"rate": 1.0, "speed": 2.0}, "rate with speed: each sets the load; need one"),
+        ({"num_speculative_tokens": 2}, "need acceptance too"),
         ({"acceptance": 0.5}, "acceptance: needs num_speculative_tokens"),
         ({"ramp": 0.1}, "ramp: needs concurrency"),
         ({"concurrency": 2, "turnaround": -1}, "turnaround=-1: need seconds, 0 or more"),

@@ -82,7 +82,7 @@ def test_what_does_not_go_together_is_refused_by_name():
     few = {"max_num_batched_tokens": 10, "max_num_seqs": 8}
     words("twice max_num_seqs=8", speculative_config=DRAFT, **few)
     parts = EngineParts(rooms={"spec_decode": {"drafter": lambda context, n, k: []}})
-    words("method is 'draft_model'", speculative_config=DRAFT, parts=parts)
+    words("method='draft_model': need method='ngram'", speculative_config=DRAFT, parts=parts)
 
 
 def _larger_vocabulary() -> Transformer:
