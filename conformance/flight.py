@@ -102,9 +102,11 @@ def config_of(head: Mapping[str, Any], takes_groups: bool = False) -> dict[str, 
         raise NotReplayable(f"groups of {', '.join(kinds)}: need {need}")
     for name in ("connector", "encoder"):
         if name in head:
-            raise NotReplayable(f"{name}={head[name]}: need an engine without one")
+            raise NotReplayable(
+                f"{name}={head[name]}: need a recording of an engine without {name}"
+            )
     if head["scheduler"] not in (ASYNC, SYNC):
-        raise NotReplayable(f"scheduler={head['scheduler']}: need vLLM's own")
+        raise NotReplayable(f"scheduler={head['scheduler']}: need vLLM's {SYNC} or {ASYNC}")
     knobs = head["knobs"]
     config = {name: head[name] for name in (
         "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
@@ -113,7 +115,7 @@ def config_of(head: Mapping[str, Any], takes_groups: bool = False) -> dict[str, 
     if kinds != ["FullAttentionSpec"]:
         for name in ("speculative", "max_loras"):
             if name in head:
-                raise NotReplayable(f"{name} with several groups: not proved")
+                raise NotReplayable(f"{name} with several cache groups: not compared with vLLM")
         config["kv_groups"] = [{**group, "kind": KINDS[group["kind"]]} for group in groups]
     config["long_prefill_token_threshold"] = knobs.get("long_prefill_token_threshold", 0)
     config["enable_chunked_prefill"] = knobs.get("enable_chunked_prefill", True)
@@ -138,14 +140,20 @@ class Pilot:
         self.is_pin = version == recording.UPSTREAM["version"]
         for name in ("speculative", "max_loras"):
             if name in head and not self.is_pin:
-                raise NotReplayable(f"vLLM {version} with {name}: only plain requests are proved")
+                raise NotReplayable(
+                    f"vLLM {version} with {name}: need {recording.UPSTREAM['version']}, or "
+                    "requests without it"
+                )
         build, self.make_request, manager = _parts(version)
         config = {**config_of(head, takes_groups), "grammars": True}
         self.num_groups = len(config.get("kv_groups", ()))
         """0 where there is one of full attention: tables are then one list of ids."""
         if self.num_groups:
             if not self.is_pin:
-                raise NotReplayable(f"vLLM {version} with several groups: the pin's are proved")
+                raise NotReplayable(
+                    f"vLLM {version} with several cache groups: need "
+                    f"{recording.UPSTREAM['version']}"
+                )
             manager = HybridKVCacheManager
         told: Callable[..., KVCacheManager] = hashed_as_told(manager, self.hashes)
         if self.num_groups:
@@ -179,7 +187,9 @@ class Pilot:
         }  # fmt: skip
         if line.get("grammar"):
             if not self.is_pin:
-                raise NotReplayable("a grammar: only plain requests of a later release are proved")
+                raise NotReplayable(
+                    f"request {number} has a grammar: need vLLM {recording.UPSTREAM['version']}"
+                )
             add["grammar"] = {"ready_at": sys.maxsize, "reject_at": None}
         self.hashes[request_id] = hashes_of(line["hashes"])
         request = self.make_request(add, ENDS)
@@ -194,7 +204,9 @@ class Pilot:
 
     def _reset(self, line: Line) -> None:
         if line["running"]:
-            raise NotReplayable("a reset of running requests")
+            raise NotReplayable(
+                "reset_prefix_cache(reset_running_requests=True): need a recording without it"
+            )
         self._compare("reset", line["reset"], self.scheduler.kv.reset_prefix_cache())
 
     def _step(self, line: Line) -> None:
@@ -278,7 +290,9 @@ class Pilot:
         for number, text in pairs(line.get("hashes", ())):
             self.hashes[str(number)] += hashes_of(text)
         if plan is None:
-            raise NotReplayable(f"an update of a step that is not in the file ({line['out']})")
+            raise NotReplayable(
+                f"the file has an update of step {line['out']} and not the step itself"
+            )
         finished = self.scheduler.update_from_output(plan, said)
         got = {int(r.request_id): str(r.finish_reason) for r in finished}
         self._compare("ended", ended, got)

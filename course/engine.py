@@ -219,7 +219,9 @@ def first_tokens(console: Console, root: Path, where: Path) -> dict[str, object]
 
     found = environment.look(where)
     if found is None:
-        raise CourseError(f"{where} has no vLLM that can be asked for its version.")
+        raise CourseError(
+            f"{where} has no vLLM that tells its version. To install it: course engine install"
+        )
     command = [str(found.python), "-m", "conformance.first_tokens"]
     ran = processes.run(command, root, environment.variables(found, root), TIME_LIMIT)
     result = engines.Ran(tuple(command), -1 if ran.code is None else ran.code, ran.output).result
@@ -230,7 +232,9 @@ def first_tokens(console: Console, root: Path, where: Path) -> dict[str, object]
     (mini,) = LLM(dtype="float64").generate([PROMPT], params)
     theirs, ours = result["token_ids"], list(mini.outputs[0].token_ids)
     if theirs != ours:
-        raise CourseError(f"The real engine says {theirs}, mini_vllm {ours}: they should be equal.")
+        raise CourseError(
+            f"The real engine's tokens are {theirs}, mini_vllm's are {ours}: they should be equal."
+        )
     say(console, f"  {PROMPT!r} goes on {bytes(ours).decode()!r}, by both engines")
     return {"token_ids": theirs, "start": round(result["seconds"], 1)}
 
@@ -298,7 +302,10 @@ def _adopted(where: Path, build: Build) -> dict[str, Any]:
     """
     found = environment.look(where)
     if found is None or not found.vllm.startswith(PIN) or found.on_cpu != (build is CPU):
-        raise CourseError(f"{where} is not empty and holds no {build.requirement}: use --into.")
+        raise CourseError(
+            f"{where} is not empty and holds no {build.requirement}: name another folder with "
+            "--into."
+        )
     return {"requirement": build.requirement, "environment": {}, "wheel": {}, "packages": {}}
 
 

@@ -37,7 +37,7 @@ def run(console: Console, number: int, release: str, reveal: bool) -> int:
     """
     if number not in EXHIBITS:
         known = ", ".join(map(str, EXHIBITS))
-        raise CourseError(f"{number} is not exhibited; there are {known}")
+        raise CourseError(f"The museum has no exhibit {number}. There are: {known}.")
     exhibit = EXHIBITS[number]
     say = terminal.say
     say(console, f"{number}: {exhibit.title}", "bold")

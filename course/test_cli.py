@@ -394,10 +394,10 @@ def test_trace_and_mine_use_the_parts_that_pass_and_say_whose_they_are(
         cwd=out, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
     assert ran.stdout == "my_engine.lab_90_00\n", ran.stderr
-    assert "is there already" in course("mine", "--out", str(out)).err
+    assert "the folder exists already" in course("mine", "--out", str(out)).err
     for name, why in (
         ("1.2", "need a name of letters"), ("class", "need a name of letters"),
-        ("mini-vllm", "a module mini_vllm is installed"), ("no/such", "is no folder: need one"),
+        ("mini-vllm", "a module mini_vllm is installed"), ("no/such", "create it first"),
     ):  # fmt: skip
         assert why in course("mine", "--out", str(tmp_path / name)).err
 
@@ -434,7 +434,7 @@ def test_run_mine_uses_no_lab_that_does_not_pass(course, own_sampler, starter):
     own_sampler("pass")
     starter.write_text(starter.read_text().replace("-(-num_tokens", "(num_tokens"))
     ran = course("run", "--mine", "--model", "toy", "--max-tokens", "3", "hi")
-    assert "None of the labs that supply a part is passed yet." in ran.out
+    assert "You have not passed a lab that supplies a part yet" in ran.out
 
 
 @pytest.mark.slow

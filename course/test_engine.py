@@ -179,7 +179,7 @@ def test_other_tokens_than_minis_are_no_success(monkeypatch, tmp_path):
     said = 'RESULT {"token_ids": [1, 2, 3], "seconds": 1.0}\n'
     monkeypatch.setattr(engine.environment, "look", lambda where: found)
     monkeypatch.setattr(engine.processes, "run", lambda *a, **k: engine.processes.Ran(said, 0))
-    with pytest.raises(CourseError, match=r"says \[1, 2, 3\], mini_vllm \[32, 97"):
+    with pytest.raises(CourseError, match=r"are \[1, 2, 3\], mini_vllm's are \[32, 97"):
         engine.first_tokens(engine_console(), tmp_path, tmp_path)
     monkeypatch.setattr(engine.processes, "run", lambda *a, **k: engine.processes.Ran("", 1))
     with pytest.raises(CourseError, match="did not start"):

@@ -148,7 +148,7 @@ def _forgets(scheduler, runner, sampler):
     [
         (_twice, r"called scheduler.schedule\(\) twice"),
         (_unbound, "need this step's plan, bound"),
-        (_sampled(lambda row, params: (row.copy(), params)), "sampled what is not a row"),
+        (_sampled(lambda row, params: (row.copy(), params)), "returned, not a copy"),
         (_sampled(lambda row, params: (row, SamplingParams())), "with other parameters"),
         (_sampled(lambda row, params: (row, params)), "which has not caught up"),
         (_forgets, "need the token of every request"),
@@ -216,5 +216,5 @@ def test_course_run_mine_takes_both(tmp_path, monkeypatch, capsys):
     assert "step               yours, from lab 01-03: 12 calls" in said
     assert "stop_check         yours, from lab 01-05: 12 calls" in said
     said = course.run("A", "--mine", "--drafts", "2")
-    assert "Your step from lab 01-03 takes one token a row and rests" in said
+    assert "Your step from lab 01-03 takes one token a row, so the engine's own runs" in said
     assert "step               yours, rests here" in said

@@ -121,5 +121,5 @@ def test_a_scheduler_that_plans_no_drafts_rests_while_there_are_any(
         cli.main()
     said = capsys.readouterr().out
     assert not end.value.code, said
-    assert ("plans no drafts and rests" in said) == (not drafts)
+    assert ("cannot plan drafts" in said) == (not drafts)
     assert ("draft tokens accepted in" in said) == (not drafts)

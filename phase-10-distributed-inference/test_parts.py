@@ -81,6 +81,6 @@ def test_ranks_that_hold_the_labs_shards_say_what_one_process_says(supplied):
 def test_course_run_mine_takes_them(tmp_path, monkeypatch, capsys):
     course = PassedCourse(tmp_path, ["10-01", "04-03"], monkeypatch, capsys)
     said = course.run("A", "--mine", "--tensor-parallel-size", "2", max_tokens=4)
-    assert "What would have to work in the ranks rests: attention." in said
+    assert "The ranks use the engine's own parts in place of yours: attention." in said
     assert "attention          yours, rests here" in said
     assert "shards             yours, from lab 10-01: 224 calls" in said

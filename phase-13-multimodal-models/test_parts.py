@@ -60,7 +60,9 @@ def test_course_run_mine_takes_it(tmp_path, monkeypatch, capsys):
 def test_a_scheduler_without_gates_rests_where_the_model_sees(tmp_path, monkeypatch, capsys):
     course = PassedCourse(tmp_path, ["03-01"], monkeypatch, capsys)
     said = course.run("what is this?", "--mine", "--model", "byte-sees")
-    assert "takes no gates and rests; without --model byte-sees it runs" in said
+    assert (
+        "has no parameter gates, so the engine's own runs; without --model byte-sees yours" in said
+    )
 
 
 # --- the labs' recordings are what the recorders say today ----------------------------------------

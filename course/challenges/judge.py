@@ -125,7 +125,9 @@ class Player:
         while True:
             told = self._hear(message["call"])
             if not isinstance(told, dict):
-                raise Wrong("the answer's process said something that is not a reply")
+                raise Wrong(
+                    f"{message['call']}: the answer's process sent {str(told)[:60]}: need a reply"
+                )
             if "error" in told:
                 raise Wrong(f"{message['call']}: {told['error']}")
             if "value" in told:
@@ -135,10 +137,13 @@ class Player:
     def _ask(self, told: dict[str, Any]) -> dict[str, Any]:
         self.asked += 1
         if self.asked > ASKED:
-            raise Wrong(f"more than {ASKED:,} questions in one workload")
+            raise Wrong(f"your answer asked more than {ASKED:,} questions in one workload")
         name, args = told.get("ask"), told.get("args")
         if not isinstance(name, str) or name not in self.oracles or not isinstance(args, list):
-            raise Wrong("the answer's process asked something that is not there to be asked")
+            raise Wrong(
+                f"the answer's process asked {str(name)[:40]!r}: need one of "
+                f"{', '.join(self.oracles) or 'nothing'}, with a list of arguments"
+            )
         try:
             return {"value": self.oracles[name](*args)}
         except (TypeError, ValueError) as error:
@@ -162,14 +167,14 @@ class Player:
         try:
             return json.loads(line, parse_constant=_no_number)
         except (ValueError, RecursionError):
-            raise Wrong(f"{during}: what came back is not JSON") from None
+            raise Wrong(f"{during}: the value it returned is not JSON") from None
 
     def _ended(self, during: str) -> NoReturn:
         if not self.late:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)  # its pipe is closed: it has ended, or is ending
         if self.late or self.process.returncode == -getattr(signal, "SIGXCPU", 0):
-            raise Wrong(f"{during}: no answer after {SECONDS:g} s, look for a loop without end")
+            raise Wrong(f"{during}: no answer after {SECONDS:g} s; look for a loop without end")
         raise Wrong(f"{during}: the answer's process ended")
 
     def _stop(self) -> None:

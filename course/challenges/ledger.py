@@ -171,7 +171,7 @@ def share(root: Path, challenge: Challenge, out: Path) -> Try:
             f"No try at {challenge.name} has scored yet: course challenge {challenge.name} --check"
         )
     if out.exists():
-        raise CourseError(f"{out} is there already: name a file that is not")
+        raise CourseError(f"{out} exists already: name a new file")
     text = (folder_of(root, challenge) / "tries" / f"{found.digest}.py").read_text("utf-8")
     data = {"version": 1, "challenge": challenge.name, **asdict(found), "answer": text}
     write_atomically(out, json.dumps(data, indent=1) + "\n")

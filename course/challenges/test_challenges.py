@@ -129,11 +129,11 @@ REFUSED = {
         "import json, os\nBODY: [os.write(f, b'{\"ask\": \"ranks\", \"args\": []}\\n')"
         " for f in range(4, 9) if os.path.exists(f'/proc/self/fd/{f}')"
         " and 'pipe' in os.readlink(f'/proc/self/fd/{f}')]; return 0",
-        "not there to be asked|less|whole number|process ended",
+        "process asked|less|whole number|process ended",
     ),
     "a ticket it never got": ("queue", "BODY: return self.less(-1, 3)", "need two tickets"),
     "any ticket": ("queue", "BODY: return 0", "most urgent"),
-    "a count from nowhere": ("lookups", "BODY: return 0", "are cached"),
+    "a count from nowhere": ("lookups", "BODY: return 0", "gave 0 of"),
     "a look at another prompt's block": ("lookups", "BODY: self.cached(-1)", "not a block"),
     "evicts what is not there": ("eviction", "BODY: return list(range(9000, 9000 + args[1]))",
                                  "is not cached"),
@@ -356,7 +356,7 @@ def test_a_shared_file_is_scored_again(drafter, tmp_path, capsys):
     told += [Verdict(900, 636, 700, 470, "a"), Verdict(900, 636, 700, 470, "a")]
     shown.check(make_console(), root, challenge, "", "")
     ledger.share(root, challenge, out)
-    with pytest.raises(CourseError, match="is there already"):
+    with pytest.raises(CourseError, match="exists already"):
         ledger.share(root, challenge, out)
     assert shown.verify(make_console(), out)
     data = json.loads(out.read_text())

@@ -288,7 +288,7 @@ def contradiction(day: Recorded, cause: str) -> Evidence | None:
         ValueError: a cause that is not in `CAUSES`; they are listed.
     """
     if cause not in CAUSES:
-        raise ValueError(f"{cause!r} is no cause. Choose from: {', '.join(CAUSES)}")
+        raise ValueError(f"cause={cause!r}: need one of {', '.join(CAUSES)}")
     if cause == "clients-leave":
         return _metric(day, 'vllm:request_success_total{.*finished_reason="abort"',
                        "after the last answer, no request had been aborted", "0.0")  # fmt: skip
@@ -388,7 +388,7 @@ def replay(day: Recorded, knob: str = "", value: str = "") -> Replayed:
     turned: dict[str, Any] = {}
     if knob:
         if knob not in KNOBS:
-            raise ValueError(f"{knob!r} is no knob to turn. Choose from: {', '.join(KNOBS)}")
+            raise ValueError(f"knob={knob!r}: need one of {', '.join(KNOBS)}")
         if knob == "max_loras" and "max_loras" not in day.case["config"]:
             raise ValueError("max_loras: no request of this day has an adapter")
         turned[knob] = _value(knob, value)

@@ -76,13 +76,13 @@ def test_log_metrics_and_trace_are_of_one_server(name):
 def test_a_knob_or_a_value_that_is_none_is_refused_by_name():
     day = judge.load("monday")
     for knob, value, told in (
-        ("num_blocks", "80", "is no knob to turn"), ("max_num_seqs", "0", "from 1 to"),
+        ("num_blocks", "80", "knob=.*: need one of"), ("max_num_seqs", "0", "from 1 to"),
         ("max_num_seqs", "many", "whole number"), ("policy", "lifo", "fcfs or priority"),
         ("enable_prefix_caching", "1", "true or false"), ("max_loras", "2", "has an adapter"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=told):
             judge.replay(day, knob, value)
-    with pytest.raises(ValueError, match="is no cause"):
+    with pytest.raises(ValueError, match=r"cause=.*: need one of"):
         judge.contradiction(day, "bad-luck")
 
 

@@ -130,7 +130,7 @@ def serve(
         from mini_vllm.entrypoints.openai import launch
     except ImportError as error:
         raise CourseError(
-            f"serve: needs the extra 'serve' ({error.name} is not here): "
+            f"serve: {error.name} is not installed; bring the extra 'serve': "
             "uv run --extra serve course serve"
         ) from None
     own = _own(console, opened) if use_mine else Own({}, {})
@@ -262,7 +262,9 @@ def own_parts(
     except CourseError:
         raise
     except Exception as error:
-        raise CourseError(f"A part could not be loaded: {type(error).__name__}: {error}") from None
+        raise CourseError(
+            f"The engine cannot load one of your parts: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _own(console: Console, opened: Callable[[], tuple[Path, list[Lab], Progress]]) -> Own:
@@ -316,7 +318,7 @@ class Own:
                 told = f"  {part:<18} yours, from lab {self.owners[part].id}: {calls}"
                 terminal.say(console, told, "green")
         if not self.owners:
-            terminal.say(console, "None of the labs that supply a part is passed yet.")
+            terminal.say(console, "You have not passed a lab that supplies a part yet.")
 
 
 @contextlib.contextmanager

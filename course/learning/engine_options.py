@@ -81,25 +81,34 @@ class EngineOptions:
         def rests(part: str, why: str) -> None:
             if supplied.pop(part, None):
                 whose = f" from lab {owners[part].id}" if part in owners else ""
-                told.append(f"Your {part}{whose} {why} it runs.")
+                told.append(f"Your {part}{whose} {why} yours runs.")
 
         gated = "--regex" if self.regex is not None else "--adapter" if self.adapter else ""
         if self.model in ("byte-sees", "byte-state"):
             gated = gated or f"--model {self.model}"
         if self.drafts:
-            rests("scheduler", "plans no drafts and rests; with --drafts 0")
-            rests("step", "takes one token a row and rests; with --drafts 0")
+            rests("scheduler", "cannot plan drafts, so the engine's own runs; with --drafts 0")
+            rests("step", "takes one token a row, so the engine's own runs; with --drafts 0")
         elif gated:
-            rests("scheduler", f"takes no gates and rests; without {gated}")
+            rests("scheduler", f"has no parameter gates, so the engine's own runs; without {gated}")
         if self.model in OTHER_CACHES:
-            rests("kv_cache_manager", f"rests; without --model {self.model}")
+            rests(
+                "kv_cache_manager",
+                f"does not fit this model, so the engine's own runs; without --model {self.model}",
+            )
         if self.model == "byte-window" and not hasattr(
             supplied.get("attention"), "takes_sliding_window"
         ):
-            rests("attention", "minds no window and rests; without --model byte-window")
+            rests(
+                "attention",
+                "does not apply sliding windows, so the engine's own runs; without --model "
+                "byte-window",
+            )
         inside = IN_THE_RANKS if self.tensor_parallel_size > 1 else ()
         if resting := [part for part in inside if supplied.pop(part, None)]:
-            told.append(f"What would have to work in the ranks rests: {', '.join(resting)}.")
+            told.append(
+                f"The ranks use the engine's own parts in place of yours: {', '.join(resting)}."
+            )
         return told
 
 

@@ -176,5 +176,5 @@ def _read(path: Path) -> dict[str, int | None]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CourseError(f"{path}: not a matrix of a loop ({error})") from None
     if not sound:
-        raise CourseError(f"{path}: a row is neither 0, 1, 2, 3 nor null")
+        raise CourseError(f"{path}: each of rows needs 0, 1, 2, 3 or null")
     return dict(rows)

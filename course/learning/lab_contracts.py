@@ -94,13 +94,20 @@ class _Step:
         first, width = self.rows.ctypes.data, self.rows.strides[0] or 1
         number, rest = divmod(row.ctypes.data - first, width)
         if rest or not 0 <= number < len(self.rows) or row.shape != self.rows.shape[1:]:
-            raise RuntimeError("step part: sampled what is not a row that runner.execute returned")
+            raise RuntimeError(
+                f"step part: sampled an array of shape {row.shape}: need one of the "
+                f"{len(self.rows)} rows that runner.execute returned, not a copy"
+            )
         request = self.plan.scheduled_requests[number]
         if params is not request.sampling_params:
-            raise RuntimeError(f"step part: sampled {request.request_id!r} with other parameters")
+            raise RuntimeError(
+                f"step part: sampled {request.request_id!r} with other parameters: need its own "
+                "request.sampling_params"
+            )
         if request.request_id not in self.plan.sampling_req_ids:
             raise RuntimeError(
-                f"step part: sampled {request.request_id!r}, which has not caught up"
+                f"step part: sampled {request.request_id!r}, which has not caught up: need only "
+                "requests of which needs_sample(request) is true"
             )
         return self.sampled.get(request.request_id, [0])[0]  # one that failed ends with the step
 
@@ -115,7 +122,7 @@ class _Planned:
 
     def schedule(self) -> SchedulerOutput:
         if self._step.plan is not None:
-            raise RuntimeError("step part: called scheduler.schedule() twice")
+            raise RuntimeError("step part: called scheduler.schedule() twice: need one call a step")
         self._step.plan = self._step.engine.scheduler.schedule()
         return self._step.plan
 
@@ -124,7 +131,10 @@ class _Planned:
     ) -> list[Request]:
         step = self._step
         if not step.is_run and plan.scheduled_requests:
-            raise RuntimeError("step part: update_from_output before the plan has run")
+            raise RuntimeError(
+                "step part: called update_from_output before the plan ran: need runner.execute "
+                "first"
+            )
         tokens = {name: token for name, token in sampled.items() if name in step.sampled}
         if tokens != step.sampled:
             raise RuntimeError(

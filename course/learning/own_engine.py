@@ -183,7 +183,7 @@ def show(
     own = f"{len(owners)} of {len(supplying)} parts are yours"
     terminal.say(console, own, "bold")
     if not owners:
-        terminal.say(console, "None of the labs that supply a part is passed yet.")
+        terminal.say(console, "You have not passed a lab that supplies a part yet.")
         return
     if (found := badge(root, parts)) is not None:
         terminal.say(console, f"It {found.text}.", "green" if found.is_vllms else "yellow")
@@ -210,16 +210,18 @@ def write(root: Path, out: Path, parts: Mapping[str, Any], owners: Mapping[str, 
             package cannot have its name.
     """
     if not owners:
-        raise CourseError("None of the labs that supply a part is passed yet: nothing to write.")
+        raise CourseError(
+            "You have not passed a lab that supplies a part yet, so there is nothing to write."
+        )
     if out.exists():
-        raise CourseError(f"{out} is there already: name a folder that is not")
+        raise CourseError(f"--out {out.name}: the folder exists already: name a new one")
     name = out.name.replace("-", "_")
     if not name.isidentifier() or keyword.iskeyword(name):
         raise CourseError(f"--out {out.name}: need a name of letters, digits, - and _")
     if importlib.util.find_spec(name) is not None:
         raise CourseError(f"--out {out.name}: a module {name} is installed, need another name")
     if not out.resolve().parent.is_dir():
-        raise CourseError(f"{out.parent} is no folder: need one to write {out.name} in")
+        raise CourseError(f"--out {out}: {out.parent} is not a folder; create it first")
     found = badge(root, parts)
     modules = {lab.id: f"lab_{lab.id.replace('-', '_')}" for lab in owners.values()}
     with tempfile.TemporaryDirectory(dir=out.resolve().parent) as scratch:

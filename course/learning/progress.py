@@ -55,16 +55,18 @@ def _entry(data: Any) -> Entry:
     blank = Entry()
     for name in Entry.__slots__:
         if type(getattr(entry, name)) is not type(getattr(blank, name)):
-            raise TypeError(f"{name} is {getattr(entry, name)!r}")
+            raise TypeError(
+                f"{name} is {getattr(entry, name)!r}: need a {type(getattr(blank, name)).__name__}"
+            )
     if not all(isinstance(count, int) for count in entry.hints.values()):
-        raise TypeError(f"hints is {entry.hints!r}")
+        raise TypeError(f"hints is {entry.hints!r}: need a whole number for each test")
     if not all(
         isinstance(pair, list)
         and len(pair) == 2
         and all(isinstance(x, int | float | str) for x in pair)
         for pair in entry.predictions.values()
     ):
-        raise TypeError(f"predictions is {entry.predictions!r}")
+        raise TypeError(f"predictions is {entry.predictions!r}: need a pair for each question")
     return entry
 
 

@@ -89,7 +89,7 @@ def generate(solution: str, yours: Sequence[str], hidden: Sequence[str] = ()) ->
             elif isinstance(node, Function):
                 _hollow(lines, new, node, name)
             else:
-                raise ValueError(f"yours: {name!r} is no function, method or class")
+                raise ValueError(f"yours: {name!r}: need the name of a function, method or class")
     text = "\n".join(line for at, old in enumerate(lines) if (line := new.get(at, old)) is not None)
     ast.parse(text)
     return text.rstrip("\n") + "\n"

@@ -169,7 +169,7 @@ def test_parts_that_ranks_cannot_hold_rest_and_are_named():
     parts = {"attention": 1, "scheduler": 2, "drafter": 3}
     owners = dict.fromkeys(parts)
     told = EngineOptions(tensor_parallel_size=2).rest(parts, owners)
-    assert told == ["What would have to work in the ranks rests: attention, drafter."]
+    assert told == ["The ranks use the engine's own parts in place of yours: attention, drafter."]
     assert parts == {"scheduler": 2}
 
 

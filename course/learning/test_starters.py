@@ -130,7 +130,7 @@ def test_both_halves_of_a_property_and_both_branches_of_an_if_are_the_learners()
     [
         (["Pool.put"], [], "yours names 'Pool.put', which solution.py does not define"),
         (["Pool"], [], "yours: the class 'Pool' needs a base, a docstring and a method"),
-        (["SIZES"], [], "yours: 'SIZES' is no function, method or class"),
+        (["SIZES"], [], "yours: 'SIZES': need the name of a function, method or class"),
         (["Pool.get"], ["_gone"], "hidden names '_gone', which solution.py does not define"),
         (["one"], [], "yours: 'one' has no body on lines of its own"),
         (["words"], [], "yours: 'words' has no body on lines of its own"),

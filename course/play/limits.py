@@ -102,7 +102,9 @@ class _Waiting:
 
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("everything waits for something that can never come")
+            raise RuntimeError(
+                "every task of the event loop waits, and nothing on a page can wake one of them"
+            )
         if timeout > 0:
             time.sleep(timeout)
         return []

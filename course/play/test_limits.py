@@ -42,7 +42,7 @@ def test_waiting_for_what_never_comes_is_told():
     async def main():
         await asyncio.Event().wait()
 
-    with pytest.raises(RuntimeError, match="can never come"):
+    with pytest.raises(RuntimeError, match="nothing on a page can wake"):
         in_place(main)
 
 

@@ -116,7 +116,7 @@ def second_hit(lab: ModuleType, workload: Workload, core: RealCore) -> tuple[Num
     """02-03: what a prompt finds after an equal one."""
     first, second = _need(workload, 2)
     if first["prompt_token_ids"] != second["prompt_token_ids"]:
-        raise ValueError("workload: this lab predicts for two equal prompts")
+        raise ValueError("workload: its two prompts differ; this lab predicts for two equal ones")
     size, name = len(second["prompt_token_ids"]), second["request_id"]
     mine = {name: lab.cached_tokens(size, workload["config"]["block_size"])}
     return {name: _hits(_decided(workload, core))[name]}, mine
@@ -127,7 +127,7 @@ def savings(lab: ModuleType, workload: Workload, core: RealCore) -> tuple[Number
     prompts = [add["prompt_token_ids"] for add in _adds(workload)]
     size = len(prompts[0])
     if any(len(prompt) != size for prompt in prompts):
-        raise ValueError("workload: this lab predicts for prompts of one length")
+        raise ValueError("workload: its prompts differ in length; this lab needs one length")
     columns = zip(*prompts, strict=True)
     shared = next((place for place, of in enumerate(columns) if len(set(of)) > 1), size)
     totals = []

@@ -100,7 +100,7 @@ def record(
         RuntimeError: not finished after `max_steps` steps.
     """
     if len({arrival.name for arrival in arrivals}) != len(arrivals):
-        raise ValueError("arrivals: two have the same name")
+        raise ValueError("arrivals: two have the same name; need a name of its own for each")
     pending = sorted(arrivals, key=lambda arrival: arrival.step)
     requests: dict[str, Request] = {}
     arrived_at: dict[str, int] = {}

@@ -456,7 +456,7 @@ def open_link(link: str) -> dict[str, Any]:
 
 def _session() -> Session:
     if not _current:
-        raise ValueError("no run: call start first")
+        raise ValueError("no run is open: call start first")
     return _current[0]
 
 

@@ -75,9 +75,11 @@ def read(link: str) -> dict[str, Any]:
         elif name in SETTINGS and name not in settings and _NUMBER.fullmatch(value):
             settings[name] = int(value)
         else:
-            raise ValueError(f"link: cannot read {part[:40]!r}")
+            raise ValueError(
+                f"link: cannot read {part[:40]!r}: need r=, x=, at=, policy= or a setting"
+            )
     if not requests:
-        raise ValueError("link: it has no request")
+        raise ValueError("link: has no request: need at least one r=...")
     settings = SETTINGS | {"policy": "fcfs"} | settings
     return {"settings": settings, "requests": requests, "aborts": aborts, "at": sum(at)}
 

@@ -191,15 +191,15 @@ def _npm(npm: str, pin: Pin, work: Path, run: Run) -> Path:
 
 def _bytes(path: Path, pin: Pin) -> bytes:
     if not path.is_file():
-        raise CourseError(f"{pin.name} {pin.version} did not come: no {path.name}.")
+        raise CourseError(f"The download of {pin.name} {pin.version} brought no {path.name}.")
     return path.read_bytes()
 
 
 def _same(pin: Pin, digest: str) -> None:
     if digest != pin.digest:
         raise CourseError(
-            f"{pin.name} {pin.version} is not the archive it should be:\n"
-            f"expected {pin.digest}\ncame     {digest}"
+            f"The archive of {pin.name} {pin.version} has another digest than the pin:\n"
+            f"expected {pin.digest}\nfound    {digest}"
         )
 
 

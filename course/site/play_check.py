@@ -128,7 +128,7 @@ class Worker:
                 line = self.lines.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 self.end()
-                raise CourseError("no end within the time limit") from None
+                raise CourseError("Node did not answer within the time limit") from None
             if line is None:
                 self.end()
                 raise CourseError("Node ended: " + " ".join(said)[-2000:])

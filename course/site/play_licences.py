@@ -81,6 +81,6 @@ def _is_licence(name: str) -> bool:
 
 def _joined(texts: dict[str, bytes]) -> str:
     if not texts:
-        raise ValueError("an archive that is shipped holds no licence")
+        raise ValueError("a shipped archive holds no licence: need at least one")
     parts = [f"{name}\n\n{text.decode('utf-8', 'replace')}" for name, text in texts.items()]
     return "\n\n".join(parts)

@@ -61,14 +61,14 @@ def open_files(files: list[list[str]]) -> dict[str, Any]:
         ValueError: too large, no recording, or of an engine that is not followed; by name.
     """
     if not files:
-        raise ValueError("no file: need one recording")
+        raise ValueError("files=[]: need the files of one recording")
     with tempfile.TemporaryDirectory() as folder:
         left, room = MOST_BYTES, MOST_UNPACKED
         for name, text in files:
             try:
                 data = base64.b64decode(text, validate=True)
             except (binascii.Error, ValueError):
-                raise ValueError(f"{name}: its bytes did not come") from None
+                raise ValueError(f"{name}: the page sent bytes that are not base64") from None
             left, room = left - len(data), room - _unpacked(name, data, room)
             if left < 0 or room < 0:
                 raise ValueError(
@@ -95,7 +95,7 @@ def prefix(request: str, other: str) -> list[str]:
         ValueError: nothing is open, or no such request.
     """
     if _last is None:
-        raise ValueError("nothing is open: open the file again")
+        raise ValueError("no recording is open: open the file again")
     return why.prefix_lines(_last, request, other)
 
 

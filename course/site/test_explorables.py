@@ -246,7 +246,7 @@ def test_a_typed_schema_is_read_as_json():
         ("regex", "(cat", r"a '\(' without '\)' at position 4"),
         ("regex", "a(?=b)", "lookahead at position 3"),
         ("choice", "\n", "need texts, at least one"),
-        ("json", "{", "json: no JSON: .* line 1 column 2"),
+        ("json", "{", "json: the text is not JSON: .* line 1 column 2"),
         ("json", '{"type": "strin"}', "type='strin': need one of"),
         ("json", "[]", "need a JSON Schema"),
         ("regex", "", "text: 0 characters"),

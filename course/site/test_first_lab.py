@@ -30,7 +30,9 @@ def test_every_answer_that_is_ready_is_the_run_of_its_text(document):
 def test_ten_lines_are_wrong_in_one_and_right_with_its_mend():
     assert len(first_lab.SHIPPED.splitlines()) == 10
     broken, whole = first_lab.run(first_lab.SHIPPED), first_lab.run(RIGHT)
-    assert "the plan is empty, and C, D unfinished" in broken["trouble"] and not broken["same"]
+    assert (
+        "the plan is empty while C, D have not finished" in broken["trouble"] and not broken["same"]
+    )
     assert whole["same"] and not whole["trouble"]
     assert {tokens for _, kind, tokens in broken["rows"]["C"]} == {0}
     assert sum(tokens for _, kind, tokens in whole["rows"]["C"] if kind == "prefill") == 40
@@ -45,13 +47,13 @@ def test_a_mend_in_other_words_is_run_and_judged_by_its_plans():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("tokens = wanted", "step 3: the plan has 42 tokens, the budget is 16"),
-        ("tokens = budget", "step 0: A gets 16 tokens and lacks 6"),
-        ("tokens = 0.5", "step 0: A gets 0.5 tokens: a whole number above 0 is wanted"),
+        ("tokens = wanted", "step 3: the plan has 42 tokens: need at most the budget, 16"),
+        ("tokens = budget", "step 0: A gets 16 tokens: need at most the 6 it lacks"),
+        ("tokens = 0.5", "step 0: A gets 0.5 tokens: need a whole number above 0"),
         ("tokens = 1 / 0", "step 0: ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "step 0: SystemExit: 3"),
-        ("return [r]", "step 0: the plan is not a dict: a list"),
-        ("return {'A': 1}", "step 0: the plan names 'A': no request that runs or waits"),
+        ("return [r]", "step 0: the plan is a list: need a dict"),
+        ("return {'A': 1}", "step 0: the plan names 'A': need a running or waiting request"),
     ],
 )
 def test_a_plan_that_no_engine_could_compute_ends_the_run_by_its_name(line, said):
@@ -62,10 +64,10 @@ def test_a_plan_that_no_engine_could_compute_ends_the_run_by_its_name(line, said
     ("text", "said"),
     [
         ("def schedule(:", "line 1: "),
-        ("1 / 0", "when it is read: ZeroDivisionError"),
-        ("exit(3)", "when it is read: SystemExit"),
+        ("1 / 0", "when Python ran the text: ZeroDivisionError"),
+        ("exit(3)", "when Python ran the text: SystemExit"),
         ("x = 1\0", "line 1: source code string cannot contain null bytes"),
-        ("x = 1", "defines no schedule"),
+        ("x = 1", "need a function schedule"),
         ("#" * 4001, "has 4001 characters: at most 4000"),
     ],
 )

@@ -95,7 +95,7 @@ GROUPS = [{"kind": "FullAttentionSpec", "block_size": 16}, {"kind": "MambaSpec",
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "no file: need one recording"),
+        ([], "need the files of one recording"),
         ([("a.jsonl", TEXT[:100])], "a.jsonl, line 1: need a head with flight=1"),
         ([("a.jsonl", b'{"hello": 1}\n')], "a.jsonl, line 1"),
         ([("a.png", b"\x89PNG\r\n\x1a\n")], "a.png"),
@@ -124,5 +124,5 @@ def test_more_steps_than_a_page_goes_through_are_refused(monkeypatch):
 
 def test_prompts_are_compared_only_of_what_is_open(monkeypatch):
     monkeypatch.setattr(recordings, "_last", None)
-    with pytest.raises(ValueError, match="nothing is open"):
+    with pytest.raises(ValueError, match="no recording is open"):
         recordings.prefix("0", "1")

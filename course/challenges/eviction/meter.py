@@ -66,9 +66,14 @@ def play(answer: Callable[..., Player], load: dict[str, Any]) -> int:
         gone = wholes("evict()", player.call("evict", blocks, needed), 0, 2**62, needed)
         unfit = [block for block in gone if block not in cached or block in own]
         if unfit:
-            raise Wrong(f"request {number}: {unfit[0]} is not cached, or the prompt's own")
+            raise Wrong(
+                f"request {number}: evict() gave block {unfit[0]}: need cached blocks that the "
+                "prompt itself does not use"
+            )
         if len(set(gone)) != needed:
-            raise Wrong(f"request {number}: {len(set(gone))} blocks to evict, {needed} are needed")
+            raise Wrong(
+                f"request {number}: evict() gave {len(set(gone))} different blocks: need {needed}"
+            )
         cached = cached.difference(gone) | own
     return hits
 

@@ -79,14 +79,18 @@ def _serve(load: list[list[int]], step: Step) -> int:
             waiting.append({"name": name, "arrival": jobs[name][0], "prompt": jobs[name][1]})
         plan = step(now // 1000, waiting, running)
         if not isinstance(plan, list) or not plan:
-            raise Wrong("plan() must be a list of [name, tokens] with something in it")
+            raise Wrong(
+                f"plan() gave {str(plan)[:60]}: need a list of [name, tokens], at least one"
+            )
         live = {request["name"]: request for request in [*waiting, *running]}
         budget, parts, named = BUDGET, [], dict[str, int]()
         for each in plan:
             if not (isinstance(each, list) and len(each) == 2 and isinstance(each[0], str)):
                 raise Wrong(f"plan() holds {str(each)[:60]}: need [name, tokens]")
             if each[0] not in live or each[0] in named:
-                raise Wrong(f"plan() names {each[0][:20]!r}, which is not there, or twice")
+                raise Wrong(
+                    f"plan() names {each[0][:20]!r}: need waiting or running requests, each once"
+                )
             request = live[each[0]]
             left = request["prompt"] - request.get("computed", 0)
             n = whole(f"tokens of {each[0]}", each[1], 1, max(1, left))
@@ -94,7 +98,7 @@ def _serve(load: list[list[int]], step: Step) -> int:
             budget -= n
             parts.append((n, request.get("computed", 0)))
         if budget < 0:
-            raise Wrong(f"plan() computes {BUDGET - budget} tokens, the budget is {BUDGET}")
+            raise Wrong(f"plan() computes {BUDGET - budget} tokens: need at most {BUDGET}")
         now += seconds(parts)
         for name in named:
             if "computed" not in live[name]:
@@ -102,7 +106,7 @@ def _serve(load: list[list[int]], step: Step) -> int:
                 live[name].update(computed=0, said=0, last=0)
                 running.append(live[name])
         if len(running) > RUNNING:
-            raise Wrong(f"{len(running)} requests are running, at most {RUNNING} may")
+            raise Wrong(f"plan() runs {len(running)} requests: need at most {RUNNING}")
         for name, n in named.items():
             request = live[name]
             request["computed"] += n

@@ -68,7 +68,7 @@ def play(answer: Callable[..., Player], load: list[list[Any]]) -> int:
         nonlocal count
         count += 1
         if type(block) is not int or block not in known:
-            raise ValueError(f"cached({block!r}): not a block of this prompt")
+            raise ValueError(f"cached({block!r}): need a block of this prompt")
         return known[block]
 
     player = answer({}, cached=cached)
@@ -76,7 +76,7 @@ def play(answer: Callable[..., Player], load: list[list[Any]]) -> int:
         known = {block: place < hits for place, block in enumerate(blocks)}
         came = player.call("hits", blocks)
         if whole("hits()", came, 0, len(blocks)) != hits:
-            raise Wrong(f"prompt {number}: hits() gave {came} of {len(blocks)}, {hits} are cached")
+            raise Wrong(f"prompt {number}: hits() gave {came} of {len(blocks)}: need {hits}")
     return count
 
 

@@ -73,7 +73,7 @@ def play(answer: Callable[..., Player], load: dict[str, Any]) -> int:
         else:
             first = min(inside, key=ranks.__getitem__)
             if whole("pop()", came, 0, 10**6) != first:
-                raise Wrong(f"operation {number}: pop() gave {came}, the most urgent is {first}")
+                raise Wrong(f"operation {number}: pop() gave {came}: need {first}, the most urgent")
             inside.remove(first)
     return count
 

@@ -169,7 +169,7 @@ def typed(kind: str, text: str, prompt: str) -> dict[str, Any]:
         try:
             constraint = {kind: json.loads(text), "disable_any_whitespace": True}
         except json.JSONDecodeError as error:
-            raise ValueError(f"json: no JSON: {error}") from None
+            raise ValueError(f"json: the text is not JSON: {error}") from None
     return {"prompt": prompt, "constraint": constraint, **_film(prompt, constraint, MOST_TOKENS)}
 
 

@@ -123,24 +123,26 @@ class Planned(Scheduler):
                 self._admit(request, plan, tokens)
         if not plan.num_scheduled_tokens:
             names = ", ".join(request.request_id for request in [*running, *waiting])
-            raise PlanError(f"the plan is empty, and {names} unfinished: the engine stands still")
+            raise PlanError(
+                f"the plan is empty while {names} have not finished: give one of them a token"
+            )
         return plan
 
     def _checked(self, plan: Any, budget: int) -> list[tuple[Request, int]]:
         if not isinstance(plan, dict):
-            raise PlanError(f"the plan is not a dict: a {type(plan).__name__}")
+            raise PlanError(f"the plan is a {type(plan).__name__}: need a dict")
         total = 0
         for request, tokens in plan.items():
             if request not in self.running and request not in self.waiting:
-                raise PlanError(f"the plan names {request!r}: no request that runs or waits")
+                raise PlanError(f"the plan names {request!r}: need a running or waiting request")
             name, wanted = request.request_id, request.num_tokens - request.num_computed_tokens
             if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-                raise PlanError(f"{name} gets {tokens!r} tokens: a whole number above 0 is wanted")
+                raise PlanError(f"{name} gets {tokens!r} tokens: need a whole number above 0")
             if tokens > wanted:
-                raise PlanError(f"{name} gets {tokens} tokens and lacks {wanted}")
+                raise PlanError(f"{name} gets {tokens} tokens: need at most the {wanted} it lacks")
             total += tokens
         if total > budget:
-            raise PlanError(f"the plan has {total} tokens, the budget is {budget}")
+            raise PlanError(f"the plan has {total} tokens: need at most the budget, {budget}")
         return list(plan.items())
 
 
@@ -171,9 +173,9 @@ def run(text: str) -> dict[str, Any]:
     except SyntaxError as error:
         raise ValueError(f"line {error.lineno or 1}: {error.msg}") from None
     except (Exception, SystemExit) as error:
-        raise ValueError(f"when it is read: {type(error).__name__}: {error}") from None
+        raise ValueError(f"when Python ran the text: {type(error).__name__}: {error}") from None
     if not callable(names.get("schedule")):
-        raise ValueError("the text defines no schedule(running, waiting, budget)")
+        raise ValueError("the text: need a function schedule(running, waiting, budget)")
     made = _recorded(partial(Planned, names["schedule"]))
     return {**made, "same": not made["trouble"] and made == _recorded(Scheduler)}
 
