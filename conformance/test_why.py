@@ -214,7 +214,10 @@ def test_groups_of_states_are_refused(capsys):
     path = RECORDINGS / "states.jsonl.gz"
     seed = next(iter(recording.read(path, recording.UPSTREAM)))["seed"]
     assert why.run(path, None, None, seed) == 2
-    assert "a cache group of states: need full attention and windows" in capsys.readouterr().err
+    assert (
+        "has a group of states; need groups of full attention and windows"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_scheduler_of_ones_own_is_refused():

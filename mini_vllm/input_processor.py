@@ -214,8 +214,8 @@ class InputProcessor:
             )
         if num_tokens + params.min_tokens > limit:
             raise ValueError(
-                f"min_tokens={params.min_tokens}: need at most {limit - num_tokens}, what "
-                f"max_model_len={limit} leaves after a prompt of {num_tokens} tokens"
+                f"min_tokens={params.min_tokens}: after a prompt of {num_tokens} tokens "
+                f"max_model_len={limit} leaves {limit - num_tokens}"
             )
 
 

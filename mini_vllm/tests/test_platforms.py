@@ -167,9 +167,9 @@ def test_a_default_and_a_dtype_that_are_not_the_engines():
         name = "narrow"
         supported_dtypes = ("float32",)
 
-    with pytest.raises(PlatformError, match="'odd': default 'blocksize'"):
+    with pytest.raises(PlatformError, match=r"'odd': defaults.. sets 'blocksize'"):
         fit(Odd(), None, {})
-    with pytest.raises(PlatformError, match="'narrow': dtype='float64': it supports float32"):
+    with pytest.raises(PlatformError, match="'narrow': dtype='float64': need one of float32"):
         fit(Narrow(), None, {"dtype": "float64"})
     with pytest.raises(ValueError, match="config and platform"):
         LLM("toy", EngineConfig(), platform="cpu")

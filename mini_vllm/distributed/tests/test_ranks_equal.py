@@ -249,7 +249,9 @@ def test_a_function_runs_in_every_rank_and_only_where_there_are_ranks():
     assert all(stats.total_bytes() > 0 for stats in llm.collective_rpc("comm_stats"))
     with pytest.raises(ValueError, match="method='no_such': need a function, or a method of Worke"):
         llm.collective_rpc("no_such")
-    with pytest.raises(ValueError, match="need ranks, as by tensor_parallel_size=2"):
+    with pytest.raises(
+        ValueError, match="need an engine with ranks, such as tensor_parallel_size=2"
+    ):
         LLM("toy").collective_rpc("comm_stats")
     assert pool().is_alive
 

@@ -166,7 +166,7 @@ def test_what_is_no_adapter_is_refused(lora, wrong):
 
 
 def test_a_list_of_adapters_has_one_for_each_prompt_and_one_refusal_runs_none(lora, tmp_path):
-    with pytest.raises(ValueError, match="lora_request: got 1 for 2 prompts"):
+    with pytest.raises(ValueError, match="lora_request has 1 entries for 2 prompts"):
         lora.generate([[1], [2]], lora_request=[good(tmp_path)])
     with pytest.raises(ValueError, match="no such folder"):
         lora.generate([[1], [2]], lora_request=[good(tmp_path), LoRARequest("b", 2, "nowhere")])
