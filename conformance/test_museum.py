@@ -103,7 +103,7 @@ def test_the_tour_has_every_exhibit_and_a_run_keeps_the_cause_covered(capsys):
     revealed = capsys.readouterr().out
     assert "has it, first at step 0" in revealed
     assert "cause   A prompt that is longer" in revealed
-    with pytest.raises(CourseError, match="The museum has no exhibit 7. There are: 49097"):
+    with pytest.raises(CourseError, match=r"The museum has no exhibit 7\. There are: 49097"):
         museum.run(terminal.make_console(), 7, "", reveal=False)
 
 
