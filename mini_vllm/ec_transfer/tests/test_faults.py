@@ -123,15 +123,15 @@ LIES = {
     ),
     "another shape": (
         lambda f, r: [message(f, r[:2], shape=[2, 16])],
-        "sent rows of float64 [2, 16]: need float64 [4, 16]",
+        "the producer sent rows of float64 [2, 16]: need float64 [4, 16]",
     ),
     "a shape that its bytes do not make": (
         lambda f, r: [message(f, r[:2])],
-        "rows of 256 bytes: need 512",
+        "the producer sent rows of 256 bytes: need 512",
     ),
     "another dtype": (
         lambda f, r: [message(f, r.astype("f4"), dtype="float32")],
-        "rows of float32 [4, 16]: need float64 [4, 16]",
+        "the producer sent rows of float32 [4, 16]: need float64 [4, 16]",
     ),
     "too large": (_too_large, "TooLongError: a message of 1,073,741,824 bytes: need at most"),
     "damaged": (_damaged, "ChecksumError: a message of"),
