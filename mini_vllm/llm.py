@@ -169,7 +169,10 @@ class LLM:
         try:
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
-            raise ValueError("messages: chat templates need the 'hf' extra (jinja2)") from None
+            raise ValueError(
+                "messages: chat templates need the 'hf' extra (jinja2): put `uv run --extra hf` "
+                "before the command"
+            ) from None
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         text = environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=True

@@ -99,7 +99,8 @@ def _cpu_plugin() -> str | None:
 def _torch_plugin() -> str | None:
     if find_spec("torch") is None:
         raise PlatformError(
-            "platform='torch': torch is not installed; install the extra: uv sync --extra torch"
+            "platform='torch': torch is not installed; put `uv run --extra torch` before "
+            "the command"
         )
     return "mini_vllm.models.torch_backend.TorchPlatform"
 

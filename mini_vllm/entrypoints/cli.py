@@ -182,7 +182,7 @@ def _picture(path: Path) -> Any:
         from PIL import Image
     except ImportError:
         raise ValueError(
-            "--image: pillow is not installed; install the extra: uv sync --extra vision"
+            "--image: pillow is not installed; put `uv run --extra vision` before the command"
         ) from None
     try:
         return Image.open(path, formats=("PNG", "JPEG"))

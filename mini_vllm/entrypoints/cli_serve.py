@@ -85,7 +85,7 @@ def serve(
         from mini_vllm.entrypoints.openai import launch
     except ImportError as error:
         raise ValueError(
-            f"serve: {error.name} is not installed; install the extra: uv sync --extra serve"
+            f"serve: {error.name} is not installed; put `uv run --extra serve` before the command"
         ) from None
     keys = [key for key in api_key or [os.environ.get("MINI_VLLM_API_KEY", "")] if key]
     launch.check_open(host, keys)
@@ -170,7 +170,7 @@ def core(
         from mini_vllm.entrypoints.zmq_core import FrontEndGone, ZmqCore
     except ImportError as error:
         raise ValueError(
-            f"core: {error.name} is not installed; install the extra: uv sync --extra core"
+            f"core: {error.name} is not installed; put `uv run --extra core` before the command"
         ) from None
     from mini_vllm.engine import LLMEngine
 

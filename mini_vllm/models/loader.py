@@ -184,7 +184,7 @@ def resolve(model: str | Path) -> Path:
     except ImportError:
         raise ValueError(
             f"model={str(model)!r}: no such folder, and downloading a hub id needs the 'hf' extra: "
-            "uv sync --extra hf"
+            "put `uv run --extra hf` before the command"
         ) from None
     patterns = ["*.json", "*.safetensors", "*.jinja"]
     try:
@@ -370,7 +370,10 @@ class HubTokenizer:
         try:
             from tokenizers import Tokenizer as Backend
         except ImportError:
-            raise ValueError(f"{path}: this tokenizer needs the 'hf' extra") from None
+            raise ValueError(
+                f"{path}: this tokenizer needs the 'hf' extra: put `uv run --extra hf` before the "
+                "command"
+            ) from None
         try:
             self._backend = Backend.from_file(str(path))
         except (KeyboardInterrupt, SystemExit):

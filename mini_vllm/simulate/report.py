@@ -192,8 +192,8 @@ def prometheus_text(result: Simulated, model: str) -> str:
         from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
     except ImportError as error:
         raise ValueError(
-            "prometheus: prometheus-client is not installed; install the extra: uv sync --extra "
-            "serve"
+            "prometheus: prometheus-client is not installed; put `uv run --extra serve` before the "
+            "command"
         ) from error
     from mini_vllm.entrypoints.openai.metrics import SECONDS
 

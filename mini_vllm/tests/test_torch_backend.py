@@ -149,6 +149,6 @@ class TestArithmetic:
 
 def test_without_torch_the_platform_says_so_and_no_other_asks_for_it(monkeypatch):
     monkeypatch.setattr("mini_vllm.platforms.find_spec", lambda name: None)
-    with pytest.raises(PlatformError, match=r"torch is not installed; .*uv sync --extra torch"):
+    with pytest.raises(PlatformError, match=r"torch is not installed; .*uv run --extra torch"):
         resolve("torch")
     assert resolve().name == resolve("cpu").name == "cpu"
