@@ -24,7 +24,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: str | None
-    """"stop", "length", "abort", or "error": then `stop_reason` says what was wrong."""
+    """"stop", "length", "abort", "repetition" or "error", of which `stop_reason` says the cause."""
     stop_reason: int | str | None = None
     """The stop token id or text that ended it; None for EOS and for the length."""
     cumulative_logprob: float | None = None

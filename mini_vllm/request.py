@@ -24,6 +24,7 @@ class RequestStatus(IntEnum):
     FINISHED_LENGTH = 4
     FINISHED_ABORTED = 5
     FINISHED_ERROR = 6
+    FINISHED_REPETITION = 7
 
 
 _FINISH_REASONS = {
@@ -31,6 +32,7 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_LENGTH: "length",
     RequestStatus.FINISHED_ABORTED: "abort",
     RequestStatus.FINISHED_ERROR: "error",
+    RequestStatus.FINISHED_REPETITION: "repetition",
 }
 
 
@@ -97,8 +99,8 @@ class Request:
         """What else the K and V of positions start to stop depend on, such as a picture there; part
         of that block's hash and so of all behind it."""
         self.stop_reason: int | str | None = None
-        """The stop token id or text that ended it, or the text of an error; None for EOS and
-        length."""
+        """The stop token id or text that ended it, the text of an error, or "repetition_detected";
+        None for EOS and length."""
         self.text: str | None = None
         """Its text where a stop text ended it; None: the text of `text_token_ids`."""
         self.logprobs: Any = None
@@ -148,7 +150,7 @@ class Request:
 
     @property
     def finish_reason(self) -> str | None:
-        """ "stop", "length", "abort" or "error" once finished, else None."""
+        """ "stop", "length", "abort", "error" or "repetition" once finished, else None."""
         return _FINISH_REASONS.get(self.status)
 
     def start_over(self) -> None:
@@ -183,7 +185,8 @@ class Request:
         """Set a finished status if the last output ends the request (E5).
 
         Order: nothing before `min_tokens`; then EOS and stop ids ("stop"); then the model length
-        and `max_tokens` ("length"). So a tie between EOS and the cap reports "stop".
+        and `max_tokens` ("length"); then `repetition_detection`. So a tie between EOS and the cap
+        reports "stop".
 
         Args:
             max_model_len: longest sequence in tokens, prompt included; None means no bound.
@@ -208,6 +211,25 @@ class Request:
         ):
             self.status = RequestStatus.FINISHED_LENGTH
             return True
+        return params.repetition_detection is not None and self.finish_repetitive()
+
+    def finish_repetitive(self) -> bool:
+        """Set the finished status if the output ends in a repetition that is to end it.
+
+        As `vllm/v1/core/sched/utils.py:28` `check_sequence_repetition`.
+        """
+        wanted = self.sampling_params.repetition_detection
+        length = self.num_tokens - self.num_prompt_tokens
+        if wanted is None or length < self.sampling_params.min_tokens:
+            return False
+        for size in range(max(1, wanted.min_pattern_size), wanted.max_pattern_size + 1):
+            if size * wanted.min_count > length:
+                return False
+            last = self.all_token_ids[-size * wanted.min_count :]
+            if last[size:] == last[:-size]:
+                self.status = RequestStatus.FINISHED_REPETITION
+                self.stop_reason = "repetition_detected"
+                return True
         return False
 
     def __lt__(self, other: Request) -> bool:

@@ -24,6 +24,27 @@ MAX_LOGPROB_TOKEN_IDS = 128
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionDetectionParams:
+    """When an output that repeats itself ends; as `vllm/sampling_params.py:115`
+    `RepetitionDetectionParams`."""
+
+    max_pattern_size: int = 0
+    """Longest pattern in tokens that is looked for; 0 is off."""
+    min_pattern_size: int = 0
+    """Shortest one; 0 means 1."""
+    min_count: int = 0
+    """How often in a row the pattern must end the output, at least twice."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_pattern_size", "min_count"):
+            whole(name, getattr(self, name), 0)
+        most = f"0 to max_pattern_size={self.max_pattern_size}"
+        whole("min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size, most)
+        if self.max_pattern_size > 0 and self.min_count < 2:
+            raise ValueError(f"min_count={self.min_count}: need at least 2, or max_pattern_size=0")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """What one request asks for.
 
@@ -76,6 +97,8 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] | None = None
     """Log-probabilities of exactly these ids per output token, besides the sampled one, in place of
     the likeliest; as `vllm/sampling_params.py:247` `SamplingParams.logprob_token_ids`."""
+    repetition_detection: RepetitionDetectionParams | None = None
+    """Ends an output that repeats itself; a mapping of its fields will do."""
     structured_outputs: Any = None
     """A `structured_output.StructuredOutputsParams`: what the output must match; None is free."""
     _bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -139,6 +162,25 @@ class SamplingParams:
         ids = _token_ids("stop_token_ids", self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", ids)
         object.__setattr__(self, "stop", _texts("stop", self.stop))
+        if self.repetition_detection is not None:
+            self._check_repetition()
+
+    def _check_repetition(self) -> None:
+        wanted = self.repetition_detection
+        names = [field.name for field in fields(RepetitionDetectionParams)]
+        if isinstance(wanted, Mapping):
+            if unknown := [name for name in wanted if name not in names]:
+                raise ValueError(
+                    f"repetition_detection has {unknown[0]!r}: need some of {', '.join(names)}"
+                )
+            wanted = RepetitionDetectionParams(**wanted)
+        if not isinstance(wanted, RepetitionDetectionParams):
+            raise ValueError(
+                f"repetition_detection={wanted!r}: need RepetitionDetectionParams, a mapping of "
+                f"{', '.join(names)}, or None"
+            )
+        on = wanted if wanted.max_pattern_size else None
+        object.__setattr__(self, "repetition_detection", on)
 
     def _check_outputs(self) -> None:
         whole("n", self.n, 1, MOST_SEQUENCES)

@@ -171,7 +171,8 @@ class _Tokens:
 def request(stop_status: Callable[..., RequestStatus | None]) -> type[Request]:
     """The slot `request`, from `stop_status(request, max_model_len)` of lab 01-05.
 
-    The lab answers with a status. Which token id stopped the request, `stop_reason`, is added here.
+    The lab answers with a status. Which token id stopped the request, `stop_reason`, is added here,
+    and a repetition, of which the lab does not speak, still ends what asks for that.
     """
 
     class StopChecked(Request):
@@ -182,7 +183,7 @@ def request(stop_status: Callable[..., RequestStatus | None]) -> type[Request]:
         def maybe_finish(self, max_model_len: int | None = None) -> bool:
             status = stop_status(self, max_model_len)
             if status is None:
-                return False
+                return self.finish_repetitive()
             if status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH):
                 raise RuntimeError(
                     f"stop_check part: returned {status!r}, need FINISHED_STOPPED, FINISHED_LENGTH "

@@ -24,7 +24,7 @@ ADD, ABORT, START_DP_WAVE, UTILITY = b"\x00", b"\x01", b"\x02", b"\x03"
 `EngineCoreRequestType`."""
 DEAD = b"ENGINE_CORE_DEAD"
 """What an engine that has failed says last."""
-REASONS = ("stop", "length", "abort", "error")
+REASONS = ("stop", "length", "abort", "error", "repetition")
 """Finish reasons by their number: `vllm/v1/engine/__init__.py:42` `FinishReason`."""
 QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
 """`vllm/v1/engine/__init__.py:141` `EngineCoreEventType`."""

@@ -79,6 +79,7 @@ def test_every_status_after_preempted_is_a_finished_one():
         "FINISHED_LENGTH",
         "FINISHED_ABORTED",
         "FINISHED_ERROR",
+        "FINISHED_REPETITION",
     ]
     assert list(RequestStatus)[:3] == [
         RequestStatus.WAITING,

@@ -47,6 +47,11 @@ PARTS = {
         "core", "check_stop", "`vllm/v1/core/sched/utils.py:94` `check_stop`",
         "`Request.maybe_finish`",
     ),
+    "repetition": cases(
+        "core", "repetition",
+        "`vllm/v1/core/sched/utils.py:28` `check_sequence_repetition`, as `check_stop` calls it",
+        "`test_repetition.py`",
+    ),
     "block_sizes": cases(
         "core", "block_sizes",
         "`vllm/v1/core/kv_cache_utils.py:571` `resolve_kv_cache_block_sizes`",

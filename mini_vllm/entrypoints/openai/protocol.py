@@ -65,6 +65,14 @@ class StructuredOutputs(Body):
         return self
 
 
+class RepetitionDetection(Body):
+    """`vllm/sampling_params.py:115` `RepetitionDetectionParams`, as a body has it."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
 class Generation(Body):
     """What completions and chats have in common."""
 
@@ -94,6 +102,7 @@ class Generation(Body):
     truncation_side: Literal["left", "right"] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
+    repetition_detection: RepetitionDetection | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int = Field(0, **_INT64)
     request_id: str | None = None
@@ -204,6 +213,9 @@ class Generation(Body):
         if self.logit_bias:
             bias = {int(k): min(100.0, max(-100.0, v)) for k, v in self.logit_bias.items()}
             knobs["logit_bias"] = bias
+        if (wanted := self.repetition_detection) is not None:
+            names = type(wanted).model_fields
+            knobs["repetition_detection"] = {name: getattr(wanted, name) for name in names}
         return SamplingParams(**{
             **knobs, "seed": torch_seed(self.seed), "logprobs": self.num_logprobs(),
             "prompt_logprobs": self._prompt_logprobs(),

@@ -12,7 +12,12 @@ pytest.importorskip("msgspec", reason="needs the extra 'core'")
 from mini_vllm.entrypoints import wire
 from mini_vllm.entrypoints.openai.protocol import CompletionRequest, Generation
 from mini_vllm.entrypoints.openai.protocol_chat import ChatCompletionRequest
-from mini_vllm.sampling_params import CHECKPOINT_KNOBS, KNOBS, SamplingParams
+from mini_vllm.sampling_params import (
+    CHECKPOINT_KNOBS,
+    KNOBS,
+    RepetitionDetectionParams,
+    SamplingParams,
+)
 
 VALUES = {
     "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "seed": 11, "max_tokens": 9,
@@ -21,6 +26,7 @@ VALUES = {
     "allowed_token_ids": (3, 4), "stop": ("x",), "include_stop_str_in_output": True,
     "logprobs": 4, "prompt_logprobs": 2, "skip_reading_prefix_cache": True, "bad_words": ("y",),
     "logprob_token_ids": (3, 4, 5, 6),
+    "repetition_detection": RepetitionDetectionParams(4, 1, 3),
 }  # fmt: skip
 """One that is not the default for each knob."""
 
@@ -32,6 +38,8 @@ def in_json(value):
     """As a client writes it."""
     if isinstance(value, dict):
         return {str(key): each for key, each in value.items()}
+    if dataclasses.is_dataclass(value):
+        return dataclasses.asdict(value)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -34,6 +34,8 @@ def finish_reason(request: Request) -> str | None:
             return "abort"
         case RequestStatus.FINISHED_ERROR:
             return "error"
+        case RequestStatus.FINISHED_REPETITION:
+            return "repetition"
         case status:
             raise ValueError(f"status={status!r}: need a member of RequestStatus")
 

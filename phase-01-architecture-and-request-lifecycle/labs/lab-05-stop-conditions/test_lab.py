@@ -110,6 +110,7 @@ def test_every_status_has_a_defined_reason(lab):
         "FINISHED_LENGTH": "length",
         "FINISHED_ABORTED": "abort",
         "FINISHED_ERROR": "error",
+        "FINISHED_REPETITION": "repetition",
     }
 
     class Bare:
