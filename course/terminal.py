@@ -12,7 +12,7 @@ from rich.text import Text
 
 _COMMAND = re.compile(
     r"\b(course (?:ask|bench|bisect|book|challenge|check|cite|demo|docs|doctor|drift|engine"
-    r"|exercise|export|figures|gpu|hint|hunt|import|incident|mine|museum|new|predict|quiz|read"
+    r"|exercise|export|figures|first|gpu|hint|hunt|import|incident|mine|museum|new|predict|quiz|read"
     r"|release|replay|reset|run|selfcheck|serve|solution|starters|trace|upstream|watch|why|words)\b"
     r"|(?<=: )course$)"
 )

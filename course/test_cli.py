@@ -542,3 +542,17 @@ def test_run_real_refuses_by_name_what_was_not_compared_and_says_how_to_get_the_
     ):  # fmt: skip
         ran = course("run", "--real", *options, "hi")
         assert ran.code == 2 and ran.err.startswith("run --real: ") and word in ran.err
+
+
+def test_the_first_mend_is_shown_broken_then_whole(course, little_course):
+    broken = course("first")
+    assert broken.code == 1 and "the plan is empty while C, D have not finished" in broken.out
+    path = little_course / ".course" / "first.py"
+    path.write_text(
+        path.read_text().replace("wanted if wanted <= budget else 0", "min(wanted, budget)")
+    )
+    whole = course("first")
+    assert whole.code == 0 and "Whole: 11 steps, each as vLLM's rule decides." in whole.out
+    path.write_text("def schedule(:")
+    wrong = course("first")
+    assert wrong.code == 2 and ".course/first.py: line 1: invalid syntax" in wrong.err
