@@ -42,6 +42,7 @@ class PassedCourse:
             Progress(folder).record(copy, passed)
         monkeypatch.chdir(folder)
         monkeypatch.delenv("COURSE_ROOT", raising=False)
+        monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)  # commands are said bare
 
     def run(self, prompt: str, *options: str, max_tokens: int = 12) -> str:
         """What `course run OPTIONS PROMPT` prints; it must succeed."""

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 NAMES = (
-    "queue", "lookups", "eviction", "goodput", "drafter", "masks", "placement", "rebalance",
+    "queue", "lookups", "eviction", "goodput", "sizes", "drafter", "masks", "placement",
+    "rebalance",
 )  # fmt: skip
 """In the order in which they are listed."""
 STANDARD, FRESH = 4, 3

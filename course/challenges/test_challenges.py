@@ -18,6 +18,7 @@ CUT = {
     "lookups": lambda load: load[:6],
     "eviction": lambda load: {**load, "capacity": 120, "requests": load["requests"][:12]},
     "goodput": lambda load: load[:6],
+    "sizes": lambda load: {name: batches[:300] for name, batches in load.items()},
     "drafter": lambda load: {**load, "text": load["text"][:20]},
     "masks": lambda load: load[:3],
     "placement": lambda load: {"tokens": load["tokens"][:50], "later": load["later"][:50]},
@@ -134,23 +135,26 @@ REFUSED = {
     "a ticket it never got": ("queue", "BODY: return self.less(-1, 3)", "need two tickets"),
     "any ticket": ("queue", "BODY: return 0", "most urgent"),
     "a count from nowhere": ("lookups", "BODY: return 0", "gave 0 of"),
-    "a look at another prompt's block": ("lookups", "BODY: self.cached(-1)", "not a block"),
+    "a look at another prompt's block": ("lookups", "BODY: self.cached(-1)", "of this prompt"),
     "evicts what is not there": ("eviction", "BODY: return list(range(9000, 9000 + args[1]))",
-                                 "is not cached"),
-    "evicts nothing": ("eviction", "BODY: return []", "are needed"),
+                                 "gave block 9000: need cached blocks"),
+    "evicts nothing": ("eviction", "BODY: return []", "gave 0 different blocks: need"),
     "evicts one block many times": (
-        "eviction", "BODY: return [0] * args[1]", "are needed|is not cached",
+        "eviction", "BODY: return [0] * args[1]", "gave block 0: need|different blocks",
     ),
-    "plans nothing": ("goodput", "BODY: return []", "something in it"),
+    "plans nothing": ("goodput", "BODY: return []", "at least one"),
     "plans beyond the budget": (
         "goodput",
         "BODY: return [[r['name'], r['prompt']] for r in args[1]] * 2 if args[1] else []",
-        "or twice|something in it",
+        "each once|at least one",
     ),
-    "plans who is not there": ("goodput", "BODY: return [['r999', 1]]", "not there"),
+    "plans who is not there": ("goodput", "BODY: return [['r999', 1]]", "names 'r999': need"),
     "plans more than is left": (
         "goodput", "BODY: return [[args[1][0]['name'], 10**6]]", "whole number from 1",
     ),
+    "captures more sizes than it may": ("sizes", "BODY: return list(range(1, 129))", "at most 19"),
+    "leaves the largest batch out": ("sizes", "BODY: return [64]", "ends at 64: need 128"),
+    "captures half a size": ("sizes", "BODY: return [0.5, 128]", "whole number from 1 to 128"),
     "drafts more than it may": ("drafter", "BODY: return [1] * 99", "at most 4"),
     "writes no mask": ("masks", "BODY: return {'rows': args[0], 'writes': []}", "does not hold"),
     "leaves requests out": ("masks", "BODY: return {'rows': [], 'writes': []}", "each once"),
@@ -162,8 +166,8 @@ REFUSED = {
     "holds more than its slots": ("rebalance", "BODY: return [list(range(16))] * 4", "at most 6"),
 }  # fmt: skip
 METHOD = {
-    "queue": "pop", "lookups": "hits", "eviction": "evict", "goodput": "plan", "drafter": "draft",
-    "masks": "step", "placement": "place", "rebalance": "rebalance",
+    "queue": "pop", "lookups": "hits", "eviction": "evict", "goodput": "plan", "sizes": "sizes",
+    "drafter": "draft", "masks": "step", "placement": "place", "rebalance": "rebalance",
 }  # fmt: skip
 
 
