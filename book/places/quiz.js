@@ -55,13 +55,15 @@ globalThis.CourseQuiz = (() => {
             return String((code - first) % 10);
         });
 
-    /** A number as it was typed: 1,500 is a thousand and a half, 7,5 is seven and a half. */
+    /** A number as it was typed: 1,500 is fifteen hundred, 7,5 is seven and a half. */
     const value = (text) => {
         const plainly = digits(text);
         const decimal = /^([-+]?\d*),(\d+)((?:e[-+]?\d+)?)$/i.exec(plainly);
         if (decimal && (decimal[2].length !== 3 || !/[1-9]/.test(decimal[1]))) {
             return Number(`${decimal[1]}.${decimal[2]}${decimal[3]}`);
         }
+        const [whole] = plainly.split(/[.e]/i, 1);
+        if (whole.includes(",") && !/^[-+]?\d{1,3}(,\d{3})+$/.test(whole)) return NaN; // 1,5,2
         return Number(plainly.replace(/[,_]/g, ""));
     };
 
@@ -103,6 +105,7 @@ globalThis.CourseQuiz = (() => {
         const below = match ? (match[2] ? value(match[2]) : 1) : 0;
         if (below === 0) return null;
         let found = value(match[1]) / below;
+        if (Number.isNaN(found)) return null;
         const own = strip(fold(question.unit));
         const theirs = fold(match[3]).replace(/^[ .]+|[ .]+$/g, "");
         if (PER_CENT.includes(theirs) && own !== "%") found /= 100;

@@ -170,6 +170,8 @@ class Question:
         if not match or below == 0:
             return None
         value = _value(match[1]) / below
+        if math.isnan(value):
+            return None
         own, theirs = self.unit.casefold().strip(), match[3].casefold().strip(" .")
         if theirs in _PER_CENT and own != "%":
             value /= 100
@@ -213,10 +215,14 @@ def number_of(text: str) -> float:
 
 
 def _value(text: str) -> float:
-    """A number as it was typed: 1,500 is a thousand and a half, 7,5 is seven and a half."""
+    """A number as it was typed: 1,500 is fifteen hundred, 7,5 is seven and a half, 1,5,2 is
+    none."""
     decimal = re.fullmatch(r"([-+]?\d*),(\d+)((?:e[-+]?\d+)?)", text, re.I)
     if decimal and (len(decimal[2]) != 3 or not decimal[1].strip("+-").lstrip("0")):
         return float(f"{decimal[1]}.{decimal[2]}{decimal[3]}")
+    whole = re.split(r"[.e]", text, maxsplit=1, flags=re.I)[0]
+    if "," in whole and not re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+", whole):
+        return math.nan  # 1,5,2
     return float(re.sub("[,_]", "", text))
 
 

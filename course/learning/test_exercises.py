@@ -176,6 +176,8 @@ FORMS = [  # what is typed, the unit asked for, the value that is read in it
     ("-3", "", -3),
     ("7.5 GB", "tokens", None),
     ("7.5 ms", "GB", None),
+    ("12,345,678", "", 12345678),
+    ("1,5,2", "", None),
     ("many", "", None),
     ("1/0", "", None),
 ]
