@@ -81,9 +81,17 @@ def asked(
             pool.cached_block_hash_to_block.insert(key, block)
     calls: list[list[int]] = []
     managers: set[Any] = {type(each) for each in coordinator.single_type_managers}
-    for manager in managers:
-        _watch(manager, calls, given["windows"])
-    _, length = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+    own = {each: vars(each).get("find_longest_cache_hit") for each in managers}
+    try:
+        for manager in managers:
+            _watch(manager, calls, given["windows"])
+        _, length = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+    finally:  # the release's classes are those of whoever asks next
+        for manager, method in own.items():
+            if method is None:
+                del manager.find_longest_cache_hit
+            else:
+                manager.find_longest_cache_hit = method
     return {"hit": length // SIZE, "calls": calls}
 
 
@@ -112,27 +120,11 @@ def cases(seeds: Sequence[int] = SEEDS) -> Iterator[dict[str, Any]]:
         told: dict[str, Any] = {}
         for version in RELEASES:
             try:
-                told[version] = _fresh(version, given)
+                told[version] = asked(version, given)
             except AssertionError:
                 told[version] = None
-        told["no drafter"] = _fresh("0.22.1", given, eagle=False)["hit"]
+        told["no drafter"] = asked("0.22.1", given, eagle=False)["hit"]
         yield given | {"releases": told}
-
-
-def _fresh(version: str, given: dict[str, Any], eagle: bool = True) -> dict[str, Any]:
-    """As `asked`; the release's classes are as they were afterwards."""
-    core = core_of(version)
-    module = core.namespace.load("vllm.v1.core.single_type_kv_cache_manager")
-    kept: dict[Any, Any] = {
-        each: each.__dict__.get("find_longest_cache_hit")
-        for each in vars(module).values()
-        if isinstance(each, type) and "find_longest_cache_hit" in vars(each)
-    }
-    try:
-        return asked(version, given, eagle)
-    finally:
-        for each, method in kept.items():
-            each.find_longest_cache_hit = method
 
 
 if __name__ == "__main__":
