@@ -232,11 +232,11 @@ def test_a_function_of_the_course_is_called(page):
 
 @pytest.mark.slow
 def test_a_part_that_does_not_come_is_named_and_the_next_call_tries_again(page):
-    page.context.route("**/numpy-*.zip", lambda route: route.fulfill(status=503, body="later"))
+    page.context.route("**/numpy-*.bin", lambda route: route.fulfill(status=503, body="later"))
     said = page.evaluate(block("print(1)"))
     assert "numpy-" in said and "503" in said
     assert page.evaluate("CoursePlay.session().state") == "idle"
-    page.context.unroute("**/numpy-*.zip")
+    page.context.unroute("**/numpy-*.bin")
     assert page.evaluate(block("print(1)"))["text"] == "1\n"
 
 

@@ -16,14 +16,16 @@ const python = await loadPyodide({
     indexURL: job.core,
     lockFileContents: job.lock,
     packageBaseUrl: job.core,
+    env: { HOME: "/home/pyodide", PYTHONHASHSEED: "0" }, // the same sources are the same bytes
 });
 const compiled = python.runPython(`
-import io, pathlib, py_compile, zipfile
+import importlib.util, io, pathlib, py_compile, zipfile
 
-def compiled(number, place, optimize, date):
+def compiled(number, place, optimize, beside, date):
     """An archive of what was unpacked to /in/NUMBER and will lie in place, compiled;
-    optimize: 1 leaves out assertions, 2 docstrings too."""
+    optimize: 1 leaves out assertions, 2 docstrings too; beside: for where the sources lie too."""
     folder = pathlib.Path(f"/in/{number}")
+    kind = "CHECKED_HASH" if beside else "UNCHECKED_HASH"
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for path in sorted(each for each in folder.rglob("*") if each.is_file()):
@@ -31,9 +33,10 @@ def compiled(number, place, optimize, date):
             if path.suffix == ".py":
                 py_compile.compile(
                     str(path), "/made.pyc", f"{place}/{name}", doraise=True, optimize=optimize,
-                    invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+                    invalidation_mode=py_compile.PycInvalidationMode[kind],
                 )
-                path, name = pathlib.Path("/made.pyc"), name + "c"
+                name = importlib.util.cache_from_source(name) if beside else name + "c"
+                path = pathlib.Path("/made.pyc")
             info = zipfile.ZipInfo(name, tuple(date))
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
@@ -41,10 +44,10 @@ def compiled(number, place, optimize, date):
     return out.getvalue()
 
 compiled`);
-for (const [number, { from, to, place, optimize }] of job.archives.entries()) {
+for (const [number, { from, to, place, optimize, beside }] of job.archives.entries()) {
     python.FS.mkdirTree(`/in/${number}`);
     const sources = new Uint8Array(readFileSync(from)); // a plain one: a Buffer is refused
     python.unpackArchive(sources, "zip", { extractDir: `/in/${number}` });
-    writeFileSync(to, compiled(number, place, optimize, python.toPy(job.date)).toJs());
+    writeFileSync(to, compiled(number, place, optimize, beside, python.toPy(job.date)).toJs());
 }
 process.exit(0);

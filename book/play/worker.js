@@ -97,10 +97,11 @@ async function boot() {
         progress.total += size;
     }
     tell("Python");
+    const archive = ({ file, bytes: size }, what) => bytes(file, size, what).then(files);
     const coming = [
-        bytes(runtime.numpy.file, runtime.numpy.bytes, "numpy"),
-        bytes(runtime.tools.file, runtime.tools.bytes, "pytest"),
-        bytes(course.file, course.bytes, "the course"),
+        archive(runtime.numpy, "numpy"),
+        archive(runtime.tools, "pytest"),
+        archive(course, "the course"),
         bytes(catalog.file, catalog.bytes, "the course"),
     ];
     for (const each of coming) {
@@ -116,11 +117,11 @@ async function boot() {
         env: config.env,
     });
     self.fetch = fetched;
-    const [numpy, tools, own, files] = await Promise.all(coming);
-    machine.unpackArchive(numpy, "zip", { extractDir: PACKAGES });
-    machine.unpackArchive(tools, "zip", { extractDir: PACKAGES });
-    place(machine.FS, JSON.parse(new TextDecoder().decode(files)));
-    machine.unpackArchive(own, "zip", { extractDir: ROOT });
+    const [numpy, tools, own, catalogue] = await Promise.all(coming);
+    put(machine.FS, PACKAGES, numpy);
+    put(machine.FS, PACKAGES, tools);
+    place(machine.FS, JSON.parse(new TextDecoder().decode(catalogue)));
+    put(machine.FS, ROOT, own);
     machine.runPython(`import sys\nsys.path.insert(0, "${ROOT}")`);
     pyodide = machine;
     python = machine.pyimport("course.play.worker");
@@ -134,8 +135,8 @@ function lab(id) {
         throw new Error(`there is no lab ${id}`);
     }
     if (!labs.has(id)) {
-        const coming = bytes(entry.zip, entry.bytes, `lab ${id}`).then((zip) => {
-            pyodide.unpackArchive(zip, "zip", { extractDir: ROOT });
+        const coming = bytes(entry.file, entry.bytes, `lab ${id}`).then(files).then((own) => {
+            put(pyodide.FS, ROOT, own);
             python.keep(id, entry.folder);
         });
         labs.set(id, coming);
@@ -144,15 +145,60 @@ function lab(id) {
     return labs.get(id);
 }
 
+// ------------------------------------------------------------------ archives
+
+// The files of an archive of play/, [path, bytes] each: a zip of files as they are, compressed whole. The
+// browser inflates it while Python starts; Python's own zipfile would do it after, and slower.
+async function files(packed) {
+    const out = new Response(packed).body.pipeThrough(new DecompressionStream("gzip"));
+    const zip = new Uint8Array(await new Response(out).arrayBuffer());
+    const view = new DataView(zip.buffer);
+    const end = zip.length - 22; // the record that ends a zip without a comment
+    let at = view.getUint32(end + 16, true);
+    return Array.from({ length: view.getUint16(end + 10, true) }, () => {
+        const length = view.getUint16(at + 28, true);
+        const path = new TextDecoder().decode(zip.subarray(at + 46, at + 46 + length));
+        const local = view.getUint32(at + 42, true);
+        const from = local + 30 + view.getUint16(local + 26, true) + view.getUint16(local + 28, true);
+        const data = zip.subarray(from, from + view.getUint32(at + 24, true));
+        at += 46 + length + view.getUint16(at + 30, true) + view.getUint16(at + 32, true);
+        return [path, data];
+    });
+}
+
+function put(FS, root, all) {
+    for (const [path, data] of all) {
+        const node = placed(FS, `${root}/${path}`);
+        node.contents = data;
+        node.usedBytes = data.length;
+    }
+}
+
+const folders = new Map(); // path -> node, so that thousands of files are placed without a walk each
+let usual = null; // what a file does
+
+// The node of the file of that path, which is made, or does again what a file does.
+function placed(FS, path) {
+    const cut = path.lastIndexOf("/");
+    const folder = path.slice(0, cut);
+    if (!folders.has(folder)) {
+        FS.mkdirTree(folder);
+        folders.set(folder, FS.lookupPath(folder).node);
+    }
+    const parent = folders.get(folder);
+    const name = path.slice(cut + 1);
+    const node = parent.contents[name] || parent.node_ops.mknod(parent, name, 0o100644, 0);
+    usual ||= node.stream_ops;
+    node.stream_ops = usual;
+    return node;
+}
+
 // ------------------------------------------------------------------ files that come when opened
 
 // Every file of the catalogue stands in its folder with its size, and is fetched at its first open.
 function place(FS, catalogue) {
     for (const [path, [file, size]] of Object.entries(catalogue)) {
-        const at = `${ROOT}/${path}`;
-        FS.mkdirTree(at.slice(0, at.lastIndexOf("/")));
-        const node = FS.create(at);
-        const usual = node.stream_ops;
+        const node = placed(FS, `${ROOT}/${path}`);
         node.usedBytes = size;
         node.stream_ops = {
             ...usual,

@@ -22,6 +22,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from course.learning.labs import CourseError
 from course.site import play_licences
@@ -249,13 +250,16 @@ def _wheels(work: Path, run: Run) -> dict[str, bytes]:
 # ------------------------------------------------------------------ packing
 
 
-def zipped(files: Iterator[tuple[str, bytes]] | Sequence[tuple[str, bytes]]) -> bytes:
-    """An archive of (name, content); the same files give the same bytes."""
+def zipped(
+    files: Iterator[tuple[str, bytes]] | Sequence[tuple[str, bytes]],
+    kind: int = zipfile.ZIP_DEFLATED,
+) -> bytes:
+    """An archive of (name, content), deflated or as they are; the same files, the same bytes."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(out, "w", kind, compresslevel=9) as archive:
         for name, data in sorted(files):
             info = zipfile.ZipInfo(name, ARCHIVE_DATE)
-            info.compress_type = zipfile.ZIP_DEFLATED
+            info.compress_type = kind
             info.external_attr = 0o644 << 16
             archive.writestr(info, data)
     return out.getvalue()
@@ -303,21 +307,52 @@ def _compile(root: Path, node: str, new: Path, work: Path, run: Run) -> None:
         work / "tools.zip": (new / "tools.zip", PACKAGES, 0),  # pytest means its assertions
         library: (work / "compiled.zip", "/lib/python314.zip", 2),
     }
-    job = {
-        "core": f"{new / 'core'}{os.sep}",
-        "lock": LOCK,
-        "date": ARCHIVE_DATE,
-        "archives": [
-            {"from": str(source), "to": str(to), "place": place, "optimize": optimize}
-            for source, (to, place, optimize) in sources.items()
-        ],
-    }
+    archives = [
+        {"from": str(source), "to": str(to), "place": place, "optimize": optimize, "beside": False}
+        for source, (to, place, optimize) in sources.items()
+    ]
+    _compile_archives(root, node, new / "core", archives, work, run)
+    (work / "compiled.zip").replace(library)
+
+
+def _compile_archives(
+    root: Path, node: str, core: Path, archives: list[dict[str, Any]], work: Path, run: Run
+) -> None:
+    job = {"core": f"{core}{os.sep}", "lock": LOCK, "date": ARCHIVE_DATE, "archives": archives}
     (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
     run([node, str(root / "book/play/compile.mjs"), str(work / "job.json")], work)
-    for to, _, _ in sources.values():
-        if not to.is_file():
-            raise CourseError(f"{to.name} was not compiled.")
-    (work / "compiled.zip").replace(library)
+    for each in archives:
+        if not Path(each["to"]).is_file():
+            raise CourseError(f"{Path(each['to']).name} was not compiled.")
+
+
+def bytecode(
+    root: Path, sources: Sequence[tuple[str, bytes]], place: str, run: Run | None = None
+) -> list[tuple[str, bytes]]:
+    """The compiled modules of `sources`, each under its name in the `__pycache__` beside it.
+
+    A compiled module names the hash of its source: what is changed in the page is compiled anew.
+    Without Node there are none, and a page compiles what it imports.
+
+    Args:
+        place: the folder of the page's file system that the sources lie in.
+        run: runs a command in a folder and returns its output; for tests.
+
+    Raises:
+        CourseError: Node or the compiler failed.
+    """
+    if not (node := shutil.which("node")):
+        return []
+    with tempfile.TemporaryDirectory(prefix="bytecode-") as scratch:
+        work = Path(scratch)
+        source, made = work / "sources.zip", work / "compiled.zip"
+        source.write_bytes(zipped(sources))
+        job = {
+            "from": str(source), "to": str(made), "place": place, "optimize": 0, "beside": True
+        }  # fmt: skip
+        _compile_archives(root, node, folder(root) / "core", [job], work, run or _run)
+        with zipfile.ZipFile(made) as archive:
+            return [(name, archive.read(name)) for name in archive.namelist()]
 
 
 def _bundle(

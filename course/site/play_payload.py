@@ -8,10 +8,14 @@ opened. Without a runtime in build/play a site is left as it is.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,8 @@ from typing import Any
 from course.learning.labs import Lab, find_labs
 from course.site import play, play_excepted, real_payload
 
+ROOT = "/course"
+"""Where the worker puts the course."""
 ENGINE = ("mini_vllm/", "labkit/", "course/play/", "course/learning/")
 """Folders whose Python files come with the first run."""
 APART = (
@@ -79,7 +85,7 @@ def write(root: Path, target: Path) -> str:
     config: dict[str, Any] = {
         **runtime,
         "worker": _named(target, "worker.js", (root / "book/play/worker.js").read_bytes()),
-        "course": _archive(target, "course.zip", engine_files(root)),
+        "course": _archive(target, "course", [*engine_files(root), *compiled_files(root)]),
         "catalog": {
             "file": _named(target, "catalog.json", catalogue), "bytes": len(catalogue)
         },
@@ -110,8 +116,8 @@ def _runtime(made: Path, target: Path) -> dict[str, Any]:
         "folder": f"{folder}/",
         # pyodide.mjs is imported, not fetched, and so is pyodide.asm.mjs: nobody counts those.
         "files": {name: len(core[name]) for name in play.CORE if not name.endswith(".mjs")},
-        "numpy": _file(target, "numpy.zip", (made / "numpy.zip").read_bytes()),
-        "tools": _file(target, "tools.zip", (made / "tools.zip").read_bytes()),
+        "numpy": _archive(target, "numpy", _files_of(made / "numpy.zip")),
+        "tools": _archive(target, "tools", _files_of(made / "tools.zip")),
         "lock": play.LOCK,
     }
     editor = _named(target, "editor.mjs", (made / "editor.mjs").read_bytes())
@@ -125,10 +131,8 @@ def _lab(root: Path, lab: Lab, target: Path) -> dict[str, Any]:
         for path in _below(lab.folder)
         if path.suffix not in NEVER
     ]
-    told = _archive(target, f"labs/{lab.id}.zip", files)
     return {
-        "zip": told["file"],
-        "bytes": told["bytes"],
+        **_archive(target, f"labs/{lab.id}", files),
         "folder": folder,
         "native": play_excepted.LABS.get(lab.id, False),
         "skip": play_excepted.TESTS.get(lab.id, {}),
@@ -138,6 +142,21 @@ def _lab(root: Path, lab: Lab, target: Path) -> dict[str, Any]:
 def engine_files(root: Path) -> list[tuple[str, bytes]]:
     """The course's own Python files that come with the first run, by their paths."""
     return [(path, (root / path).read_bytes()) for path in sorted(_first(root))]
+
+
+def compiled_files(root: Path) -> list[tuple[str, bytes]]:
+    """The bytecode of those files that every grading imports."""
+    script = (
+        "import sys, mini_vllm, labkit, course.play.worker, course.learning.runner\n"
+        "for module in list(sys.modules.values()):\n"
+        "    print(getattr(module, '__file__', None))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.split("\n"))
+    sources = [(name, data) for name, data in engine_files(root) if str(root / name) in imported]
+    return play.bytecode(root, sources, ROOT)
 
 
 def _first(root: Path) -> Iterator[str]:
@@ -213,8 +232,20 @@ def _is_test(path: Path) -> bool:
     return path.name.startswith("test_") or path.name == "conftest.py" or "tests" in path.parts
 
 
+def _files_of(archive: Path) -> list[tuple[str, bytes]]:
+    with zipfile.ZipFile(archive) as held:
+        return [(name, held.read(name)) for name in held.namelist()]
+
+
 def _archive(target: Path, name: str, files: list[tuple[str, bytes]]) -> dict[str, Any]:
-    return _file(target, name, play.zipped(files))
+    """Pack `files` into one stream, which a browser inflates at once and beside all else."""
+    return _file(target, f"{name}.bin", packed(files))
+
+
+def packed(files: list[tuple[str, bytes]]) -> bytes:
+    """A gzip stream of a zip archive of `files` as they are; the same files, the same bytes."""
+    stored = play.zipped(files, zipfile.ZIP_STORED)
+    return gzip.compress(stored, compresslevel=9, mtime=0)
 
 
 def _file(target: Path, name: str, data: bytes) -> dict[str, Any]:

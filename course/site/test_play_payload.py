@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import re
 import zipfile
+from importlib.util import cache_from_source, source_from_cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,20 @@ from course.truth import pages
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def opened(path):
+    return zipfile.ZipFile(io.BytesIO(gzip.decompress(path.read_bytes())))
+
+
+def pretended(command, cwd):
+    """The compiler: each source's compiled module is its text, under Python's name for it."""
+    (job,) = json.loads(Path(command[2]).read_text(encoding="utf-8"))["archives"]
+    assert (job["place"], job["beside"]) == ("/course", True)
+    with zipfile.ZipFile(job["from"]) as archive:
+        files = [(cache_from_source(name), archive.read(name)) for name in archive.namelist()]
+    Path(job["to"]).write_bytes(play.zipped(files))
+    return ""
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """The `play` folder of a site, over a pretended runtime; and what its index says."""
@@ -24,11 +41,13 @@ def played(tmp_path_factory):
     (made / "core").mkdir(parents=True)
     for name in play.CORE:
         (made / "core" / name).write_text(name, encoding="utf-8")
-    for name in ("numpy.zip", "tools.zip", "editor.mjs"):
-        (made / name).write_text(name, encoding="utf-8")
+    for name in ("numpy.zip", "tools.zip"):
+        (made / name).write_bytes(play.zipped([("module.pyc", name.encode())]))
+    (made / "editor.mjs").write_text("editor", encoding="utf-8")
     (made / "licences").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(play, "folder", lambda _: made)
+        patch.setattr(play, "_run", pretended)
         version = play_payload.write(ROOT, root / "play")
         assert play_payload.write(ROOT, root / "again") == version
     return root / "play"
@@ -52,7 +71,7 @@ def test_every_name_but_the_index_has_the_contents_hash(played):
 def test_every_file_the_index_names_is_there_with_its_size(played, config):
     named = [config["course"], config["catalog"], config["runtime"]["numpy"],
              config["runtime"]["tools"]]  # fmt: skip
-    named += [{"file": lab["zip"], "bytes": lab["bytes"]} for lab in config["labs"].values()]
+    named += [{"file": lab["file"], "bytes": lab["bytes"]} for lab in config["labs"].values()]
     for each in named:
         assert (played / each["file"]).stat().st_size == each["bytes"], each
     for name in ("worker", "editor"):
@@ -64,7 +83,7 @@ def test_every_file_the_index_names_is_there_with_its_size(played, config):
 def test_every_lab_is_there_with_its_starter_its_solution_and_its_tests(played, config):
     assert config["labs"].keys() == {lab.id for lab in find_labs(ROOT)}
     for lab in config["labs"].values():
-        with zipfile.ZipFile(played / lab["zip"]) as archive:
+        with opened(played / lab["file"]) as archive:
             for name in ("starter.py", "solution.py", "test_lab.py"):
                 path = f"{lab['folder']}/{name}"
                 assert archive.read(path) == (ROOT / path).read_bytes()
@@ -72,7 +91,7 @@ def test_every_lab_is_there_with_its_starter_its_solution_and_its_tests(played, 
 
 def test_a_file_of_the_engine_comes_with_the_first_run_or_when_it_is_opened(played, config):
     catalogue = json.loads((played / config["catalog"]["file"]).read_text(encoding="utf-8"))
-    with zipfile.ZipFile(played / config["course"]["file"]) as archive:
+    with opened(played / config["course"]["file"]) as archive:
         first = set(archive.namelist())
     assert not first & catalogue.keys()
     wanted = {p.relative_to(ROOT).as_posix() for p in (ROOT / "mini_vllm").rglob("*.py")
@@ -80,6 +99,16 @@ def test_a_file_of_the_engine_comes_with_the_first_run_or_when_it_is_opened(play
     wanted |= {p.relative_to(ROOT).as_posix() for p in (ROOT / "conformance").glob("*.py")
                if not p.name.startswith(("test_", "conftest"))}  # fmt: skip
     assert wanted <= first | catalogue.keys()
+
+
+def test_what_every_grading_imports_comes_compiled_beside_its_source(played, config):
+    with opened(played / config["course"]["file"]) as archive:
+        names = set(archive.namelist())
+    compiled = {name for name in names if name.endswith(".pyc")}
+    assert {source_from_cache(name) for name in compiled} <= names
+    assert {cache_from_source(name) for name in ("mini_vllm/engine.py", "course/play/worker.py",
+            "course/learning/runner.py", "labkit/__init__.py")} <= compiled  # fmt: skip
+    assert not any("structured_output" in name for name in compiled)  # not at every grading
 
 
 def test_what_is_opened_later_is_byte_for_byte_the_courses(played, config):
@@ -93,7 +122,7 @@ def test_what_is_opened_later_is_byte_for_byte_the_courses(played, config):
 
 
 def test_the_first_run_brings_no_model_and_no_recording(config):
-    assert config["course"]["bytes"] < 400_000
+    assert config["course"]["bytes"] < 800_000  # 400,000 of sources, the rest compiled
     assert max(lab["bytes"] for lab in config["labs"].values()) < 200_000
 
 
