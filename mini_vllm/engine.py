@@ -84,7 +84,7 @@ class LLMEngine:
         self.scheduler = self.parts.build_scheduler(self.config, self.gates)
         self.row_sampler = RowSampler(
             self.parts.sampler(),
-            in_order(self.eos_token_ids, logits_processors),
+            [*in_order(self.eos_token_ids, logits_processors), *setup.last_processors],
             self.config.seed,
             setup.choose_tokens,
             setup.masks,

@@ -24,6 +24,7 @@ from mini_vllm.models.registry import LoadedModel, load_model
 from mini_vllm.part_signatures import build_linear
 from mini_vllm.parts import EngineParts
 from mini_vllm.row_sampler import ChooseTokens
+from mini_vllm.sample.processors import LogitsProcessor
 from mini_vllm.sampling_params import SamplingParams
 from mini_vllm.tokenizer import Tokenizer
 
@@ -87,6 +88,9 @@ ROOMS = {
         "manager", ("structured_outputs_config",), sampling_params=("structured_outputs",),
         parts=("token_masks", "wait_gate"),
     ),
+    "reasoning": Room(
+        "thinking_budget", ("reasoning_config",), sampling_params=("thinking_token_budget",),
+    ),
     "entrypoints": Room("engine_core", parts=("front_door",)),
 }  # fmt: skip
 """By folder, in the order in which they are opened: what loads the model otherwise comes first."""
@@ -104,6 +108,8 @@ class EngineSetup:
     """All arguments that are a room's."""
     features: list[Feature] = field(default_factory=list)
     masks: list[RowMask] = field(default_factory=list)
+    last_processors: list[LogitsProcessor] = field(default_factory=list)
+    """What edits a row after everything else."""
     choose_tokens: ChooseTokens | None = None
     executor: Callable[..., Executor] | None = None
     loaded: LoadedModel | None = None

@@ -99,6 +99,9 @@ class SamplingParams:
     the likeliest; as `vllm/sampling_params.py:247` `SamplingParams.logprob_token_ids`."""
     repetition_detection: RepetitionDetectionParams | None = None
     """Ends an output that repeats itself; a mapping of its fields will do."""
+    thinking_token_budget: int | None = None
+    """Tokens of reasoning after which its end is forced; -1 is off. The engine needs
+    `reasoning_config`."""
     structured_outputs: Any = None
     """A `structured_output.StructuredOutputsParams`: what the output must match; None is free."""
     _bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -164,6 +167,12 @@ class SamplingParams:
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         if self.repetition_detection is not None:
             self._check_repetition()
+        if self.thinking_token_budget is not None:
+            whole("thinking_token_budget", self.thinking_token_budget, -1)
+            if self.thinking_token_budget == -1:
+                object.__setattr__(self, "thinking_token_budget", None)
+            elif self.structured_outputs is not None:
+                raise ValueError("thinking_token_budget: need None with structured_outputs")
 
     def _check_repetition(self) -> None:
         wanted = self.repetition_detection

@@ -21,6 +21,12 @@ PARTS = {
         "end says it, for requests alone and beside others",
         "`test_logprob_token_ids.py`",
     ),
+    "thinking_budget": cases(
+        "sampling", "thinking_budget",
+        "`vllm/v1/sample/thinking_budget_state.py:33` `ThinkingBudgetStateHolder` in the real "
+        "batch and sampler: which tokens are forced, and the rows that they come from",
+        "`test_thinking_budget.py`",
+    ),
     "sampling_edges": cases(
         "sampling", "sampling_edges",
         "`vllm/sampling_params.py:168` `SamplingParams`, what it accepts",

@@ -103,6 +103,7 @@ class Generation(Body):
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int = Field(0, **_INT64)
     request_id: str | None = None

@@ -26,7 +26,7 @@ VALUES = {
     "allowed_token_ids": (3, 4), "stop": ("x",), "include_stop_str_in_output": True,
     "logprobs": 4, "prompt_logprobs": 2, "skip_reading_prefix_cache": True, "bad_words": ("y",),
     "logprob_token_ids": (3, 4, 5, 6),
-    "repetition_detection": RepetitionDetectionParams(4, 1, 3),
+    "repetition_detection": RepetitionDetectionParams(4, 1, 3), "thinking_token_budget": 6,
 }  # fmt: skip
 """One that is not the default for each knob."""
 

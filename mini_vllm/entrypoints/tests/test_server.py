@@ -212,6 +212,12 @@ def test_the_first_token_of_a_prompt_is_no_context_of_the_others(port: int) -> N
     assert noted["text_offset"][:6] == [0, 1, 1, 1, 1, 2]
 
 
+def test_a_thinking_budget_is_refused_where_the_engine_has_no_marks(port: int) -> None:
+    status, answer = ask(port, COMPLETIONS, {"prompt": "a", "thinking_token_budget": 3})
+    assert (status, answer["error"]["type"]) == (400, "BadRequestError")
+    assert "need an engine with reasoning_config" in answer["error"]["message"]
+
+
 def test_a_text_may_hold_more_commas_than_a_body_may_hold_values(port: int) -> None:
     body = {"prompt": "a," * 200_000, "truncate_prompt_tokens": 8, "max_tokens": 1}
     assert ask(port, COMPLETIONS, body)[0] == 200
