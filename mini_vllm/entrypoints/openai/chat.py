@@ -118,7 +118,7 @@ class ChatServing:
     @staticmethod
     def _forced(request: ChatCompletionRequest) -> Any:
         """The constraint that makes a model call a tool, None where it may choose."""
-        if request.named_tool is None and request.tool_choice != "required":
+        if not request.tools or (request.named_tool is None and request.tool_choice != "required"):
             return None
         from mini_vllm.structured_output.params import StructuredOutputsParams
 

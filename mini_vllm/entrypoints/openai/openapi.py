@@ -29,6 +29,7 @@ def answer(**fields: Fields) -> Fields:
 ERROR = answer(
     error=answer(message=TEXT, type=TEXT, param={"type": ["string", "null"]}, code=NUMBER)
 )
+MESSAGES_ERROR = answer(type=TEXT, error=answer(type=TEXT, message=TEXT))
 GENERATED = answer(
     id=TEXT, object=TEXT, created=NUMBER, model=TEXT, choices={"type": "array", "items": OBJECT},
     usage=answer(prompt_tokens=NUMBER, total_tokens=NUMBER, completion_tokens=NUMBER),
@@ -40,6 +41,7 @@ TOKENS = answer(count=NUMBER, max_model_len=NUMBER, tokens={"type": "array", "it
 REFUSALS = {
     400: "a field is wrong", 404: "no such model", 408: "the body took too long",
     413: "the body is too large", 429: "too many requests at once", 500: "the engine has ended",
+    501: "not available",
 }  # fmt: skip
 
 
@@ -59,7 +61,9 @@ def operation(
         found["requestBody"] = {
             "required": True, "content": {"application/json": {"schema": reference}}
         }  # fmt: skip
-        error = {"application/json": {"schema": {"anyOf": [ERROR, answer(detail=TEXT)]}}}
+        error = {
+            "application/json": {"schema": {"anyOf": [ERROR, MESSAGES_ERROR, answer(detail=TEXT)]}}
+        }
         for status, reason in REFUSALS.items():
             responses[str(status)] = {"description": reason, "content": error}
     return found

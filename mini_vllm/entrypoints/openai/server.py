@@ -30,6 +30,13 @@ from mini_vllm.entrypoints.openai.bodies import MAX_BODY_BYTES, checked, parsed
 from mini_vllm.entrypoints.openai.chat import ChatServing
 from mini_vllm.entrypoints.openai.completion import CompletionServing
 from mini_vllm.entrypoints.openai.errors import APIError
+from mini_vllm.entrypoints.openai.messages import (
+    COUNTED,
+    MESSAGE,
+    CountTokensRequest,
+    MessagesRequest,
+    MessagesServing,
+)
 from mini_vllm.entrypoints.openai.metrics import Metrics
 from mini_vllm.entrypoints.openai.openapi import (
     GENERATED,
@@ -102,6 +109,7 @@ class Server:
         self._num_body_bytes = 0
         """Of bodies that are arriving."""
         self.completions, self.chats = CompletionServing(served), ChatServing(served)
+        self.messages = MessagesServing(served, self.chats)
         self.metrics = Metrics(served)
 
     async def complete(self, request: Request) -> Response:
@@ -109,6 +117,12 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         return await self._generate(request, ChatCompletionRequest, self.chats)
+
+    async def message(self, request: Request) -> Response:
+        return await self._generate(request, MessagesRequest, self.messages)
+
+    async def count_tokens(self, request: Request) -> Response:
+        return JSONResponse(await self._use_body(request, CountTokensRequest, self.messages.count))
 
     async def _body(self, request: Request) -> bytes:
         """A request's body.
@@ -296,6 +310,8 @@ def build_app(
     taken = {
         "/v1/completions": (server.complete, CompletionRequest, GENERATED),
         "/v1/chat/completions": (server.chat, ChatCompletionRequest, GENERATED),
+        "/v1/messages": (server.message, MessagesRequest, MESSAGE),
+        "/v1/messages/count_tokens": (server.count_tokens, CountTokensRequest, COUNTED),
         "/v1/completions/render": (
             server.render_completion, CompletionRequest, {"type": "array", "items": RENDERED}
         ),
@@ -308,8 +324,9 @@ def build_app(
         "/ping": (server.health, None), "/version": (server.version, answer(version=TEXT)),
         "/load": (server.load, answer(server_load=NUMBER)),
     }  # fmt: skip
+    generating = (server.complete, server.chat, server.message)
     operations = [
-        (path, "post", operation(path, answered, model, serve in (server.complete, server.chat)))
+        (path, "post", operation(path, answered, model, serve in generating))
         for path, (serve, model, answered) in taken.items()
     ] + [(path, "get", operation(path, answered)) for path, (_, answered) in read.items()]
     described = document(version(), operations, [model for _, model, _ in taken.values()])

@@ -1,0 +1,151 @@
+"""`/v1/messages` and `/v1/responses` beside vLLM's recorded answers, and their mutants caught."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mini_vllm.tests.server_support import serving  # first: it may skip
+
+from conformance.serving.battery import KEY, MAX_MODEL_LEN, MODEL, Ask  # isort: skip
+from conformance.serving.battery_apis import asks
+from conformance.serving.compare_apis import DOCUMENTED, compare, verdict, whole
+from conformance.serving.recorded import ADAPTERS, ROOT, TEMPLATE, kept
+from conformance.serving.recorded_apis import KEPT
+from mini_vllm.engine import LLMEngine
+
+pytestmark = pytest.mark.slow
+MODULES = {name: str(ROOT / "models" / "adapters" / name) for name in ADAPTERS}
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    engine = LLMEngine(
+        MODEL, num_blocks=512, max_model_len=MAX_MODEL_LEN, enable_lora=True, max_loras=4,
+        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+    )  # fmt: skip
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "lora_modules": MODULES,
+        "tool_call_parser": "hermes",
+    }
+    template = TEMPLATE.read_text(encoding="utf-8")
+    with serving(engine, keys=(KEY,), chat_template=template, **options) as (found, _):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def theirs() -> dict[str, dict[str, Any]]:
+    return kept(KEPT)
+
+
+def wrong(port: int, theirs: dict[str, dict[str, Any]], prefix: str = "") -> Iterator[str]:
+    for ask in asks():
+        found = verdict(port, ask, theirs[ask.name]) if ask.name.startswith(prefix) else []
+        if found and ask.name not in DOCUMENTED:
+            yield f"{ask.name}: {found[:2]}"
+
+
+def test_every_answer_is_the_recorded_one(port: int, theirs: dict[str, dict[str, Any]]) -> None:
+    served = [*wrong(port, theirs, "messages"), *wrong(port, theirs, "count")]
+    assert served == []
+
+
+def test_what_is_documented_differs(port: int, theirs: dict[str, dict[str, Any]]) -> None:
+    by_name: dict[str, Ask] = {ask.name: ask for ask in asks()}
+    assert [n for n in DOCUMENTED if not verdict(port, by_name[n], theirs[n])] == []
+
+
+def test_joined_deltas_still_tell_one_stream_from_another(
+    theirs: dict[str, dict[str, Any]],
+) -> None:
+    plain, other = (theirs[f"messages, {n}, streamed"] for n in ("plain", "several turns"))
+    joined = plain | {"events": whole(plain["events"])}
+    assert len(joined["events"]) == 6
+    assert compare(plain, joined) == []
+    assert compare(other, joined)
+
+
+MESSAGES = "mini_vllm.entrypoints.openai.messages"
+MUTANTS: dict[str, tuple[str, str, str, str]] = {
+    "a stop text is told as a reason of its own": (
+        MESSAGES, "STOP_REASONS", '"stop": "end_turn"', '"stop": "stop_sequence"'
+    ),
+    "the length is the end of a turn": (
+        MESSAGES, "STOP_REASONS", '"length": "max_tokens"', '"length": "end_turn"'
+    ),
+    "the billing header reaches the model": (
+        MESSAGES, "messages_of", "if not text.startswith(BILLING)", ""
+    ),
+    "system blocks on lines": (MESSAGES, "messages_of", '"".join(text', '"\\n".join(text'),
+    "an empty system text is a message": (
+        MESSAGES, "messages_of", "isinstance(system, str) and system", "isinstance(system, str)"
+    ),
+    "a message without content is left out": (
+        MESSAGES, "messages_of", 'message.role == "assistant" or ', ""
+    ),
+    "two blocks are one text": (MESSAGES, "_message_of", 'if alone else parts',
+        'if alone else "".join(p["text"] for p in parts)'),
+    "an assistant's result is a message": (
+        MESSAGES, "_message_of", ' and role == "user"', ""
+    ),
+    "a tool's texts on one line": (MESSAGES, "_results", '"\\n".join(item', '"".join(item'),
+    "a reference is not read": (MESSAGES, "_results", "    if tools:", "    if False:"),
+    "tools do not reach the template": (
+        MESSAGES, "chat_of", "if request.tools is not None:", "if False:"
+    ),
+    "errors of the client stay the client's": (
+        MESSAGES, "_as_theirs", "raise MessagesError(error.message) from None",
+        "raise MessagesError(error.message, error.kind, error.status) from None",
+    ),
+    "an unknown model is the server's error": (
+        MESSAGES, "_as_theirs", "error.status == 404", "False"
+    ),
+    "the first usage counts no input": (
+        MESSAGES, "BlockEvents", '_usage(used["prompt_tokens"], 0)', "_usage(0, 0)"
+    ),
+    "a block is not closed before the next": (
+        MESSAGES, "BlockEvents", '[*self._closed(), self._opened(block)]', "[self._opened(block)]"
+    ),
+    "every block is the first": (MESSAGES, "BlockEvents", "self.index += 1", "self.index += 0"),
+    "the last block stays open": (
+        MESSAGES, "BlockEvents", "return [*self._closed(), delta]", "return [delta]"
+    ),
+}  # fmt: skip
+"""What a converter may get wrong: the module, what is changed there, a text and another."""
+PREFIXES = {MESSAGES: ("messages", "count")}
+
+
+def mutated(module: Any, name: str, old: str, new: str) -> Any:
+    """What `name` is in the module after the change.
+
+    Raises:
+        AssertionError: the text is not there once or more.
+    """
+    source = inspect.getsource(module)
+    part = inspect.getsource(getattr(module, name)) if callable(getattr(module, name)) else source
+    assert old in part, "the converter has changed: mend the mutant"
+    scope = dict(vars(module))
+    if part is source:  # a constant
+        changed = dict(getattr(module, name))
+        key, value = (text.strip().strip('"') for text in new.split(":"))
+        return changed | {key: value}
+    exec(
+        compile("from __future__ import annotations\n" + part.replace(old, new), "m", "exec"), scope
+    )
+    return scope[name]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_answers_otherwise(
+    name: str, port: int, theirs: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, what, old, new = MUTANTS[name]
+    module = importlib.import_module(where)
+    changed: Callable[..., Any] = mutated(module, what, old, new)
+    monkeypatch.setattr(module, what, changed)
+    assert any(next(wrong(port, theirs, prefix), None) for prefix in PREFIXES[where]), name
