@@ -215,6 +215,9 @@ def responses() -> Iterator[Ask]:
     yield from _both(_response("plain"))
     yield from _both(_response("instructions", instructions="Be brief."))
     yield from _both(_response("messages", input=[SAID]))
+    yield _response(
+        "instructions and messages", input=[SAID], instructions="Be brief.", max_output_tokens=40
+    )
     yield _response("messages with a type", input=[{**SAID, "type": "message"}])
     parts = [{"type": "input_text", "text": "What is"}, {"type": "input_text", "text": "a block?"}]
     yield _response("parts", input=[{"role": "user", "content": parts}])
@@ -259,6 +262,7 @@ def responses() -> Iterator[Ask]:
     yield from _both(_response("tools and none allowed", **offered, tool_choice="none"))
     yield from _both(_response("one call", **offered, **_forced(CALL)))
     yield from _both(_response("text and a call", **offered, **_forced(f"Let me look. {CALL}")))
+    yield from _both(_response("a blank and a call", **offered, **_forced(f" \n{CALL}")))
     yield from _both(_response("two calls", **offered, **_forced(f"{CALL}\n{OTHER}")))
     broken = _forced("<tool_call>\n{name: oops}\n</tool_call>")
     yield from _both(_response("a call that is no JSON", **offered, **broken))
@@ -275,6 +279,9 @@ def responses() -> Iterator[Ask]:
                     **offered)  # fmt: skip
     thought = {"type": "reasoning", "summary": [],
                "content": [{"type": "reasoning_text", "text": "Well."}]}  # fmt: skip
+    begun = {**said, "status": "incomplete"}
+    yield _response("an answer to go on with", input=[SAID, begun])
+    yield from _both(_response("a prompt in the cache", input="a b " * 90))
     yield _response("a thought of the past", input=[SAID, thought, said, SAID])
 
 

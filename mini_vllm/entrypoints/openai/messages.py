@@ -3,7 +3,7 @@
 Promises: nothing is generated here: each request is a `ChatCompletionRequest`, each answer and each
 chunk of a stream one of `chat.py`, told in the other format. Not served, and refused by name: a
 server that parses reasoning, pictures, and transfers of KV. Mirrors
-`vllm/entrypoints/anthropic/serving.py:55` `AnthropicServingMessages`.
+`vllm/entrypoints/anthropic/serving.py:56` `AnthropicServingMessages`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,22 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import ValidationError
 
-from mini_vllm.entrypoints.openai.chat import ChatServing, _Chat
+from mini_vllm.entrypoints.openai.chat import Chat, ChatServing
 from mini_vllm.entrypoints.openai.errors import APIError
 from mini_vllm.entrypoints.openai.openapi import NUMBER, OBJECT, TEXT, answer
-from mini_vllm.entrypoints.openai.protocol import Body
-from mini_vllm.entrypoints.openai.protocol_chat import ChatCompletionRequest
+from mini_vllm.entrypoints.openai.protocol_chat import ChatCompletionRequest, NamedTool
+from mini_vllm.entrypoints.openai.protocol_messages import (
+    AnthropicMessage,
+    AnthropicTool,
+    AnthropicToolChoice,
+    Block,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from mini_vllm.entrypoints.openai.serving import Served, sse
 
 MESSAGE = answer(
@@ -37,83 +44,6 @@ BILLING = "x-anthropic-billing-header"
 """How a block of `system` begins that differs per request: it would keep the prefix cache cold."""
 
 
-class Block(Body):
-    type: Literal[
-        "text", "image", "tool_use", "tool_result", "tool_reference", "thinking",
-        "redacted_thinking",
-    ]  # fmt: skip
-    text: str | None = None
-    source: dict[str, Any] | None = None
-    id: str | None = None
-    tool_use_id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    content: str | list[dict[str, Any]] | None = None
-    thinking: str | None = None
-
-
-class AnthropicMessage(Body):
-    role: Literal["user", "assistant"]
-    content: str | list[Block]
-
-
-class AnthropicTool(Body):
-    name: str
-    description: str | None = None
-    input_schema: dict[str, Any]
-
-    @field_validator("input_schema")
-    @classmethod
-    def _add_type(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return value if "type" in value else {**value, "type": "object"}
-
-
-class AnthropicToolChoice(Body):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-
-    @model_validator(mode="after")
-    def _check_name(self) -> AnthropicToolChoice:
-        if self.type == "tool" and not self.name:
-            raise ValueError("tool_choice: type tool needs a name")
-        return self
-
-
-class CountTokensRequest(Body):
-    """What a prompt is made of."""
-
-    model: str
-    messages: list[AnthropicMessage]
-    system: str | list[Block] | None = None
-    tool_choice: AnthropicToolChoice | None = None
-    tools: list[AnthropicTool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    @field_validator("model")
-    @classmethod
-    def _check_model(cls, value: str) -> str:
-        if not value:
-            raise ValueError("model: need a name")
-        return value
-
-
-class MessagesRequest(CountTokensRequest):
-    max_tokens: int
-    stop_sequences: list[str] | None = None
-    stream: bool | None = False
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-
-    @field_validator("max_tokens")
-    @classmethod
-    def _check_max_tokens(cls, value: int) -> int:
-        if value <= 0:
-            raise ValueError(f"max_tokens={value}: need at least 1")
-        return value
-
-
 class MessagesError(APIError):
     """An error in Anthropic's shape; one that FastAPI's checks find has OpenAI's."""
 
@@ -127,7 +57,7 @@ class MessagesError(APIError):
 @contextmanager
 def _as_theirs() -> Iterator[None]:
     """Errors of the chat as this route tells them: 404 stays, all else is the server's own error,
-    `vllm/entrypoints/anthropic/api_router.py:62` `create_messages`."""
+    `vllm/entrypoints/anthropic/api_router.py:60` `create_messages`."""
     try:
         yield
     except MessagesError:
@@ -195,7 +125,7 @@ class _Messages:
     """One request that was accepted."""
 
     request: MessagesRequest
-    chat: _Chat
+    chat: Chat
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer.
@@ -263,8 +193,6 @@ def _choice_of(choice: AnthropicToolChoice | None) -> Any:
     if choice is None:
         return None
     if choice.type == "tool":
-        from mini_vllm.entrypoints.openai.protocol_chat import NamedTool
-
         return NamedTool.model_validate({"function": {"name": choice.name}})
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
 

@@ -7,6 +7,7 @@ is answered names the fields that every answer has. Stands where FastAPI makes i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,17 +46,27 @@ REFUSALS = {
 }  # fmt: skip
 
 
+def _json(schema: Fields) -> Fields:
+    return {"application/json": {"schema": schema}}
+
+
 def operation(
     what: str, answered: Fields | None, taken: type[BaseModel] | None = None, streams: bool = False
 ) -> Fields:  # fmt: skip
     """One operation: its summary, its body's model, the schema of its answer."""
-    content = {} if answered is None else {"application/json": {"schema": answered}}
+    content = {} if answered is None else _json(answered)
     if streams:
-        content["text/event-stream"] = {"schema": TEXT}
+        content["text/event-stream"] = {"schema": {"type": ["string", "object"]}}  # named or not
     responses: Fields = {"200": {"description": "the answer"}}
     if content:
         responses["200"]["content"] = content
     found: Fields = {"summary": what, "responses": responses}
+    if names := re.findall(r"{(\w+)}", what):
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": TEXT} for name in names
+        ]
+        responses["404"] = {"description": "no such response", "content": _json(ERROR)}
+        responses["400"] = {"description": "it cannot be cancelled", "content": _json(ERROR)}
     if taken is not None:
         reference = {"$ref": f"#/components/schemas/{taken.__name__}"}
         found["requestBody"] = {
