@@ -13,6 +13,7 @@ import pytest
 from mini_vllm.tests.server_support import serving  # first: it may skip
 
 from conformance.serving.battery import KEY, MAX_MODEL_LEN, MODEL, Ask  # isort: skip
+from conformance import recording
 from conformance.serving.battery_apis import (
     asks,
     counted,
@@ -22,8 +23,8 @@ from conformance.serving.battery_apis import (
     stored,
 )
 from conformance.serving.compare_apis import DOCUMENTED, compare, verdict, whole
-from conformance.serving.recorded import ADAPTERS, ROOT, TEMPLATE, kept
-from conformance.serving.recorded_apis import KEPT
+from conformance.serving.recorded import ADAPTERS, ROOT, TEMPLATE, kept, send
+from conformance.serving.recorded_apis import KEPT, surface
 from mini_vllm.engine import LLMEngine
 
 pytestmark = pytest.mark.slow
@@ -248,3 +249,20 @@ def test_a_mutant_answers_otherwise(
     monkeypatch.setattr(module, what, mutated(module, what, old, new))
     sent = [ask for ask in SENT[where] if what not in EVENTS or ask.name.endswith("streamed")]
     assert next(wrong(port, theirs, sent, counts_cached=False), None), name
+
+
+# ---------------------------------------------------------------------- /openapi.json
+
+LEFT_OUT = {
+    "/generative_scoring", "/inference/v1/generate", "/invocations", "/is_scaling_elastic_ep",
+    "/scale_elastic_ep", "/v1/chat/completions/batch",
+}  # fmt: skip
+"""Routes of vLLM's server that are not served here."""
+
+
+def test_the_document_has_every_route_method_and_required_field_of_theirs(port: int) -> None:
+    theirs = next(line["openapi"] for line in recording.lines(KEPT) if "openapi" in line)
+    ours = surface(send(port, Ask("openapi", "/openapi.json", method="GET", key=None))["body"])
+    served = {path: methods for path, methods in theirs.items() if path not in LEFT_OUT}
+    assert theirs.keys() - ours.keys() == LEFT_OUT
+    assert ours == served

@@ -345,7 +345,11 @@ def build_app(
         (path, "post", operation(path, answered, model, serve in generating))
         for path, (serve, model, answered) in taken.items()
     ] + [(path, "get", operation(path, answered)) for path, (_, answered) in read.items()]
-    operations.append((cancel, "post", operation(cancel, RESPONSE)))
+    operations += [
+        (cancel, "post", operation(cancel, RESPONSE)),
+        ("/ping", "post", operation("/ping", None)),
+        ("/metrics", "get", operation("/metrics", None)),
+    ]
     described = document(version(), operations, [model for _, model, _ in taken.values()])
 
     async def openapi(request: Request) -> Response:
