@@ -67,15 +67,15 @@ def differences(theirs: Any, ours: Any, where: str = "") -> Iterator[str]:
 
 
 @contextmanager
-def our_server() -> Iterator[int]:
-    """Our server with the battery's settings; its port."""
+def our_server(*more: str) -> Iterator[int]:
+    """Our server with the battery's settings, and `more` flags; its port."""
     port = free_port()
     modules = [f"--lora-modules={name}=models/adapters/{name}" for name in ADAPTERS]
     command = [
         sys.executable, "-m", "mini_vllm.entrypoints.cli", "serve", f"models/{MODEL}",
         "--port", str(port), "--max-model-len", str(MAX_MODEL_LEN), "--served-model-name", MODEL,
         "--tool-call-parser", "hermes", "--api-key", KEY, "--disable-any-whitespace",
-        "--chat-template", str(TEMPLATE.relative_to(ROOT)), *modules,
+        "--chat-template", str(TEMPLATE.relative_to(ROOT)), *modules, *more,
     ]  # fmt: skip
     server = subprocess.Popen(command, cwd=ROOT)
     try:

@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ _IDS = (
     (r"\bchatcmpl-(?!tool-)[0-9a-f]{8,}", "chatcmpl-ID"),
     (r"\bcmpl-[0-9a-f]{8,}", "cmpl-ID"),
     (r"\bmodelperm-[0-9a-f]{8,}", "modelperm-ID"),
+    (r"\b(resp|msg|rs|fc|call)_[0-9a-f]{8,}", r"\1_ID"),
+    (r"^[0-9a-f]{16,32}$", "ID"),
     (r"\n\n  File \".*", ""),  # the place in the server's own code, on its own disk
     (r"\[\d\d:\d\d:\d\d\] /project/.*", "WHAT THE LIBRARY SAYS"),
     (r"\b(?:mini-)?vllm-[0-9][0-9A-Za-z.+]*-[0-9a-f]{8}", "FINGERPRINT"),
@@ -46,8 +49,9 @@ def nameless(value: Any) -> Any:
     """The same with ids, times and fingerprints named."""
     if isinstance(value, dict):
         named = {key: nameless(item) for key, item in value.items()}
-        if isinstance(named.get("created"), int):
-            named["created"] = "TIME"
+        for name in ("created", "created_at"):
+            if isinstance(named.get(name), int):
+                named[name] = "TIME"
         return named
     if isinstance(value, list):
         return [nameless(item) for item in value]
@@ -83,9 +87,16 @@ def send(port: int, ask: Ask, timeout: float = 120.0) -> dict[str, Any]:
     found = {"name": ask.name, "status": answer.status, "type": kind}
     if kind == "text/event-stream":
         blocks = content.decode().split("\n\n")
-        events = [parsed(block.removeprefix("data: ").encode()) for block in blocks if block]
-        return found | {"events": nameless(events)}
+        return found | {"events": [nameless(_event(block)) for block in blocks if block]}
     return found | {"body": nameless(parsed(content))}
+
+
+def _event(block: str) -> Any:
+    """The data of one event; of a named one, as `/v1/messages` sends them, with its name."""
+    if not block.startswith("event: "):
+        return parsed(block.removeprefix("data: ").encode())
+    name, _, data = block.removeprefix("event: ").partition("\ndata: ")
+    return {"event": name, "data": parsed(data.encode())}
 
 
 def flags(port: int) -> list[str]:
@@ -105,27 +116,35 @@ def flags(port: int) -> list[str]:
     ]  # fmt: skip
 
 
-def recorded() -> Iterator[dict[str, Any]]:
-    """Every answer of the real server, one after the other."""
+@contextmanager
+def real_server(**variables: str) -> Iterator[int]:
+    """vLLM's server, with these environment variables; its port."""
     from conformance import serve_stream
-    from conformance.real_engine import provenance
 
-    os.environ |= {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    yield {"machine": provenance("float32")}
+    env = os.environ | {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"} | variables
     port = serve_stream.free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
-    server = subprocess.Popen([*command, f"models/{MODEL}", *flags(port)], cwd=ROOT)
+    server = subprocess.Popen([*command, f"models/{MODEL}", *flags(port)], cwd=ROOT, env=env)
     try:
         serve_stream.wait_for(server, f"http://127.0.0.1:{port}")
-        for ask in asks():
-            yield send(port, ask)
+        yield port
     finally:
         serve_stream.end(server)
 
 
-def kept() -> dict[str, dict[str, Any]]:
+def recorded() -> Iterator[dict[str, Any]]:
+    """Every answer of the real server, one after the other."""
+    from conformance.real_engine import provenance
+
+    yield {"machine": provenance("float32")}
+    with real_server() as port:
+        for ask in asks():
+            yield send(port, ask)
+
+
+def kept(path: Path = KEPT) -> dict[str, dict[str, Any]]:
     """The recorded answers by the request's name."""
-    return {line["name"]: line for line in recording.lines(KEPT) if "name" in line}
+    return {line["name"]: line for line in recording.lines(path) if "name" in line}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

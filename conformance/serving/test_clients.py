@@ -104,12 +104,55 @@ def test_an_agent_asks_calls_its_tool_and_goes_on(port: int) -> None:
     assert last.usage.prompt_tokens > first.usage.prompt_tokens
 
 
+def test_a_response_whole_streamed_and_by_the_helper(port: int) -> None:
+    asked: Any = {"model": MODEL, "instructions": "You are a coding assistant.", "temperature": 0}
+    asked |= {"input": "How do I check if a Python object is a list?", "max_output_tokens": 12}
+    whole = client(port).responses.create(**asked)
+    assert (whole.status, whole.usage.output_tokens) == ("incomplete", 12)
+    events = list(client(port).responses.create(**asked, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].response.output_text == whole.output_text != ""
+    with client(port).responses.stream(**asked) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert "".join(pieces) == stream.get_final_response().output_text == whole.output_text
+
+
+def test_a_response_calls_a_tool_and_reads_its_answer(port: int) -> None:
+    tools: Any = [{"type": "function", **WEATHER["function"], "strict": True}]
+    asked: Any = {"model": MODEL, "tools": tools, "max_output_tokens": 120, "temperature": 0}
+    said: list[Any] = [{"role": "user", "content": "What is a block?"}]
+    first = client(port).responses.create(**asked, input=said, extra_body=forced(CALL))
+    (call,) = first.output
+    assert json.loads(call.arguments) == {"city": "Oslo"}
+    said += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
+    text = {"structured_outputs": {"choice": ["Take an umbrella."]}}
+    last = client(port).responses.create(**asked, input=said, extra_body=text)
+    assert last.output_text == "Take an umbrella."
+    assert last.usage.input_tokens > first.usage.input_tokens
+
+
+def test_the_async_client_streams_a_response(port: int) -> None:
+    async def ask() -> list[str]:
+        async with client(port, openai.AsyncOpenAI) as asking:
+            stream = await asking.responses.create(
+                model=MODEL, input="Say hello", max_output_tokens=6, temperature=0, stream=True
+            )
+            return [event.type async for event in stream]
+
+    kinds = run_alone(ask())
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+
+
 def test_errors_arrive_as_the_packages_own(port: int) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client(port).completions.create(model="nope", prompt="a")
     assert unknown.value.param == "model"
     with pytest.raises(openai.BadRequestError):
         client(port).completions.create(model=MODEL, prompt="a", temperature=-1)
+    with pytest.raises(openai.NotFoundError):  # nothing is stored
+        client(port).responses.create(model=MODEL, input="a", previous_response_id="resp_nope")
+    with pytest.raises(openai.NotFoundError):
+        client(port).responses.retrieve("resp_nope")
     with pytest.raises(openai.AuthenticationError):
         client(port).with_options(api_key="wrong").models.list()
 

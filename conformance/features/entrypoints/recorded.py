@@ -31,6 +31,12 @@ PARTS = {
         "`vllm serve`: every request of `serving/battery.py`, answers and chunks",
         "`serving`", "requests", "engine", "engine",
     ),
+    "apis": Part(
+        "engine/serving-apis.jsonl.gz", "serving.recorded_apis:recorded",
+        "`vllm serve`: every request of `serving/battery_apis.py`, to `/v1/messages` and "
+        "`/v1/responses`",
+        "`serving`", "requests", "engine", "engine",
+    ),
     "streams": Part(
         "engine/streams.jsonl.gz", "serving.streams:recorded",
         "`vllm serve` and `mini-vllm serve`: the bytes of streamed chats, whole and killed",

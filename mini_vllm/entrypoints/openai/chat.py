@@ -85,7 +85,7 @@ class ChatServing:
         }
         return messages, render(template, messages, request.tools, options)
 
-    def begin(self, request: ChatCompletionRequest, header: str | None) -> _Chat:
+    def begin(self, request: ChatCompletionRequest, header: str | None) -> Chat:
         """Check a request; nothing has reached the engine when it is refused.
 
         Raises:
@@ -111,14 +111,14 @@ class ChatServing:
         if request.use_beam_search:
             params = beam_params_of(served, request, len(ids))
         else:
-            params = served.params_of(request, most, self._forced(request))
+            params = served.params_of(request, most, self.forced(request))
         request_id = new_id("chatcmpl", request, header)
-        return _Chat(served, request, request_id, conversation, text, prompt, ids, params)
+        return Chat(served, request, request_id, conversation, text, prompt, ids, params)
 
     @staticmethod
-    def _forced(request: ChatCompletionRequest) -> Any:
+    def forced(request: ChatCompletionRequest) -> Any:
         """The constraint that makes a model call a tool, None where it may choose."""
-        if request.named_tool is None and request.tool_choice != "required":
+        if not request.tools or (request.named_tool is None and request.tool_choice != "required"):
             return None
         from mini_vllm.structured_output.params import StructuredOutputsParams
 
@@ -141,7 +141,7 @@ class ChatServing:
 
 
 @dataclass(slots=True)
-class _Chat:
+class Chat:
     """One request that was accepted."""
 
     served: Served
@@ -242,7 +242,7 @@ class _Chat:
             "audio": None, "function_call": None,
             "tool_calls": [call.message() for call in calls], "reasoning": reasoning,
         }  # fmt: skip
-        noted = self._logprobs(choice.token_ids, choice.logprobs) if request.logprobs else None
+        noted = self.logprobs_of(choice.token_ids, choice.logprobs) if request.logprobs else None
         return {
             "index": index, "message": message, "logprobs": noted, "finish_reason": reason,
             "stop_reason": choice.stop_reason,
@@ -260,7 +260,7 @@ class _Chat:
             return "", required_calls(text)
         return parse_calls(text) if self.parses else (text, [])
 
-    def _logprobs(self, ids: Sequence[int], noted: Sequence[Any]) -> dict[str, Any]:
+    def logprobs_of(self, ids: Sequence[int], noted: Sequence[Any]) -> dict[str, Any]:
         """The `logprobs` object of consecutive tokens."""
         request, as_id = self.request, self.request.return_tokens_as_token_ids
         most = request.top_logprobs or 0
@@ -286,10 +286,10 @@ class _Chat:
 
     def _parser(self) -> _Parser | None:
         if (tags := self.served.reasoning_tags) is None:
-            return self._tool_parser()
-        return ReasoningFirst(ThinkingStream(tags), self._tool_parser(), tags.ended(self.ids))
+            return self.tool_stream()
+        return ReasoningFirst(ThinkingStream(tags), self.tool_stream(), tags.ended(self.ids))
 
-    def _tool_parser(self) -> HermesStream | NamedStream | RequiredStream | None:
+    def tool_stream(self) -> HermesStream | NamedStream | RequiredStream | None:
         if self.request.named_tool is not None:
             return NamedStream(self.request.named_tool)
         if self.request.tool_choice == "required":
@@ -387,7 +387,7 @@ class _Chat:
             reason = "tool_calls"
         if request.parallel_tool_calls is False and message.get("tool_calls"):
             message["tool_calls"] = [c for c in message["tool_calls"] if c["index"] == 0]
-        noted = self._logprobs(delta.token_ids, delta.logprobs) if request.logprobs else None
+        noted = self.logprobs_of(delta.token_ids, delta.logprobs) if request.logprobs else None
         sent: dict[str, Any] = {"index": delta.index, "delta": message, "logprobs": noted}
         sent["finish_reason"] = reason
         if ended:

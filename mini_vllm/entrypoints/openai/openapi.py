@@ -7,6 +7,7 @@ is answered names the fields that every answer has. Stands where FastAPI makes i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ def answer(**fields: Fields) -> Fields:
 ERROR = answer(
     error=answer(message=TEXT, type=TEXT, param={"type": ["string", "null"]}, code=NUMBER)
 )
+MESSAGES_ERROR = answer(type=TEXT, error=answer(type=TEXT, message=TEXT))
 GENERATED = answer(
     id=TEXT, object=TEXT, created=NUMBER, model=TEXT, choices={"type": "array", "items": OBJECT},
     usage=answer(prompt_tokens=NUMBER, total_tokens=NUMBER, completion_tokens=NUMBER),
@@ -40,26 +42,39 @@ TOKENS = answer(count=NUMBER, max_model_len=NUMBER, tokens={"type": "array", "it
 REFUSALS = {
     400: "a field is wrong", 404: "no such model", 408: "the body took too long",
     413: "the body is too large", 429: "too many requests at once", 500: "the engine has ended",
+    501: "not available",
 }  # fmt: skip
+
+
+def _json(schema: Fields) -> Fields:
+    return {"application/json": {"schema": schema}}
 
 
 def operation(
     what: str, answered: Fields | None, taken: type[BaseModel] | None = None, streams: bool = False
 ) -> Fields:  # fmt: skip
     """One operation: its summary, its body's model, the schema of its answer."""
-    content = {} if answered is None else {"application/json": {"schema": answered}}
+    content = {} if answered is None else _json(answered)
     if streams:
-        content["text/event-stream"] = {"schema": TEXT}
+        content["text/event-stream"] = {"schema": {"type": ["string", "object"]}}  # named or not
     responses: Fields = {"200": {"description": "the answer"}}
     if content:
         responses["200"]["content"] = content
     found: Fields = {"summary": what, "responses": responses}
+    if names := re.findall(r"{(\w+)}", what):
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": TEXT} for name in names
+        ]
+        responses["404"] = {"description": "no such response", "content": _json(ERROR)}
+        responses["400"] = {"description": "it cannot be cancelled", "content": _json(ERROR)}
     if taken is not None:
         reference = {"$ref": f"#/components/schemas/{taken.__name__}"}
         found["requestBody"] = {
             "required": True, "content": {"application/json": {"schema": reference}}
         }  # fmt: skip
-        error = {"application/json": {"schema": {"anyOf": [ERROR, answer(detail=TEXT)]}}}
+        error = {
+            "application/json": {"schema": {"anyOf": [ERROR, MESSAGES_ERROR, answer(detail=TEXT)]}}
+        }
         for status, reason in REFUSALS.items():
             responses[str(status)] = {"description": reason, "content": error}
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hmac
+import os
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -30,6 +31,11 @@ from mini_vllm.entrypoints.openai.bodies import MAX_BODY_BYTES, checked, parsed
 from mini_vllm.entrypoints.openai.chat import ChatServing
 from mini_vllm.entrypoints.openai.completion import CompletionServing
 from mini_vllm.entrypoints.openai.errors import APIError
+from mini_vllm.entrypoints.openai.messages import (
+    COUNTED,
+    MESSAGE,
+    MessagesServing,
+)
 from mini_vllm.entrypoints.openai.metrics import Metrics
 from mini_vllm.entrypoints.openai.openapi import (
     GENERATED,
@@ -48,6 +54,9 @@ from mini_vllm.entrypoints.openai.protocol_chat import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from mini_vllm.entrypoints.openai.protocol_messages import CountTokensRequest, MessagesRequest
+from mini_vllm.entrypoints.openai.protocol_responses import ResponsesRequest
+from mini_vllm.entrypoints.openai.responses import RESPONSE, ResponsesServing
 from mini_vllm.entrypoints.openai.serving import Served, new_id, version
 
 MAX_CONCURRENT = 1024
@@ -102,6 +111,9 @@ class Server:
         self._num_body_bytes = 0
         """Of bodies that are arriving."""
         self.completions, self.chats = CompletionServing(served), ChatServing(served)
+        self.messages = MessagesServing(served, self.chats)
+        stores = os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE", "0") == "1"
+        self.responses = ResponsesServing(served, self.chats, stores)
         self.metrics = Metrics(served)
 
     async def complete(self, request: Request) -> Response:
@@ -109,6 +121,21 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         return await self._generate(request, ChatCompletionRequest, self.chats)
+
+    async def message(self, request: Request) -> Response:
+        return await self._generate(request, MessagesRequest, self.messages)
+
+    async def respond(self, request: Request) -> Response:
+        return await self._generate(request, ResponsesRequest, self.responses)
+
+    async def read_response(self, request: Request) -> Response:
+        return JSONResponse(self.responses.read(request.path_params["response_id"]))
+
+    async def cancel_response(self, request: Request) -> Response:
+        return JSONResponse(self.responses.cancel(request.path_params["response_id"]))
+
+    async def count_tokens(self, request: Request) -> Response:
+        return JSONResponse(await self._use_body(request, CountTokensRequest, self.messages.count))
 
     async def _body(self, request: Request) -> bytes:
         """A request's body.
@@ -296,6 +323,9 @@ def build_app(
     taken = {
         "/v1/completions": (server.complete, CompletionRequest, GENERATED),
         "/v1/chat/completions": (server.chat, ChatCompletionRequest, GENERATED),
+        "/v1/responses": (server.respond, ResponsesRequest, RESPONSE),
+        "/v1/messages": (server.message, MessagesRequest, MESSAGE),
+        "/v1/messages/count_tokens": (server.count_tokens, CountTokensRequest, COUNTED),
         "/v1/completions/render": (
             server.render_completion, CompletionRequest, {"type": "array", "items": RENDERED}
         ),
@@ -307,11 +337,19 @@ def build_app(
         "/v1/models": (server.models, MODELS), "/health": (server.health, None),
         "/ping": (server.health, None), "/version": (server.version, answer(version=TEXT)),
         "/load": (server.load, answer(server_load=NUMBER)),
+        "/v1/responses/{response_id}": (server.read_response, RESPONSE),
     }  # fmt: skip
+    generating = (server.complete, server.chat, server.message, server.respond)
+    cancel = "/v1/responses/{response_id}/cancel"
     operations = [
-        (path, "post", operation(path, answered, model, serve in (server.complete, server.chat)))
+        (path, "post", operation(path, answered, model, serve in generating))
         for path, (serve, model, answered) in taken.items()
     ] + [(path, "get", operation(path, answered)) for path, (_, answered) in read.items()]
+    operations += [
+        (cancel, "post", operation(cancel, RESPONSE)),
+        ("/ping", "post", operation("/ping", None)),
+        ("/metrics", "get", operation("/metrics", None)),
+    ]
     described = document(version(), operations, [model for _, model, _ in taken.values()])
 
     async def openapi(request: Request) -> Response:
@@ -321,6 +359,7 @@ def build_app(
         *(Route(path, serve, methods=["POST"]) for path, (serve, *_) in taken.items()),
         *(Route(path, serve) for path, (serve, _) in read.items()),
         Route("/ping", server.health, methods=["POST"]),
+        Route(cancel, server.cancel_response, methods=["POST"]),
         Route("/metrics", server.show_metrics), Route("/openapi.json", openapi),
     ]  # fmt: skip
     if chat_page:
