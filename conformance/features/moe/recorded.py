@@ -15,6 +15,12 @@ PARTS = {
         "checkpoint and 8 deployments",
         "`test_moe.py`",
     ),
+    "block_fp8": cases(
+        "moe", "block_fp8",
+        "block-scaled FP8 by the reference code of the kernels' tests: codes, scales, and the 4 "
+        "layers of experts of byte-moe",
+        "`test_block_fp8.py`",
+    ),
     **{
         f"texts-{name}": run(
             f"texts-{name}", "features.moe.texts:recorded",
