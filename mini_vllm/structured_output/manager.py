@@ -223,7 +223,7 @@ def _refuse_beside_reasoning(arguments: Mapping[str, Any]) -> None:
                     f"reasoning_parser with speculative_config method {method!r}: need ngram or "
                     "ngram_gpu"
                 )
-        elif name != "structured_outputs_config" and value not in (False, 1):
+        elif name != "structured_outputs_config" and (value is True or value not in (False, 1)):
             raise ValueError(f"reasoning_parser with {name}={value!r}: need {name} left out")
 
 

@@ -42,7 +42,6 @@ def cases() -> Iterator[Case]:
     from vllm.platforms import current_platform
     from vllm.utils.deep_gemm import per_block_cast_to_fp8
 
-    torch.compiler.set_stance("force_eager")  # the functions as written, not as compiled
     platform = type(current_platform)
     with (
         mock.patch.object(platform, "get_device_capability", return_value=(9, 0)),
@@ -79,7 +78,10 @@ def cases() -> Iterator[Case]:
         x = rng.standard_normal((TOKENS, config.hidden_size), dtype=np.float32)
         ids = np.stack([rng.permutation(config.moe.num_experts)[:2] for _ in range(TOKENS)])
         chosen = rng.random((TOKENS, 2), dtype=np.float32)
-        with set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))):
+        with (
+            set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))),
+            torch.compiler.set_stance("force_eager"),  # the functions as written, not as compiled
+        ):
             out = torch_w8a8_block_fp8_moe(
                 torch.from_numpy(x), w1, w2, w1_scale, w2_scale,
                 torch.from_numpy(chosen), torch.from_numpy(ids), list(BLOCK),

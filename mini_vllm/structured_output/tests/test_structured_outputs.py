@@ -403,6 +403,7 @@ def test_the_marks_of_reasoning_are_found_in_the_vocabulary_of_a_tokenizer_that_
     ("beside", "words"),
     [
         ({"compilation_config": {"cudagraph_mode": "FULL"}}, "with compilation_config={"),
+        ({"enable_lora": True}, "with enable_lora=True: need enable_lora left out"),
         ({"speculative_config": DRAFT_MODEL}, "method 'draft_model': need ngram or ngram_gpu"),
         ({"speculative_config": {**DRAFT_MODEL, "method": None}}, "method None: need ngram"),
     ],
