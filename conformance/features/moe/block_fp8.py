@@ -66,17 +66,18 @@ def cases() -> Iterator[Case]:
         yield {"kind": "activations", "group": block[1], "x": weight.tolist(),
                "codes": hexed(codes), "scale": scale.tolist()}  # fmt: skip
     checkpoint = load_checkpoint("byte-moe")
-    config = checkpoint.config
+    config, moe = checkpoint.config, checkpoint.config.moe
+    assert moe is not None
     for layer in range(config.num_hidden_layers):
         stacks: list[list[Any]] = [[], [], [], []]
-        for expert in range(config.moe.num_experts):
+        for expert in range(moe.num_experts):
             for number, matrix in enumerate(expert_matrices(checkpoint.weights, layer, expert)):
                 codes, scale = per_block_cast_to_fp8(torch.from_numpy(matrix), list(BLOCK))
                 stacks[number].append(codes)
                 stacks[2 + number].append(scale)
         w1, w2, w1_scale, w2_scale = (torch.stack(stack) for stack in stacks)
         x = rng.standard_normal((TOKENS, config.hidden_size), dtype=np.float32)
-        ids = np.stack([rng.permutation(config.moe.num_experts)[:2] for _ in range(TOKENS)])
+        ids = np.stack([rng.permutation(moe.num_experts)[:2] for _ in range(TOKENS)])
         chosen = rng.random((TOKENS, 2), dtype=np.float32)
         with (
             set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))),
