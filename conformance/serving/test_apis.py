@@ -146,7 +146,7 @@ MUTANTS: dict[str, tuple[str, str, str, str]] = {
         MESSAGES, "BlockEvents", "return [*self._closed(), delta]", "return [delta]"
     ),
     "instructions come after the past": (
-        RESPONSES, "messages_of", "return messages + told", "return told + messages"
+        RESPONSES, "messages_of", "return messages + items", "return items + messages"
     ),
     "a call is a message of its own": (
         RESPONSES, "_add", "        if last is None:", "        if True:"

@@ -1,7 +1,7 @@
 """`/v1/messages`: Anthropic's messages become a chat, and the chat's answer a message of blocks.
 
 Promises: nothing is generated here: each request is a `ChatCompletionRequest`, each answer and each
-chunk of a stream one of `chat.py`, told in the other format. Not served, and refused by name: a
+chunk of a stream one of `chat.py`, in the other format. Not served, and refused by name: a
 server that parses reasoning, pictures, and transfers of KV. Mirrors
 `vllm/entrypoints/anthropic/serving.py:56` `AnthropicServingMessages`.
 """
@@ -39,7 +39,7 @@ COUNTED = answer(
     input_tokens=NUMBER, context_management=answer(original_input_tokens=NUMBER)
 )  # fmt: skip
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-"""A text of `stop_sequences` ends a turn as the model does: `stop_sequence` is never told."""
+"""A text of `stop_sequences` ends a turn as the model does: `stop_sequence` is never named."""
 BILLING = "x-anthropic-billing-header"
 """How a block of `system` begins that differs per request: it would keep the prefix cache cold."""
 
@@ -211,8 +211,8 @@ def messages_of(
         found.append({"role": "system", "content": system})
     elif system:
         texts = (block.text for block in system if block.type == "text" and block.text)
-        told = "".join(text for text in texts if not text.startswith(BILLING))
-        found.append({"role": "system", "content": told})
+        system_text = "".join(text for text in texts if not text.startswith(BILLING))
+        found.append({"role": "system", "content": system_text})
     for message in messages:
         if isinstance(message.content, str):
             found.append({"role": message.role, "content": message.content})
@@ -242,8 +242,8 @@ def _message_of(role: str, blocks: Sequence[Block], found: list[dict[str, Any]])
         elif block.type == "tool_result" and role == "user":
             found += _results(block)
         elif block.type == "tool_result":
-            told = str(block.content) if block.content else ""
-            parts.append({"type": "text", "text": f"Tool result: {told}"})
+            result = str(block.content) if block.content else ""
+            parts.append({"type": "text", "text": f"Tool result: {result}"})
     message: dict[str, Any] = {"role": role}
     if thoughts:
         message["reasoning"] = "".join(thoughts)
@@ -257,17 +257,17 @@ def _message_of(role: str, blocks: Sequence[Block], found: list[dict[str, Any]])
 
 def _results(block: Block) -> list[dict[str, Any]]:
     """A tool's answer: its texts, then its pictures, then the tools that it refers to."""
-    told, pictures, tools = "", [], []
+    text, pictures, tools = "", [], []
     if isinstance(block.content, str):
-        told = block.content
+        text = block.content
     elif block.content is not None:
         kinds = [(item.get("type"), item) for item in block.content]
-        told = "\n".join(item.get("text", "") for kind, item in kinds if kind == "text")
+        text = "\n".join(item.get("text", "") for kind, item in kinds if kind == "text")
         pictures = [_picture(item.get("source", {})) for kind, item in kinds if kind == "image"]
         names = [i.get("tool_name") or i.get("name") for k, i in kinds if k == "tool_reference"]
         tools = [name for name in names if name]
     head = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
-    made: list[dict[str, Any]] = [head | {"content": told}]
+    made: list[dict[str, Any]] = [head | {"content": text}]
     if pictures:
         made.append({"role": "user", "content": pictures})
     if tools:
@@ -278,8 +278,8 @@ def _results(block: Block) -> list[dict[str, Any]]:
 def _pictures(request: CountTokensRequest) -> bool:
     """Whether a message, or a tool's answer in one, holds a picture."""
     blocks = [b for m in request.messages if not isinstance(m.content, str) for b in m.content]
-    told = [item for b in blocks if isinstance(b.content, list) for item in b.content]
-    return any(b.type == "image" for b in blocks) or any(i.get("type") == "image" for i in told)
+    results = [item for b in blocks if isinstance(b.content, list) for item in b.content]
+    return any(b.type == "image" for b in blocks) or any(i.get("type") == "image" for i in results)
 
 
 def _picture(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,8 +301,8 @@ def message_of(answer: Mapping[str, Any]) -> dict[str, Any]:
         content.append({"type": "text", "text": message["content"]})
     for call in message["tool_calls"]:
         function = call["function"]
-        told = {"name": function["name"], "input": json.loads(function["arguments"])}
-        content.append({"type": "tool_use", "id": call["id"], **told})
+        call_fields = {"name": function["name"], "input": json.loads(function["arguments"])}
+        content.append({"type": "tool_use", "id": call["id"], **call_fields})
     reason = STOP_REASONS.get(choice["finish_reason"])
     return {
         "id": answer["id"], "type": "message", "role": "assistant", "content": content,
@@ -352,8 +352,8 @@ class BlockEvents:
             return [{"type": "message_start", "message": message}]
         if not event["choices"]:
             reason = STOP_REASONS.get(self.finish_reason or "stop")
-            told = _usage(used["prompt_tokens"], used["completion_tokens"])
-            delta = {"type": "message_delta", "delta": {"stop_reason": reason}, "usage": told}
+            usage = _usage(used["prompt_tokens"], used["completion_tokens"])
+            delta = {"type": "message_delta", "delta": {"stop_reason": reason}, "usage": usage}
             return [*self._closed(), delta]
         (choice,) = event["choices"]
         self.finish_reason = choice["finish_reason"] or self.finish_reason
@@ -375,8 +375,8 @@ class BlockEvents:
                     events += [*self._closed(), self._opened(block)]
             of = self.ids.get(call["index"])
             if function.get("arguments") and of is not None and of == self.tool_use_id:
-                told = {"type": "input_json_delta", "partial_json": function["arguments"]}
-                events.append(self._delta(told))
+                piece = {"type": "input_json_delta", "partial_json": function["arguments"]}
+                events.append(self._delta(piece))
         return events
 
     def _opened(self, block: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class TextFormat(Body):
             raise ValueError("text.format: type json_schema needs a name and a schema")
         return self
 
-    def told(self) -> dict[str, Any]:
+    def as_answered(self) -> dict[str, Any]:
         """As the answer repeats it."""
         if self.type != "json_schema":
             return {"type": self.type}
@@ -60,9 +60,9 @@ class TextConfig(Body):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
-    def told(self) -> dict[str, Any]:
+    def as_answered(self) -> dict[str, Any]:
         """As the answer repeats it."""
-        form = None if self.format is None else self.format.told()
+        form = None if self.format is None else self.format.as_answered()
         return {"format": form, "verbosity": self.verbosity}
 
 

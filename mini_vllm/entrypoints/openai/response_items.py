@@ -49,11 +49,11 @@ class ItemEvents:
     text: str = ""
     """Of the open item so far."""
 
-    def told(self, event: Mapping[str, Any]) -> str:
+    def numbered(self, event: Mapping[str, Any]) -> str:
         """The event as it is sent, numbered."""
-        numbered = {**event, "sequence_number": self.sequence_number}
+        data = {**event, "sequence_number": self.sequence_number}
         self.sequence_number += 1
-        return f"event: {event['type']}\n{sse(numbered)}"
+        return f"event: {event['type']}\n{sse(data)}"
 
     def feed(
         self, message: Mapping[str, Any], noted: Sequence[dict[str, Any]]

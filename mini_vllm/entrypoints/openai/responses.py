@@ -178,10 +178,10 @@ def messages_of(
     messages += before
     if isinstance(request.input, str):
         return [*messages, {"role": "user", "content": request.input}]
-    told: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     for item in request.input:
-        _add(item, told)
-    return messages + told
+        _add(item, items)
+    return messages + items
 
 
 def _add(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
@@ -374,7 +374,7 @@ class _Response:
         """What the text must be; a forced call replaces what the client has asked for."""
         forced = ChatServing.forced(self.chat.request)
         if forced is None:
-            return None if self.request.text is None else self.request.text.told()
+            return None if self.request.text is None else self.request.text.as_answered()
         schema = forced.json
         if self.request.named_tool is None:  # each call is an object, which is not said there
             items = schema["items"]
@@ -425,17 +425,17 @@ class _Response:
         items = ItemEvents()
         try:
             for kind in ("response.created", "response.in_progress"):
-                yield items.told({"type": kind, "response": self._response("in_progress", [])})
+                yield items.numbered({"type": kind, "response": self._response("in_progress", [])})
             grown, parser = Grown(), self.chat.tool_stream()
             async for delta in self._deltas():
                 grown.take(delta)
                 message = {"content": delta.text} if parser is None else parser.feed(delta.text)
                 for event in items.feed(message or {}, self._noted(delta)):
-                    yield items.told(event)
+                    yield items.numbered(event)
             for event in items.closed():
-                yield items.told(event)
+                yield items.numbered(event)
             ended = self._ended(grown)
-            yield items.told({"type": "response.completed", "response": ended})
+            yield items.numbered({"type": "response.completed", "response": ended})
         except APIError as error:
             yield sse(error.body())
         except Exception as error:
