@@ -50,6 +50,9 @@ def serve(
     ] = False,
     tool_call_parser: Annotated[str | None, typer.Option(help="hermes; none leaves text.")] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="deepseek_r1; none.")] = None,
+    reasoning_config: Annotated[
+        str | None, typer.Option(help="The marks around reasoning, as JSON in vLLM's keys.")
+    ] = None,
     lora_modules: LoraOption = None,
     max_loras: LorasOption = 4,
     max_model_len: LengthOption = None,
@@ -99,6 +102,8 @@ def serve(
     }  # fmt: skip
     if speculative_config is not None:
         knobs["speculative_config"] = from_json("speculative_config", speculative_config)
+    if reasoning_config is not None:
+        knobs["reasoning_config"] = from_json("reasoning_config", reasoning_config)
     for name, ranks in (
         ("tensor_parallel_size", tensor_parallel_size),
         ("pipeline_parallel_size", pipeline_parallel_size),

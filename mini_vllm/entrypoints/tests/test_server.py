@@ -218,6 +218,17 @@ def test_a_thinking_budget_is_refused_where_the_engine_has_no_marks(port: int) -
     assert "need an engine with reasoning_config" in answer["error"]["message"]
 
 
+def test_a_thinking_budget_ends_the_block_that_the_prompt_leaves_open() -> None:
+    marks = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}
+    body = {"prompt": "a <think>", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    with serving(make_engine(reasoning_config=marks)) as (port, _):
+        texts = [
+            ask(port, COMPLETIONS, body | more)[1]["choices"][0]["text"]
+            for more in ({}, {"thinking_token_budget": 2}, {"thinking_token_budget": -1})
+        ]
+    assert ["</think>" in text for text in texts] == [False, True, False]
+
+
 def test_a_text_may_hold_more_commas_than_a_body_may_hold_values(port: int) -> None:
     body = {"prompt": "a," * 200_000, "truncate_prompt_tokens": 8, "max_tokens": 1}
     assert ask(port, COMPLETIONS, body)[0] == 200

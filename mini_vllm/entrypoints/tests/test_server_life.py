@@ -144,10 +144,12 @@ def test_a_default_that_no_request_could_use_is_refused_at_the_start(
     ("flags", "named"),
     [
         (["--speculative-config", "{"], "speculative_config='{'"),
+        (["--reasoning-config", "{"], "reasoning_config='{'"),
         *(
             pytest.param(flags.split(), named, marks=pytest.mark.slow)
             for flags, named in (
                 ('--speculative-config {"method":"ngram"}', "num_speculative_tokens"),
+                ('--reasoning-config {"reasoning_start_str":"<t>"}', "reasoning_end_str"),
                 ("--scheduling-policy other", "policy='other'"),
                 ("--dtype int8", "dtype="),
                 ("--release 0.1.0", "release='0.1.0'"),
