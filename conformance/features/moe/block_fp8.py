@@ -59,7 +59,7 @@ def cases() -> Iterator[Case]:
         weight = rng.standard_normal((16, 32), dtype=np.float32) * spread
         weight[:8, :8] = 0
         codes, scale = per_block_cast_to_fp8(torch.from_numpy(weight), list(block))
-        yield {"kind": "weight", "block": block, "weight": weight.tolist(),
+        yield {"kind": "weight", "block": [*block], "weight": weight.tolist(),
                "codes": hexed(codes), "scale_inv": scale.tolist()}  # fmt: skip
         x = torch.from_numpy(weight)
         codes, scale = native_per_token_group_quant_fp8(x, block[1])
