@@ -137,6 +137,17 @@ def found_in(changed: dict[str, str]) -> Find:
     return find
 
 
+def edited(module: ModuleType, old: str, new: str) -> ModuleType:
+    """A module of `mini_vllm` with one edit, under a name of its own.
+
+    Raises:
+        AssertionError: `old` does not stand there exactly once.
+    """
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    assert source.count(old) == 1, f"{module.__name__} has changed: mend the mutant"
+    return _load(module.__name__.removeprefix("mini_vllm."), source.replace(old, new))
+
+
 def _name(module: str) -> str:
     return f"_mutant_{module.replace('.', '_')}"
 

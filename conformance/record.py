@@ -110,6 +110,8 @@ def count_of(name: str, folder: Path = FOLDER) -> int | None:
     path = folder / PARTS[name].file
     if not path.is_file():
         return None
+    if PARTS[name].unit == "requests":  # beside a machine, and what a server says of itself
+        return sum("name" in line for line in recording.lines(path))
     header = "about" in recording.first(path)  # a file of cases begins with what a case holds
     return recording.count(path) - header
 

@@ -30,7 +30,9 @@
         // Begin to load behind a reader who has opened a lab or writes, so that the first run need not wait for it.
         ready() {
             if (this.state === "idle" && !navigator.connection?.saveData) {
-                this.call("ready", {}).catch(() => {}); // the first run tells what is wrong
+                this.call("ready", {})
+                    .then(() => this.#queue.length || this.#running || this.call("ready", { engine: true }))
+                    .catch(() => {}); // the first run tells what is wrong
             }
         }
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from conformance.serving.battery_apis import asks
-from conformance.serving.compare import TRIES, differences, our_server
+from conformance.serving.compare import TRIES, differences, our_server, report
 from conformance.serving.recorded import kept, send
 from conformance.serving.recorded_apis import KEPT
 
@@ -84,20 +83,11 @@ def verdict(port: int, asked: Any, theirs: dict[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare; returns the exit status."""
-    wanted = list(sys.argv[1:] if argv is None else argv)
-    theirs, wrong, count = kept(KEPT), 0, 0
+    wanted, theirs = sys.argv[1:] if argv is None else argv, kept(KEPT)
     with our_server("--block-size", "128") as port:  # as vLLM has on a CPU
-        judge = partial(verdict, port)
-        for ask in asks():
-            if wanted and not any(word in ask.name for word in wanted):
-                continue
-            count += 1
-            found = judge(ask, theirs[ask.name])
-            if bool(found) != (ask.name in DOCUMENTED):
-                wrong += 1
-                print(f"{ask.name}: {'; '.join(found[:3])[:600] or 'documented, and equal'}")
-    print(f"{count} requests, {len(DOCUMENTED)} documented: {wrong} differ")
-    return 1 if wrong else 0
+        return report(
+            wanted, asks(), DOCUMENTED, lambda ask: verdict(port, ask, theirs[ask.name])
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from conformance.serving.battery import KEY, MODEL
 from conformance.serving.battery_apis import TOOLS
-from conformance.serving.recorded import TEMPLATE
-from mini_vllm.engine import LLMEngine
-from mini_vllm.tests.server_support import run_alone, serving
+from conformance.serving.in_process import chat_server
+from mini_vllm.tests.server_support import run_alone
 
 anthropic = pytest.importorskip("anthropic", reason="needs the anthropic package")
 
-MODEL = "byte-llama"
 ASKED: dict[str, Any] = {
     "model": MODEL, "max_tokens": 12, "messages": [{"role": "user", "content": "Hello, Claude"}],
     "extra_body": {"temperature": 0},
@@ -24,21 +23,15 @@ USES = {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "get_weather"}, 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    engine = LLMEngine(
-        MODEL, num_blocks=512, max_model_len=512,
-        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
-    )  # fmt: skip
-    template = TEMPLATE.read_text(encoding="utf-8")
-    with serving(engine, keys=("k",), chat_template=template, tool_call_parser="hermes") as (
-        found,
-        _,
-    ):
+    constraints = {"backend": "xgrammar", "disable_any_whitespace": True}
+    knobs: dict[str, Any] = {"num_blocks": 512, "max_model_len": 512}
+    with chat_server(**knobs, structured_outputs_config=constraints) as found:
         yield found
 
 
 def client(port: int, kind: Any = anthropic.Anthropic) -> Any:
     """With a bearer token: vLLM's server and ours do not read the header `x-api-key`."""
-    return kind(base_url=f"http://127.0.0.1:{port}", auth_token="k", max_retries=0)
+    return kind(base_url=f"http://127.0.0.1:{port}", auth_token=KEY, max_retries=0)
 
 
 def test_a_message_whole_streamed_and_by_the_helper(port: int) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mini_vllm.tests.server_support import serving  # first: it may skip
+from conformance.serving.in_process import chat_server  # first: it may skip
 
-from conformance.serving.battery import KEY, MAX_MODEL_LEN, MODEL, Ask  # isort: skip
+from conformance.serving.battery import MAX_MODEL_LEN, Ask  # isort: skip
 from conformance import recording
 from conformance.serving.battery_apis import (
     asks,
@@ -23,9 +23,8 @@ from conformance.serving.battery_apis import (
     stored,
 )
 from conformance.serving.compare_apis import DOCUMENTED, compare, verdict, whole
-from conformance.serving.recorded import ADAPTERS, ROOT, TEMPLATE, kept, send
+from conformance.serving.recorded import ADAPTERS, ROOT, kept, send
 from conformance.serving.recorded_apis import KEPT, surface
-from mini_vllm.engine import LLMEngine
 
 pytestmark = pytest.mark.slow
 MODULES = {name: str(ROOT / "models" / "adapters" / name) for name in ADAPTERS}
@@ -34,18 +33,11 @@ MODULES = {name: str(ROOT / "models" / "adapters" / name) for name in ADAPTERS}
 @contextmanager
 def server() -> Iterator[int]:
     """Blocks of 128 tokens, as vLLM has on a CPU: whole blocks are cached, which usage tells."""
-    engine = LLMEngine(
-        MODEL, num_blocks=64, block_size=128, max_model_len=MAX_MODEL_LEN,
+    with chat_server(
+        MODULES, num_blocks=64, block_size=128, max_model_len=MAX_MODEL_LEN,
         enable_lora=True, max_loras=4,
         structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
-    )  # fmt: skip
-    options: dict[str, Any] = {
-        "model": MODEL,
-        "lora_modules": MODULES,
-        "tool_call_parser": "hermes",
-    }
-    template = TEMPLATE.read_text(encoding="utf-8")
-    with serving(engine, keys=(KEY,), chat_template=template, **options) as (found, _):
+    ) as found:  # fmt: skip
         yield found
 
 
@@ -208,45 +200,45 @@ MUTANTS: dict[str, tuple[str, str, str, str]] = {
 }  # fmt: skip
 """What a converter may get wrong: the module, what is changed there, a text and another."""
 CAUGHT_BY = {
-    "a stop text is told as a reason of its own": ("messages, a stop text"),
-    "the length is the end of a turn": ("messages, plain"),
-    "the billing header reaches the model": ("messages, system blocks"),
-    "system blocks on lines": ("messages, system blocks"),
-    "an empty system text is a message": ("messages, an empty system text"),
-    "a message without content is left out": ("messages, a tool used without a word"),
-    "two blocks are one text": ("messages, two blocks"),
-    "an assistant's result is a message": ("messages, an assistant's tool result"),
-    "a tool's texts on one line": ("messages, a tool's answer in parts"),
-    "a reference is not read": ("messages, a tool's answer by reference"),
-    "tools do not reach the template": ("count, tools"),
-    "errors of the client stay the client's": ("count, a conversation longer than the context"),
-    "an unknown model is the server's error": ("count, an unknown model"),
-    "the first usage counts no input": ("messages, plain, streamed"),
-    "a block is not closed before the next": ("messages, any tool, streamed"),
-    "every block is the first": ("messages, plain, streamed"),
-    "the last block stays open": ("messages, plain, streamed"),
-    "instructions come after the past": ("responses, instructions and messages"),
-    "a call is a message of its own": ("responses, a tool's answer and text"),
-    "an answer of the past loses its text": ("responses, a thought of the past"),
-    "all texts of an answer are read": ("responses, an answer of before"),
-    "tools reach the template when none may be called": ("responses, tools and none allowed"),
-    "json_object is json_schema": ("responses, a schema"),
-    "nothing is cut": ("responses, a prompt beyond the context, cut"),
-    "the log-probabilities are always told": ("responses, plain"),
-    "a cut answer is completed": ("responses, plain"),
-    "a greedy answer tells its top_p": ("responses, top_k and top_p"),
-    "a blank text before a call is a message": ("responses, a blank and a call"),
-    "a forced call does not show as a format": ("responses, a named tool"),
+    "a stop text is told as a reason of its own": "messages, a stop text",
+    "the length is the end of a turn": "messages, plain",
+    "the billing header reaches the model": "messages, system blocks",
+    "system blocks on lines": "messages, system blocks",
+    "an empty system text is a message": "messages, an empty system text",
+    "a message without content is left out": "messages, a tool used without a word",
+    "two blocks are one text": "messages, two blocks",
+    "an assistant's result is a message": "messages, an assistant's tool result",
+    "a tool's texts on one line": "messages, a tool's answer in parts",
+    "a reference is not read": "messages, a tool's answer by reference",
+    "tools do not reach the template": "count, tools",
+    "errors of the client stay the client's": "count, a conversation longer than the context",
+    "an unknown model is the server's error": "count, an unknown model",
+    "the first usage counts no input": "messages, plain, streamed",
+    "a block is not closed before the next": "messages, any tool, streamed",
+    "every block is the first": "messages, plain, streamed",
+    "the last block stays open": "messages, plain, streamed",
+    "instructions come after the past": "responses, instructions and messages",
+    "a call is a message of its own": "responses, a tool's answer and text",
+    "an answer of the past loses its text": "responses, a thought of the past",
+    "all texts of an answer are read": "responses, an answer of before",
+    "tools reach the template when none may be called": "responses, tools and none allowed",
+    "json_object is json_schema": "responses, a schema",
+    "nothing is cut": "responses, a prompt beyond the context, cut",
+    "the log-probabilities are always told": "responses, plain",
+    "a cut answer is completed": "responses, plain",
+    "a greedy answer tells its top_p": "responses, top_k and top_p",
+    "a blank text before a call is a message": "responses, a blank and a call",
+    "a forced call does not show as a format": "responses, a named tool",
     "a stream parses calls only where tools are offered": (
         "responses, a call and no tools, streamed"
     ),
-    "a stream's log-probabilities have bytes": ("responses, logprobs, streamed"),
-    "an item of a stream is not closed": ("responses, plain, streamed"),
-    "events are not numbered": ("responses, plain, streamed"),
-    "every item is the first one": ("responses, text and a call, streamed"),
-    "a second call goes on with the first": ("responses, two calls, streamed"),
-    "a call without arguments ends them": ("responses, a call cut off, streamed"),
-    "a message has no summary": ("responses, plain, streamed"),
+    "a stream's log-probabilities have bytes": "responses, logprobs, streamed",
+    "an item of a stream is not closed": "responses, plain, streamed",
+    "events are not numbered": "responses, plain, streamed",
+    "every item is the first one": "responses, text and a call, streamed",
+    "a second call goes on with the first": "responses, two calls, streamed",
+    "a call without arguments ends them": "responses, a call cut off, streamed",
+    "a message has no summary": "responses, plain, streamed",
 }
 """The request of the battery that each mutant answers otherwise."""
 SENT = {MESSAGES: [*counted(), *messages(), *messages_refused()], RESPONSES: [*responses()]}

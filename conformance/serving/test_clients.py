@@ -11,29 +11,21 @@ from typing import Any
 
 import pytest
 
-from conformance.serving.battery import CALL, CLOCK, MESSAGES, WEATHER
-from conformance.serving.recorded import TEMPLATE
-from mini_vllm.engine import LLMEngine
-from mini_vllm.tests.server_support import run_alone, serving
+from conformance.serving.battery import CALL, CLOCK, KEY, MESSAGES, MODEL, WEATHER
+from conformance.serving.in_process import chat_server
+from mini_vllm.tests.server_support import run_alone
 
 openai = pytest.importorskip("openai", reason="needs the openai package")
-
-MODEL = "byte-llama"
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    engine = LLMEngine(MODEL, num_blocks=512, max_model_len=512)
-    template = TEMPLATE.read_text(encoding="utf-8")
-    with serving(engine, keys=("k",), chat_template=template, tool_call_parser="hermes") as (
-        found,
-        _,
-    ):
+    with chat_server(num_blocks=512, max_model_len=512) as found:
         yield found
 
 
 def client(port: int, kind: Any = openai.OpenAI) -> Any:
-    return kind(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0)
+    return kind(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0)
 
 
 def test_a_completion_whole_and_streamed(port: int) -> None:
@@ -165,8 +157,8 @@ def test_models_are_listed(port: int) -> None:
 def test_curl_reads_a_stream_line_by_line(port: int) -> None:
     body = {"model": MODEL, "prompt": "The", "max_tokens": 24, "stream": True, "temperature": 0}
     heard = subprocess.run(
-        ["curl", "-sN", f"http://127.0.0.1:{port}/v1/completions", "-H", "Authorization: Bearer k",
-         "-H", "Content-Type: application/json", "-d", json.dumps(body)],
+        ["curl", "-sN", f"http://127.0.0.1:{port}/v1/completions", "-H",
+         f"Authorization: Bearer {KEY}", "-H", "Content-Type: application/json", "-d", json.dumps(body)],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     lines = [line for line in heard.stdout.splitlines() if line]

@@ -40,6 +40,8 @@ def test_getting_ready_imports_what_stays_from_one_grading_to_the_next(told, mon
     monkeypatch.delitem(sys.modules, "course.learning.runner", raising=False)
     assert told("ready") == {"result": None}
     assert {"pytest", "numpy", "course.learning.runner"} <= sys.modules.keys()
+    assert told("ready", engine=True) == {"result": None}
+    assert "mini_vllm" in sys.modules
     assert told.events == []
 
 

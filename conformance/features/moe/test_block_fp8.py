@@ -6,9 +6,6 @@ What the tree gave is in `recordings/parts/block_fp8.jsonl.gz`, by `block_fp8.py
 from __future__ import annotations
 
 import functools
-import sys
-import types
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +14,13 @@ import pytest
 from conformance import parts
 from conformance.features.moe import texts
 from conformance.features.moe.block_fp8 import BLOCK, expert_matrices
-from mini_vllm.models import block_fp8, transformer
+from conformance.mutants import edited
+from mini_vllm.models import block_fp8
 from mini_vllm.models.loader import load_checkpoint
 from mini_vllm.models.mlp import Mlp
 from mini_vllm.models.moe import moe_forward_grouped
 from mini_vllm.models.transformer import Linear
+from mini_vllm.parts import EngineParts
 
 CASES = parts.load("block_fp8")
 TOLERANCE = 2e-3
@@ -100,16 +99,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_seen(name):
-    source = Path(block_fp8.__file__).read_text()
-    old, new = MUTANTS[name]
-    assert source.count(old) == 1
-    module = types.ModuleType("mutant_block_fp8")
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(source.replace(old, new), name, "exec"), module.__dict__)
-        assert experts_difference(module, 0) > TOLERANCE
-    finally:
-        del sys.modules[module.__name__]
+    assert experts_difference(edited(block_fp8, *MUTANTS[name]), 0) > TOLERANCE
 
 
 # ------------------------------------------------------------------ by itself
@@ -147,13 +137,8 @@ def test_other_matrices_of_a_model_stay_as_they_are():
 
 
 @pytest.mark.slow
-def test_some_of_the_texts_change_when_all_experts_are_quantized(monkeypatch):
-    found, plain = texts.kept("byte-moe"), transformer.Transformer.__init__
-
-    def quantized(self, *args, **options):
-        options["linear"] = block_fp8.block_fp8_experts(BLOCK)
-        plain(self, *args, **options)
-
-    monkeypatch.setattr(transformer.Transformer, "__init__", quantized)
-    answers = texts.mini(texts.folder_of("byte-moe", Path()), found["prompts"])
+def test_some_of_the_texts_change_when_all_experts_are_quantized():
+    found = texts.kept("byte-moe")
+    quantized = EngineParts(linear=block_fp8.block_fp8_experts(BLOCK))
+    answers = texts.mini(texts.BYTE_MOE, found["prompts"], parts=quantized)
     assert 0 < len(texts.differing(found, answers)) < 50  # 16 where it was measured

@@ -7,8 +7,6 @@ What the tree gave is in `recordings/parts/moe.jsonl.gz`; the texts are in `reco
 from __future__ import annotations
 
 import functools
-import sys
-import types
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +18,7 @@ from conformance import parts
 from conformance.features import ROOT
 from conformance.features.moe import expert_backends
 from conformance.features.moe import texts as moe_texts
+from conformance.mutants import edited
 from course.files import load_module
 from mini_vllm.models import moe
 
@@ -92,15 +91,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_router_one_edit_away_is_caught(name):
-    source, (old, new) = Path(str(moe.__file__)).read_text(encoding="utf-8"), MUTANTS[name]
-    assert source.count(old) == 1
-    mutant = types.ModuleType("mini_vllm.models.mutant")
-    namespace = vars(mutant)
-    sys.modules[mutant.__name__] = mutant  # dataclasses look their module up
-    try:
-        exec(compile(source.replace(old, new), name, "exec"), namespace)
-    finally:
-        del sys.modules[mutant.__name__]
+    mutant = edited(moe, *MUTANTS[name])
     with np.errstate(all="ignore"):
         try:
             said = route_difference(mutant)

@@ -98,9 +98,12 @@ def recorded(name: str) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
 
 
-def mini(folder: Path, asked: Sequence[Sequence[int]], dtype: str = "float32") -> list[list[int]]:
+def mini(
+    folder: Path, asked: Sequence[Sequence[int]], dtype: str = "float32", **knobs: Any
+) -> list[list[int]]:
     """What the mini engine answers to the same prompts, batched, in chunks, with a prefix cache."""
-    llm = LLM(folder, dtype=dtype, num_blocks=400, max_num_seqs=32, max_num_batched_tokens=512)
+    llm = LLM(folder, dtype=dtype, num_blocks=400, max_num_seqs=32, max_num_batched_tokens=512,
+              **knobs)  # fmt: skip
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     return [list(result.outputs[0].token_ids) for result in llm.generate(asked, params)]
 

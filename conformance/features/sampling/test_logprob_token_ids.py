@@ -4,7 +4,6 @@ real one says of a request that stands beside one that chose."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from conformance import parts
 from conformance.features.sampling.sampler import read, tolerance
+from conformance.mutants import edited
 from labkit import shipped_model
 from mini_vllm import LLM, SamplingParams
 from mini_vllm.sample import logprobs
@@ -85,11 +85,7 @@ def test_alone_the_likeliest_are_as_recorded_and_beside_chosen_ones_upstream_los
     ],
 )
 def test_a_wrong_one_is_caught(old: str, new: str) -> None:
-    text = Path(str(logprobs.__file__)).read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    wrong = ModuleType("wrong")
-    wrong.__dict__["__name__"] = logprobs.__name__  # where its dataclasses look for their module
-    exec(compile(text.replace(old, new), "wrong", "exec"), wrong.__dict__)
+    wrong = edited(logprobs, old, new)
     assert any(differs(case, row, wrong) for case, row, _ in rows(True))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from conformance import parts
 from conformance.features.sampling.sampler import read
 from conformance.features.sampling.thinking_budget import EOS, row
+from conformance.mutants import edited
 from labkit import shipped_model
 from mini_vllm import LLM, Request, SamplingParams
 from mini_vllm.reasoning import thinking_budget
@@ -38,13 +38,13 @@ def steps(
     budget = module.ThinkingBudget(case["start"], case["end"])
     ours: list[LogitsProcessor] = in_order((EOS,))
     ours.insert(len(ours) if last else 0, budget)
-    for said, token, edited in zip(case["script"], case["tokens"], case["edited"], strict=True):
+    for said, token, forced_row in zip(case["script"], case["tokens"], case["edited"], strict=True):
         logits = row(said)
         for processor in ours:
             logits = processor(made, logits)
         forced = logits.max() > 1e8
-        if forced != (edited is not None) or (
-            forced and not np.allclose(logits, read(edited), rtol=1e-6, atol=1e-6)
+        if forced != (forced_row is not None) or (
+            forced and not np.allclose(logits, read(forced_row), rtol=1e-6, atol=1e-6)
         ):
             yield "row"
         else:
@@ -95,11 +95,7 @@ def test_at_the_pin_a_request_may_inherit_a_budget_and_forget_its_own() -> None:
     ],
 )
 def test_a_wrong_one_is_caught(old: str, new: str) -> None:
-    text = Path(str(thinking_budget.__file__)).read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    wrong = ModuleType("wrong")
-    wrong.__dict__["__name__"] = thinking_budget.__name__
-    exec(compile(text.replace(old, new), "wrong", "exec"), wrong.__dict__)
+    wrong = edited(thinking_budget, old, new)
     assert any(differs(case, module=wrong) for case in STAYED if not inherits(case))
 
 
