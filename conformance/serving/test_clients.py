@@ -157,8 +157,9 @@ def test_models_are_listed(port: int) -> None:
 def test_curl_reads_a_stream_line_by_line(port: int) -> None:
     body = {"model": MODEL, "prompt": "The", "max_tokens": 24, "stream": True, "temperature": 0}
     heard = subprocess.run(
-        ["curl", "-sN", f"http://127.0.0.1:{port}/v1/completions", "-H",
-         f"Authorization: Bearer {KEY}", "-H", "Content-Type: application/json", "-d", json.dumps(body)],
+        ["curl", "-sN", f"http://127.0.0.1:{port}/v1/completions",
+         "-H", f"Authorization: Bearer {KEY}", "-H", "Content-Type: application/json", "-d",
+         json.dumps(body)],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     lines = [line for line in heard.stdout.splitlines() if line]
