@@ -16,6 +16,7 @@ def folders(tmp_path_factory):
     return combinations.Folders(tmp_path_factory.mktemp("combinations"))
 
 
+@pytest.mark.slow
 def test_requests_among_others_with_features_answer_as_they_do_alone(folders):
     tally = combinations.run(range(15), folders)
     assert tally.different == {} and tally.num_workloads > 9
@@ -75,6 +76,7 @@ def _keeps_a_name(monkeypatch):
     monkeypatch.setattr(RowSampler, "remove_request", reluctant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "seeds"),
     [

@@ -65,6 +65,7 @@ def hold(entries: Iterable[recording.Recording]) -> None:
         assert difference is None, f"{difference}\nCONFORMANCE_SEED={FIRST_SEED} repeats this run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", workloads.PROFILES)
 def test_fresh_workloads_are_decided_as_by_the_real_scheduler(profile: str, judge: Judge) -> None:
     seeds = judge.seeds(4 * len(workloads.PROFILES))
@@ -72,6 +73,7 @@ def test_fresh_workloads_are_decided_as_by_the_real_scheduler(profile: str, judg
     hold(scheduler.profile(profile, seeds, judge.real))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recorded", "count"),
     [

@@ -17,6 +17,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("catalogue", "mutant"), CASES)
 def test_the_recordings_catch_the_mutant(
     catalogue: mutants.Catalogue, mutant: mutants.Mutant

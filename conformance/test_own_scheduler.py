@@ -206,6 +206,7 @@ def test_so_are_those_of_a_learners_scheduler(core, adapter, seeds):
     assert first_difference(core, kind, seeds) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

@@ -125,6 +125,7 @@ def test_attention_answers_what_the_real_kernel_answers(attend) -> None:
         assert difference < 1e-5, case["what"]
 
 
+@pytest.mark.slow
 def test_every_short_stream_stops_where_the_real_check_stops_it() -> None:
     cases = parts.load("check_stop")
     differ = [words for case in cases if (words := parts.replay_check_stop(case))]

@@ -93,6 +93,7 @@ def test_nothing_of_it_is_left_in_the_modules_of_the_process():
     assert all(sys.modules.get(name) is before.get(name) for name in names if "numpy" not in name)
 
 
+@pytest.mark.slow
 @needs_pin
 def test_two_cores_in_one_process_share_no_class():
     one, other = (RealCore(tree_of(recording.UPSTREAM["version"])) for _ in range(2))

@@ -43,6 +43,7 @@ def test_given_its_tokens_the_recorded_engine_decided_as_the_mini_scheduler_does
     assert steps == len(found["recording"]["steps"]) >= 18
 
 
+@pytest.mark.slow
 def test_in_float32_the_recorded_engine_said_what_the_mini_engine_says():
     entry = load("arrivals-float32")["recording"]
     assert len(entry["outputs"]) == 128
@@ -53,6 +54,7 @@ def test_in_float32_the_recorded_engine_said_what_the_mini_engine_says():
     assert answers == {name: entry["outputs"][name] for name in answers}
 
 
+@pytest.mark.slow
 def test_a_compiled_model_said_the_same_and_so_was_scheduled_the_same():
     eager, compiled = load("arrivals-float32"), load("compiled-float32")
     assert "--eager" in eager["machine"]["command"].split()
@@ -89,6 +91,7 @@ def test_on_a_gpu_in_bfloat16_the_steps_are_the_same_and_texts_part_at_ties():
     assert max(each.mini_gap for each in differences) < 0.06
 
 
+@pytest.mark.slow
 def test_under_the_hazard_the_recorded_engine_gave_the_wrong_answer_that_the_mini_engine_gives():
     found, alone = load("hazard-float32")["recording"], load("alone-float32")["recording"]
     assert shadow.stale_reads(found) and not shadow.stale_reads(alone)
@@ -144,6 +147,7 @@ def test_the_workload_shares_prefixes_and_fills_the_pool():
     assert tables["r8"][0] != tables["r1"][0]
 
 
+@pytest.mark.slow
 def test_equal_runs_are_equal(found):
     words, same = real_engine.compare(found)
     assert same

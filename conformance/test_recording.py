@@ -42,6 +42,7 @@ def test_a_number_of_5000_digits_is_refused_by_line(entry: dict[str, Any], tmp_p
     assert refusal(path).startswith(f"{path}:1: not JSON: ")
 
 
+@pytest.mark.slow
 def test_a_line_of_three_gibibytes_is_refused_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl.gz"
     member = gzip.compress(b"[" * (1 << 26), 1)

@@ -27,6 +27,7 @@ def test_a_question_and_its_page_say_the_counts_that_are_kept(case):
         assert told in " ".join(page.split()), told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case.part], ids=lambda c: c.question)
 def test_a_part_holds_as_many_recorded_choices_as_a_case_says(case):
     groups = removals.groups_of(case.part)

@@ -347,6 +347,7 @@ def test_the_command_ends_with_the_count_and_status_0(
     assert capsys.readouterr().out == f"1 workloads, {len(entry['steps'])} steps: 0 differ\n"
 
 
+@pytest.mark.slow
 def test_the_command_replays_against_a_part_named_by_its_file(
     entry: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ def test_an_unknown_feature_is_refused_by_name():
         combined.generate(0, ["lora"])
 
 
+@pytest.mark.slow
 @needs_pin
 def test_a_combined_recording_is_one_that_the_reader_accepts():
     for seed in range(900_000, 900_012):

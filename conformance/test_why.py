@@ -149,6 +149,7 @@ def check(names: tuple[str, ...], count: int, seed: int) -> Counter[str]:
     return held
 
 
+@pytest.mark.slow
 def test_reasons_hold_and_no_other_limit_does():
     held = check(FILES, 2, seed=1)
     assert sum(held.values()) >= 25
@@ -187,6 +188,7 @@ def test_as_many_blocks_as_are_missing_admit_a_request_and_one_less_does_not(nam
     assert seen >= 5, f"{seen} requests that waited for blocks"
 
 
+@pytest.mark.slow
 def test_watching_changes_no_decision():
     for name in FILES:
         for entry in list(recording.read(RECORDINGS / f"{name}.jsonl.gz", recording.UPSTREAM))[:5]:
@@ -210,6 +212,7 @@ def test_an_engine_says_why():
                for kind in kinds if kind.startswith(("waits", "gets")))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_groups_of_states_are_refused(capsys):
     path = RECORDINGS / "states.jsonl.gz"
     seed = next(iter(recording.read(path, recording.UPSTREAM)))["seed"]
@@ -242,6 +245,7 @@ def test_a_recorded_request_is_explained_from_its_arrival_to_its_end():
     assert len(lines) == len(found.names) and any("preempted" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_block_that_was_there_is_not_called_new():
     """A preempted request looks for its own blocks: what is missing of them was evicted."""
     path, seen = RECORDINGS / "prefix.jsonl.gz", 0
@@ -264,6 +268,7 @@ def test_a_block_that_was_there_is_not_called_new():
     assert seen > 3
 
 
+@pytest.mark.slow
 def test_where_two_prompts_part_is_said_by_the_token():
     path = RECORDINGS / "prefix.jsonl.gz"
     entry = next(
@@ -289,6 +294,7 @@ def hashes_of(found: why.Explained, entry: Any) -> dict[str, list[int]]:
     return {name: list(request.block_hashes) for name, request in requests.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "count"), [("lora", 8), ("encoder", 16), ("prefix", 5)])
 def test_what_is_said_to_be_shared_has_equal_hashes_and_what_follows_has_not(file, count, tmp_path):
     """Also where the tokens are equal and an adapter or a picture is not."""
@@ -331,6 +337,7 @@ def test_a_file_without_tokens_names_the_adapter_and_rules_out_the_salt():
     assert line.startswith("1 is of adapter 7, 0 of the base model: the adapter is part of every")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_explained_is_said(capsys):
     assert why.run(PRESSURE, None, None, None) == 2
     assert "400 workloads; name one with --seed" in capsys.readouterr().err

@@ -28,6 +28,7 @@ def starter(little_course):
     return find_labs(little_course)[0].starter
 
 
+@pytest.mark.slow
 def test_without_a_command_it_shows_the_phases_the_time_left_and_the_next_lab(course):
     ran = course()
     assert ran.code == 0
@@ -41,6 +42,7 @@ def test_piped_output_carries_no_colour_codes(course, starter):
     assert "\x1b" not in course().out + course("check").out + course("hint").out
 
 
+@pytest.mark.slow
 def test_check_shows_the_first_failing_test_and_the_one_command_for_a_hint(course, starter):
     starter.write_text(WRONG)
     ran = course("check", "90-00")
@@ -49,10 +51,12 @@ def test_check_shows_the_first_failing_test_and_the_one_command_for_a_hint(cours
     assert ran.out.rstrip().endswith("A hint: course hint 90-00")
 
 
+@pytest.mark.slow
 def test_check_without_a_lab_grades_the_next_one(course):
     assert course("check").out.startswith("90-00 A sound lab\n")
 
 
+@pytest.mark.slow
 def test_passing_names_what_was_built_the_reference_and_the_next_lab(course, starter):
     starter.write_text(RIGHT)
     ran = course("check")
@@ -69,6 +73,7 @@ def test_check_all_grades_what_was_touched_and_nothing_else(course, starter):
     assert ran.code == 0 and ran.out.count("You built") == 1
 
 
+@pytest.mark.slow
 def test_commands_are_shown_as_they_must_be_typed_under_uv(course, monkeypatch):
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
     ran = course("check")
@@ -151,6 +156,7 @@ def test_a_file_saved_while_it_was_graded_is_not_recorded(course, starter, monke
     assert "0/2" in course().out
 
 
+@pytest.mark.slow
 def test_watch_waits_for_a_file_that_an_editor_has_put_aside(course, starter, monkeypatch):
     starter.rename(starter.with_suffix(".bak"))
 
@@ -176,6 +182,7 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(course, starter, lit
     assert "Seventeen tokens" in course("hint", "90-00", "--test", "test_rounds_up").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["0", "-5", "nan", "inf", "1e300"])
 @pytest.mark.parametrize("command", [("check",), ("watch",), ("selfcheck",), ("gpu", "run")])
 def test_a_time_limit_that_is_none_is_refused_in_one_line(course, starter, command, limit):
@@ -199,6 +206,7 @@ def test_a_reset_that_cannot_keep_your_file_changes_nothing(
     assert list((little_course / ".course" / "backup").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_solution_that_gives_no_starter_is_named_not_traced(course, starter):
     solution = starter.parent / "solution.py"
     solution.write_text("def num_blocks(")
@@ -213,6 +221,7 @@ def test_a_solution_that_gives_no_starter_is_named_not_traced(course, starter):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [b"\xff", b"[" * 500])
 def test_a_manifest_that_is_no_text_is_named_not_traced(course, starter, text):
     (starter.parent / "lab.yaml").write_bytes(text)
@@ -245,6 +254,7 @@ def test_hints_unfold_and_end_with_the_reference(course, starter):
     assert "That was the last. The reference: course solution 90-00" in ran.out
 
 
+@pytest.mark.slow
 def test_hints_are_those_for_what_failed_last(course, starter):
     manifest = starter.parent / "lab.yaml"
     text = manifest.read_text()
@@ -363,6 +373,7 @@ def own_sampler(starter):
     return lambda body: starter.write_text(MY_SAMPLER.format(body=body))
 
 
+@pytest.mark.slow
 def test_run_mine_says_which_parts_were_yours(course, own_sampler):
     own_sampler("pass")
     ran = course("run", "--mine", "--model", "toy", "--max-tokens", "3", "hi")
@@ -371,6 +382,7 @@ def test_run_mine_says_which_parts_were_yours(course, own_sampler):
     assert "block_pool         the course's" in ran.out
 
 
+@pytest.mark.slow
 def test_trace_and_mine_use_the_parts_that_pass_and_say_whose_they_are(
     course, own_sampler, tmp_path, monkeypatch
 ):
@@ -446,6 +458,7 @@ def test_an_error_in_your_part_is_shown_as_yours(course, own_sampler):
     assert "starter.py, line 8, in sample: raise KeyError('lost')" in ran.err
 
 
+@pytest.mark.slow
 def test_passing_a_part_says_how_to_run_it(course, own_sampler):
     own_sampler("pass")
     assert (
@@ -520,6 +533,7 @@ def test_doctor_names_what_is_missing_what_it_enables_and_how_to_get_it(course):
     assert "get it:       course upstream fetch" in ran.out
 
 
+@pytest.mark.slow
 def test_outside_the_repository_it_still_starts_as_a_module(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "course.cli", "--help"],
@@ -529,6 +543,7 @@ def test_outside_the_repository_it_still_starts_as_a_module(tmp_path):
     assert ran.returncode == 0 and "selfcheck" in ran.stdout
 
 
+@pytest.mark.slow
 def test_run_real_refuses_by_name_what_was_not_compared_and_says_how_to_get_the_engine(
     course, tmp_path, monkeypatch
 ):

@@ -34,6 +34,7 @@ def test_selfcheck_takes_a_whole_phase_by_its_number(course):
     assert gone.code == 2 and "There is no lab in '17'." in gone.err
 
 
+@pytest.mark.slow
 def test_starters_are_made_from_solutions_and_what_they_replace_is_kept(
     course, starter, little_course
 ):
@@ -81,6 +82,7 @@ def test_cite_check_needs_the_pinned_tree_and_says_how_to_get_it(course):
     assert ran.code == 2 and "course upstream fetch" in ran.err
 
 
+@pytest.mark.slow
 def test_cite_check_and_fix_work_from_the_command_line(course, pinned, little_course):
     page = little_course / "page.md"
     page.write_text("`vllm/v1/core/sched/scheduler.py:1` `Scheduler.schedule`\n")
@@ -100,6 +102,7 @@ def test_a_path_that_is_not_there_is_refused_not_passed(course, pinned):
         assert ran.err == "There is no such file or folder: README.md, no/such/page.md\n"
 
 
+@pytest.mark.slow
 def test_cite_link_writes_only_when_asked_and_only_once(course, pinned, little_course):
     page = little_course / "page.md"
     text = "`vllm/v1/core/sched/scheduler.py:2` `Scheduler.schedule`\n"
@@ -128,6 +131,7 @@ def test_upstream_show_refuses_a_symbol_that_is_not_there(course, pinned):
     assert course("upstream", "show", "Scheduler.gone").code == 2
 
 
+@pytest.mark.slow
 def test_docs_check_counts_pages_blocks_and_findings(course, little_course):
     (little_course / "page.md").write_text("[a](gone.md)\n\n```python\nprint(1)\n```\n")
     ran = course("docs", "check")

@@ -54,6 +54,7 @@ def test_ask_takes_a_part_of_a_learners_and_shows_where_it_differs(course, workl
     assert "  yours" in ran.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

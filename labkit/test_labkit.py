@@ -39,6 +39,7 @@ def test_a_process_gives_its_last_answer_and_everything_it_said(tmp_path, capfd)
     assert shown == ["  | KV cache: 7 blocks", "  | batch 1", "  | KV RESULT ['--a']"]
 
 
+@pytest.mark.slow
 def test_lines_are_shown_while_the_process_runs(tmp_path, capfd):
     path = tmp_path / "pipe"
     os.mkfifo(path)
@@ -68,6 +69,7 @@ def test_a_result_of_a_process_that_failed_afterwards_does_not_count(tmp_path):
     assert processes.start([script(tmp_path, text)]).result is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are adopted on Linux")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 @pytest.mark.usefixtures("usual_signals")
@@ -191,6 +193,7 @@ def test_yaml_is_read_alike_by_both_parsers():
     assert [read_yaml(text) for text in texts] == [yaml.safe_load(text) for text in texts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["[" * 1_500 + "]" * 1_500, "- " * 50_000])
 def test_yaml_that_is_nested_too_deeply_is_refused_and_python_lives(text):
     with pytest.raises((RecursionError, yaml.YAMLError)):

@@ -123,6 +123,7 @@ def test_the_manifests_supply_these_two_parts():
     assert [part.__name__ for part in parts.values()] == ["BlockPool", "KVCacheManager"]
 
 
+@pytest.mark.slow
 def test_course_run_mine_serves_from_the_learners_passed_labs(tmp_path, monkeypatch, capsys):
     """A course of these two labs, both passed: `course run --mine` uses them."""
     course = PassedCourse(tmp_path, ["02-01", "02-05"], monkeypatch, capsys)

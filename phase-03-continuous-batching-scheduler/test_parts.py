@@ -83,6 +83,7 @@ def test_the_scheduler_of_lab_03_01_plans_and_speaks_as_the_engines_own(policy, 
     assert own_texts == texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_a_solution_with_flat_arguments_and_one_token_each_still_serves_the_model(policy):
     earlier = runpy.run_path(str(PHASE / "testdata" / "flat_scheduler.py"))["Scheduler"]
@@ -105,6 +106,7 @@ def test_it_refuses_what_the_engines_own_refuses():
                 LLMEngine(model="toy", parts=EngineParts(scheduler=scheduler), **wrong)
 
 
+@pytest.mark.slow
 def test_course_run_mine_uses_it(tmp_path, monkeypatch, capsys):
     course = PassedCourse(tmp_path, ["03-01"], monkeypatch, capsys)
     plain, mine_said = course.run(TEXTS[0]), course.run(TEXTS[0], "--mine")

@@ -84,6 +84,7 @@ def run(
     return [list(request.output_token_ids) for request in requests], logits, counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_engine_says_the_same_with_the_labs_attention(name):
     settings = SETTINGS[name]
@@ -106,6 +107,7 @@ def test_the_engine_says_the_same_with_the_labs_attention(name):
         assert counts["cached"] == 0
 
 
+@pytest.mark.slow
 def test_sampled_tokens_are_the_same_too():
     sampling = SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
     settings = SETTINGS["cramped"]
@@ -115,6 +117,7 @@ def test_sampled_tokens_are_the_same_too():
     assert tokens[0] != run(EngineParts(), SamplingParams(max_tokens=12), **settings)[0][0]
 
 
+@pytest.mark.slow
 def test_it_works_beside_the_other_labs_parts():
     """Allocator, manager, scheduler and attention of four labs, one engine."""
     wanted = ("02-01", "02-05", "02-06", "03-01", "04-03")
@@ -132,6 +135,7 @@ def test_it_works_beside_the_other_labs_parts():
     assert (own_tokens, own_counts) == (tokens, counts)
 
 
+@pytest.mark.slow
 def test_course_run_mine_uses_it(tmp_path, monkeypatch, capsys):
     """A course with both attention labs passed: the later one runs."""
     course = PassedCourse(tmp_path, ["02-06", "04-03"], monkeypatch, capsys)

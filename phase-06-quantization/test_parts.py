@@ -115,6 +115,7 @@ def _logits(transformer: Transformer, tokens: np.ndarray) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 def test_course_run_mine_uses_the_later_lab(tmp_path, monkeypatch, capsys):
     """A course with both labs passed: the int4 layers run, and say what they say in an engine."""
     said = PassedCourse(tmp_path, SUPPLIERS, monkeypatch, capsys).run(PROMPTS[2], "--mine")

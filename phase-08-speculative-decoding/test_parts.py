@@ -41,6 +41,7 @@ def texts(engine, temperature=0.0):
     return [result.outputs[0].token_ids for result in engine.generate(PROMPTS, params)]
 
 
+@pytest.mark.slow
 def test_the_engine_says_the_same_with_the_labs_drafter(supplied):
     plain = texts(LLMEngine(dtype="float64"))
     engine = LLMEngine(
@@ -107,6 +108,7 @@ def test_course_run_mine_drafts_and_verifies_with_the_learners_labs(tmp_path, mo
     assert text in own, "drafts change no text"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", [(), ("--drafts", "0")], ids=["drafts", "none"])
 def test_a_scheduler_that_plans_no_drafts_rests_while_there_are_any(
     supplied, monkeypatch, capsys, drafts

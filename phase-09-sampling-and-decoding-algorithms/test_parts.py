@@ -43,6 +43,7 @@ def test_the_engine_says_the_same_with_the_labs_sampler(seed):
     assert len(asked) == 4 * 20, "every token was drawn by the lab's sampler"
 
 
+@pytest.mark.slow
 def test_course_run_mine_draws_with_the_learners_sampler(tmp_path, monkeypatch, capsys):
     course = PassedCourse(tmp_path, ["09-01"], monkeypatch, capsys)
     for options in (("--temperature", "0.9", "--seed", "4"), ()):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from course.files import load_module
 
 LAB = Path(__file__).parent / "labs" / "lab-02-serve-many-loras"
 OUTPUT = json.loads((LAB / "captured" / "cpu.json").read_text(encoding="utf-8"))["output"]
 
 
+@pytest.mark.slow
 def test_the_real_engines_plans_are_the_mini_engines() -> None:
     run, lab = load_module(LAB / "run.py"), load_module(LAB / "solution.py")
     for batch, slots, words in (

@@ -52,6 +52,7 @@ def texts(parts):
     return [list(request.output_token_ids) for request in requests.values()]
 
 
+@pytest.mark.slow
 def test_the_engine_says_the_same_with_the_labs_masks_and_gate(supplied):
     asked = []
 

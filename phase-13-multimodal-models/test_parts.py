@@ -44,6 +44,7 @@ def answers(parts):
     return [o.outputs[0].token_ids for o in outputs], llm.llm_engine.feature("multimodal")
 
 
+@pytest.mark.slow
 def test_the_engine_says_the_same_with_the_labs_gate(supplied):
     own, _ = answers(EngineParts())
     theirs, room = answers(mine.engine_parts(supplied))

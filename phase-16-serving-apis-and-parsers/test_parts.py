@@ -90,6 +90,7 @@ def _left(engine):
     return len(engine.requests), engine.scheduler.kv.block_pool.get_usage()
 
 
+@pytest.mark.slow
 def test_clients_get_the_same_through_the_labs_front_door(supplied):
     calls = mine.counted(supplied)
     said = [

@@ -67,6 +67,7 @@ def test_the_example_decides_all_that_it_can(name):
     held(name, 10_000)
 
 
+@pytest.mark.slow
 def test_the_example_is_judged_over_its_standard_input(capsys):
     seeds = [f"--seed={seed}" for seed in (0, 9, 18)]
     code, out, _ = run(capsys, EXAMPLE, *files("basic"), *seeds)
@@ -76,12 +77,14 @@ def test_the_example_is_judged_over_its_standard_input(capsys):
     assert "block_ids" in out
 
 
+@pytest.mark.slow
 def test_what_the_program_cannot_do_is_passed_over_and_counted(capsys):
     code, out, _ = run(capsys, EXAMPLE, *files("prefix"), "--seed=2", "--seed=11")
     assert code == 2
     assert "passed over 2: enable_prefix_caching" in out
 
 
+@pytest.mark.slow
 def test_a_difference_is_shown_with_its_step_and_field(capsys, tmp_path):
     wrong = program(
         tmp_path, "print(json.dumps({'num_scheduled_tokens': {'nobody': 1}}), flush=True)"

@@ -300,6 +300,7 @@ def test_the_priority_hazard_is_still_there_in_0_33_0():
     assert first_difference(path, build, make_request, upstream=release.upstream) is None
 
 
+@pytest.mark.slow
 def test_the_pins_engine_differs_from_later_releases_where_they_changed():
     entries = {v: recording.read(r.path, r.upstream) for v, r in releases.RELEASES.items()}
     first = {v: [next(e) for _ in range(60)] for v, e in entries.items()}
@@ -337,6 +338,7 @@ class LengthFirst(v0_33_0.StopBeforeMinTokens):
         return super().maybe_finish(max_model_len)
 
 
+@pytest.mark.slow
 def test_requests_end_where_the_check_of_0_33_0_ends_them():
     assert stops_that_differ(parts_of("0.33.0").request) == 0
 
@@ -376,6 +378,7 @@ def test_min_tokens_holds_nothing_back_that_ends_a_request_in_0_33_0():
     assert stopped(parts_of("0.33.0").request, *case) == (True, RequestStatus.FINISHED_STOPPED)
 
 
+@pytest.mark.slow
 def test_every_kept_release_serves_the_same_text():
     prompts = ["The scheduler", "def add(a, b):"]
     texts = {

@@ -60,6 +60,7 @@ def differing(kind: str, make: Any) -> tuple[int, int, str]:
     return count, wrong, first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STREAMS)
 def test_every_delta_of_the_real_parser_is_ours(kind: str) -> None:
     count, wrong, first = differing(kind, STREAMS[kind])
@@ -156,6 +157,7 @@ WRONG = (
 """Wrong parsers, each one edit away from the right one: its name, what is replaced, by what."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "old", "new"), WRONG, ids=[name for name, *_ in WRONG])
 def test_the_recorded_streams_catch_a_parser_that(name: str, old: str, new: str) -> None:
     source = Path(tool_parsers.__file__).read_text(encoding="utf-8")

@@ -385,6 +385,7 @@ def test_an_unreadable_ledger_is_moved_aside_and_names_are_named(drafter):
         shown.pick("speed")
 
 
+@pytest.mark.slow
 def test_the_command_lists_shows_and_refuses(course, little_course):
     assert "vLLM's 37,030 comparisons" in course("challenge").out
     said = course("challenge", "queue").out

@@ -86,6 +86,7 @@ def test_a_knob_or_a_value_that_is_none_is_refused_by_name():
         judge.contradiction(day, "bad-luck")
 
 
+@pytest.mark.slow
 def test_a_reader_names_the_cause_turns_a_knob_and_takes_it_along(course, little_course, tmp_path):
     assert "not looked at" in course("incident").out
     ran = course("incident", "friday")

@@ -52,6 +52,7 @@ def given(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_an_edit_becomes_the_starter_and_counts_when_it_is_graded_here(
     course, little_course, given
 ):
@@ -108,6 +109,7 @@ def test_where_one_file_cannot_be_written_all_stay_as_they_were(little_course, m
     assert starters.is_current(labs[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "told"),
     [
@@ -197,6 +199,7 @@ def test_what_the_quiz_has_asked_itself_stays(course, with_quiz, given):
 # ------------------------------------------------------------------ exporting
 
 
+@pytest.mark.slow
 def test_what_is_exported_can_be_taken_over_elsewhere(course, little_course, tmp_path):
     lab = find_labs(little_course)[0]
     lab.starter.write_text(MINE, encoding="utf-8")
@@ -235,6 +238,7 @@ def said(**given: Any) -> dict[str, Any]:
     return content(predictions=entries)
 
 
+@pytest.mark.slow
 def test_predictions_are_committed_as_course_predict_writes_them(course, asking, given):
     (asking / "predictions.yaml").write_text("# asks\nblocks:   # how many\n", encoding="utf-8")
     ran = course("import", given(said(blocks=6, waste="nowhere", share=1e-7)))
@@ -289,6 +293,7 @@ def test_where_a_prediction_cannot_be_written_nothing_is_changed(
     assert {lab.id: lab.starter.read_bytes() for lab in find_labs(little_course)} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "entry", "told"),
     [
@@ -313,6 +318,7 @@ def test_a_prediction_that_is_none_is_refused_by_name_and_writes_nothing(
     assert not (asking / "predictions.yaml").exists()
 
 
+@pytest.mark.slow
 def test_what_was_predicted_here_is_exported_with_what_was_measured(
     course, little_course, asking, tmp_path
 ):
@@ -352,12 +358,14 @@ def test_a_hunt_goes_on_where_it_was_left(course, little_course, given):
     assert file.read_text(encoding="utf-8") == "# half mended\n"
 
 
+@pytest.mark.slow
 def test_an_older_hunt_of_a_file_gives_way_to_the_one_that_is_here(course, little_course, given):
     course("hunt", "90-00", "--seed", "5")
     course("import", given(content(hunts={"90-00": HUNT | {"at": AT}})))
     assert hunts.read(little_course, find_labs(little_course)[0]).seed == 5
 
 
+@pytest.mark.slow
 def test_what_was_written_in_a_hunt_that_gives_way_is_kept(course, little_course, given):
     course("hunt", "90-00", "--level", "3", "--seed", "5")
     lab = find_labs(little_course)[0]
@@ -373,6 +381,7 @@ def tried(root, score: int, text: str):
     return ledger.keep(root, QUEUE, text.encode(), verdict, "an idea")
 
 
+@pytest.mark.slow
 def test_hunts_and_tries_are_exported_and_taken_elsewhere_once(course, little_course, tmp_path):
     course("hunt", "90-00", "--seed", "5")
     tried(little_course, 50, "a = 1\n")
@@ -395,6 +404,7 @@ TRY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "entry", "says"),
     [
@@ -415,6 +425,7 @@ def test_a_hunt_or_a_try_that_does_not_fit_is_refused_by_its_place(
     assert not (little_course / ".course" / "hunts").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocked", ["hunts", "challenges", "quiz.json"])
 def test_where_what_comes_last_cannot_be_written_nothing_is_changed(
     course, with_quiz, given, blocked

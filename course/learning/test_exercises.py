@@ -79,6 +79,7 @@ def test_wrong_answers_to_exercises_are_named_and_the_shown_answer_is_right(phas
         assert question.check(question.answer), f"{question.id}: {question.answer} is not right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CODED)
 def test_an_exercise_with_code_is_passed_by_its_answer_and_names_what_is_wrong(name):
     assert not list(exercises.problems(CODED[name]))

@@ -60,6 +60,7 @@ def test_a_capture_holds_the_raw_output_and_where_it_came_from(course, lab, monk
     assert {"date", "seconds", "packages", "python", "run_py_sha256", "memory"} <= set(capture)
 
 
+@pytest.mark.slow
 def test_a_capture_of_other_hardware_is_kept_unless_forced(course, lab, monkeypatch):
     on(monkeypatch, ONE)
     course("gpu", "run", "90-00")
@@ -102,6 +103,7 @@ def install_vllm(monkeypatch, version: str) -> None:
     monkeypatch.setattr(versions, "vllm", lambda: version)
 
 
+@pytest.mark.slow
 def test_a_run_on_the_cpu_is_kept_beside_the_gpus_and_names_the_processor(course, lab, monkeypatch):
     allow_cpu(lab)
     on(monkeypatch, ONE)
@@ -143,6 +145,7 @@ def second_lab(little_course):
     return lab
 
 
+@pytest.mark.slow
 def test_all_runs_go_by_what_they_give_for_their_time(course, lab, little_course, monkeypatch):
     second = second_lab(little_course)
     on(monkeypatch, ONE)

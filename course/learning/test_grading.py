@@ -33,6 +33,7 @@ def body(statements: str) -> str:
     return f"def num_blocks(num_tokens, block_size):\n{lines}"
 
 
+@pytest.mark.slow
 def test_a_correct_file_passes(little_course):
     report, _ = grade(little_course, body("return -(-num_tokens // block_size)"))
     assert report.ok and [result.outcome for result in report.results] == ["passed"]
@@ -128,11 +129,13 @@ def test_an_endless_loop_after_a_failed_test_says_where_it_was_too(little_course
     assert re.search(r"Your code was at starter.py, line [23], in num_blocks.", told)
 
 
+@pytest.mark.slow
 def test_what_the_code_printed_is_shown_with_the_failing_test(little_course):
     _, told = grade(little_course, body("print('size', block_size)\nreturn 0"))
     assert "    Your code printed:\n      size 16\n" in told
 
 
+@pytest.mark.slow
 def test_a_variant_sees_only_the_tests_named_for_it():
     folder = REPOSITORY / "course/testdata/phase-90-selfcheck/labs/lab-06-static"
     report = grading.run(
@@ -205,6 +208,7 @@ def test_a_test_the_code_gets_out_of_is_failed(little_course, statement, words, 
     assert not report.ok and words in told
 
 
+@pytest.mark.slow
 def test_tests_that_never_ran_are_named(little_course):
     (path,) = little_course.glob("phase-90-little/labs/lab-00-*/test_lab.py")
     path.write_text(path.read_text() + TWO_TESTS)

@@ -37,6 +37,7 @@ def test_every_line_of_the_pool_changes_one_place_of_its_reference(lab):
         assert number > 0 and right != wrong
 
 
+@pytest.mark.slow
 def test_a_hunt_shows_the_failure_and_neither_the_line_nor_its_reason(course, little_course, lab):
     ran = course("hunt", "90-00", "--seed", "1")
     assert ran.code == 0
@@ -47,12 +48,14 @@ def test_a_hunt_shows_the_failure_and_neither_the_line_nor_its_reason(course, li
     assert "floor" not in (hunts.folder_of(little_course, lab) / "hunt.json").read_text()
 
 
+@pytest.mark.slow
 def test_level_two_shows_calls_and_no_test(course):
     ran = course("hunt", "90-00", "--level", "2", "--seed", "1")
     assert "num_blocks(17, 16) -> 1" in ran.out
     assert "expected" not in ran.out and "test_rounds_up" not in ran.out
 
 
+@pytest.mark.slow
 def test_it_is_found_when_the_line_is_mended(course, little_course, lab):
     course("hunt", "90-00", "--seed", "1")
     ran = course("hunt", "--check")  # the open one
@@ -88,6 +91,7 @@ def test_level_three_counts_the_wrong_solutions_that_tests_of_ones_own_catch(
     assert "no function that begins with test" in course("hunt", "90-00", "--check").err
 
 
+@pytest.mark.slow
 def test_a_lab_passed_two_weeks_ago_is_due_until_its_hunt_is_found(course, little_course, lab):
     lab.starter.write_text(f"def num_blocks(num_tokens, block_size):\n    return {RIGHT}\n")
     course("check", "90-00")
@@ -103,6 +107,7 @@ def test_a_lab_passed_two_weeks_ago_is_due_until_its_hunt_is_found(course, littl
     assert hunts.due(little_course, labs, progress, later + hunts.REVIEW_AFTER) == [lab]
 
 
+@pytest.mark.slow
 def test_what_was_written_in_a_hunt_is_kept_when_another_begins(course, little_course, lab):
     folder, backup = hunts.folder_of(little_course, lab), little_course / ".course" / "backup"
     course("hunt", "90-00", "--level", "3")
@@ -115,6 +120,7 @@ def test_what_was_written_in_a_hunt_is_kept_when_another_begins(course, little_c
     assert texts == ["# an evening's work\n", "# half mended\n"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_hunted_is_refused_by_name(course, little_course, lab):
     for level in ("0", "4"):
         assert "need 1, 2 or 3" in course("hunt", "90-00", "--level", level).err

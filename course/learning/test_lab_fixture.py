@@ -29,6 +29,7 @@ def test_a_lab_runs_from_the_root_and_from_its_own_folder(where, argument, env, 
     assert plain_pytest(argument, cwd=where, **env).returncode == code
 
 
+@pytest.mark.slow
 def test_a_nonsense_lab_impl_is_refused_by_name():
     ran = plain_pytest(str(GOOD), LAB_IMPL="nonsense")
     assert ran.returncode == 4
@@ -37,11 +38,13 @@ def test_a_nonsense_lab_impl_is_refused_by_name():
     )
 
 
+@pytest.mark.slow
 def test_a_required_thing_that_is_missing_is_refused_not_skipped():
     ran = plain_pytest(str(GOOD), "--require=gpu", CUDA_VISIBLE_DEVICES="")
     assert ran.returncode == 4 and "--require=gpu: no CUDA GPU" in ran.stderr
 
 
+@pytest.mark.slow
 def test_what_a_machine_lacks_skips_with_the_reason(little_course):
     (little_course / "test_needs.py").write_text(
         "import pytest\n\n\ndef test_device(gpu_device):\n    pass\n\n\n"
@@ -65,6 +68,7 @@ def test_a_folder_has_the_tests_that_the_suite_has_of_it(little_course):
     assert has_the_slow_one(lab) and has_the_slow_one(f"{lab}/test_lab.py")
 
 
+@pytest.mark.slow
 def test_two_labs_with_the_same_file_names_do_not_meet(little_course):
     one, two = sorted(little_course.glob("phase-*/labs/lab-*"))
     (one / "solution.py").write_text("def num_blocks(a, b):\n    return 2\n")

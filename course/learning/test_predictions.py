@@ -33,6 +33,7 @@ def write(lab, text: str) -> None:
     (lab.folder / "predictions.yaml").write_text(text, encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_without_a_prediction_the_measured_value_is_not_shown(course, lab):
     write(lab, "blocks:\nshare: \nwaste: ''\n")
     ran = course("check", "90-08")
@@ -42,6 +43,7 @@ def test_without_a_prediction_the_measured_value_is_not_shown(course, lab):
     assert "measured 7" not in ran.out and "0.89" not in ran.out and "last block" not in ran.out
 
 
+@pytest.mark.slow
 def test_each_prediction_stands_beside_the_measured_value_with_what_it_means(course, lab):
     write(lab, "blocks: 6\nshare: 0.9\nwaste: C\n")
     ran = course("check", "90-08")
@@ -55,6 +57,7 @@ def test_each_prediction_stands_beside_the_measured_value_with_what_it_means(cou
     assert "predictions: 1 of 3 right" in course().out
 
 
+@pytest.mark.slow
 def test_the_first_prediction_counts_and_is_kept(course, lab, little_course):
     write(lab, "blocks: 6\n")
     course("check", "90-08")

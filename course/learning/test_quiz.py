@@ -162,6 +162,7 @@ def test_a_file_that_is_no_list_of_questions_is_refused(tmp_path, text):
     assert quiz.load(path)[0] == [] and len(quiz.load(path)[1]) == 1
 
 
+@pytest.mark.slow
 def test_docs_check_names_what_is_unsound(course, write):
     write(NUMBER, CHOICE | {"choice": "no"})
     ran = course("docs", "check", "--no-run")
@@ -188,6 +189,7 @@ def test_the_quiz_asks_checks_and_explains(course, write, monkeypatch):
     assert "2 of 3 right. 1 left for today: course quiz" in lines
 
 
+@pytest.mark.slow
 def test_a_reading_lab_asks_for_a_line_of_the_pinned_tree(
     course, write, monkeypatch, little_course
 ):
@@ -235,6 +237,7 @@ def test_a_place_that_cites_nothing_is_refused(write):
         assert not questions and any("FIRST-LAST SYMBOL" in finding.text for finding in findings)
 
 
+@pytest.mark.slow
 def test_what_was_wrong_comes_back_first_and_what_was_right_later(course, write, monkeypatch):
     write(NUMBER, CHOICE, SHORT)
     answer(monkeypatch, "7", "b")

@@ -20,6 +20,7 @@ def in_the_course(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_seed_draws_what_it_draws_in_a_terminal_and_the_answer_names_nothing(level):
     for seed in range(12):
@@ -29,6 +30,7 @@ def test_a_seed_draws_what_it_draws_in_a_terminal_and_the_answer_names_nothing(l
         assert item.why not in told and item.name not in told
 
 
+@pytest.mark.slow
 def test_level_two_runs_a_text_that_says_its_calls():
     drawn = hunting.begin("02-01", 2, 3)
     assert drawn["run"].startswith(drawn["text"]) and "labkit.calls" in drawn["run"]
@@ -43,6 +45,7 @@ def test_what_was_drawn_is_told_when_it_is_asked_for():
     assert hunting.found("02-01", 7) == told
 
 
+@pytest.mark.slow
 def test_level_three_gives_every_solution_a_number_and_no_name(tmp_path):
     for name in ("lab.yaml", "solution.py"):
         (tmp_path / name).write_bytes((LAB.folder / name).read_bytes())

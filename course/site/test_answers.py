@@ -140,6 +140,7 @@ def test_where_the_answers_stand_open_there_is_no_box():
     assert answers.spot(rows, "7") is None
 
 
+@pytest.mark.slow
 def test_every_question_of_exercises_and_interviews_has_a_box_but_those_of_open_tables():
     without = {
         question.source.split(",")[1].strip().casefold()

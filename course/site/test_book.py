@@ -434,6 +434,7 @@ def site(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_every_request_is_answered_while_the_site_is_replaced(site, tmp_path):
     swapping, done, answers = threading.Lock(), threading.Event(), []
 
@@ -458,6 +459,7 @@ def test_every_request_is_answered_while_the_site_is_replaced(site, tmp_path):
     assert not (tmp_path / "html.old").exists()
 
 
+@pytest.mark.slow
 def test_nothing_outside_the_site_is_served(site, tmp_path):
     (tmp_path / "private.html").write_text("mine", encoding="utf-8")
     (site / "out.html").symlink_to(tmp_path / "private.html")
@@ -469,6 +471,7 @@ def test_nothing_outside_the_site_is_served(site, tmp_path):
         assert (got(f"{address}in.html"), got(address)) == (200, 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["%00", "index.html%00", "a" * 5000])
 def test_an_address_that_can_be_no_file_gets_an_answer(site, path):
     with book_site.serving(site, 0) as address:

@@ -43,6 +43,7 @@ def test_what_is_no_code_of_a_known_language_stays_as_it_is(page):
     assert coloured(page) == page
 
 
+@pytest.mark.slow
 @for_all(
     lambda st: st.text(),
     lambda st: st.sampled_from(["python", "console", "bash", "yaml"]),

@@ -220,6 +220,7 @@ def test_a_batch_is_padded_as_the_runner_pads_it(sizes):
     assert runner.num_captured == len(sizes)
 
 
+@pytest.mark.slow
 def test_the_default_ladder_pads_as_the_recorded_dispatcher_does():
     seats, counts = padding_ladder.served()
     asked = {"kind": "dispatch", "mode": "FULL_AND_PIECEWISE", "max_num_seqs": seats}

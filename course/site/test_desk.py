@@ -181,6 +181,7 @@ def failures() -> list[TestResult]:
     return made
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_in_the_words_of_course_check(lab):
     results = failures()
     given = [

@@ -81,6 +81,7 @@ def test_a_text_of_no_or_too_many_bytes_is_refused_by_name(text):
 # ------------------------------------------------------------------ the race
 
 
+@pytest.mark.slow
 def test_both_lanes_say_the_same_and_positions_are_those_of_the_formulas():
     race = cache_race.recorded("def f(x):", 7)
     assert [token for token, _ in race["with"]] == [token for token, _ in race["without"]]
@@ -88,6 +89,7 @@ def test_both_lanes_say_the_same_and_positions_are_those_of_the_formulas():
     assert [count for _, count in race["without"]] == list(range(9, 16))
 
 
+@pytest.mark.slow
 def test_a_race_in_the_page_is_the_recorded_one_with_seconds():
     recorded = cache_race.recorded("a b c", 3)
     cache_race.start("a b c", 3)
@@ -100,6 +102,7 @@ def test_a_race_in_the_page_is_the_recorded_one_with_seconds():
             cache_race.advance(lane)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -179,6 +182,7 @@ def test_random_stories_meet_hits_evictions_shared_blocks_and_refusals():
 # ------------------------------------------------------------------ the journey
 
 
+@pytest.mark.slow
 def test_every_hop_of_the_way_is_met_and_cites_a_line_that_is_there():
     hops = request_journey.HOPS
     assert list(dict.fromkeys(stop["hop"] for stop in request_journey.stops())) == list(hops)
@@ -224,6 +228,7 @@ def test_the_questions_about_the_journey_have_the_answers_of_the_formulas():
 # ------------------------------------------------------------------ a constraint of one's own
 
 
+@pytest.mark.slow
 def test_a_typed_constraint_gives_the_film_of_the_document():
     prompt, constraint, _ = allowed_bytes.CASES["regex, a date"]
     film = allowed_bytes.typed("regex", constraint["regex"], prompt)

@@ -62,6 +62,7 @@ def finished(settings: Settings, wanted: list[Wanted], model: Any = "toy") -> Se
 # ---------------------------------------------------------------------- the run
 
 
+@pytest.mark.slow
 def test_the_run_it_begins_with_is_the_recorded_one_with_the_shipped_model():
     recorded = gantt.engine_timeline()
     session = finished(Settings(), live.default_requests(), model=None)
@@ -69,6 +70,7 @@ def test_the_run_it_begins_with_is_the_recorded_one_with_the_shipped_model():
     assert type(session.engine.model).__name__ == "Transformer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_watching_changes_no_decision(seed):
     settings, wanted = random_run(seed)
@@ -86,6 +88,7 @@ def test_watching_changes_no_decision(seed):
         assert mine == request["cells"]
 
 
+@pytest.mark.slow
 def test_texts_do_not_depend_on_the_settings():
     """In float64 nothing of a batch reaches a token: preemption, chunks and hits change no text."""
     wanted = live.default_requests()
@@ -268,6 +271,7 @@ def test_every_number_of_every_reason_is_true_in_hundreds_of_random_runs():
     assert min(counted.values()) >= 3, counted
 
 
+@pytest.mark.slow
 def test_every_decision_has_exactly_one_reason():
     frames = [frame for session in runs(60) for frame in session.frames[1:]]
     for frame in frames:
@@ -306,6 +310,7 @@ def test_under_priorities_the_victim_is_the_least_urgent_and_the_refund_is_what_
     assert counted["is_not_reached"] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "knob"), [("waits_for_a_slot", "slots"), ("waits_for_budget", "budget")]
 )

@@ -192,6 +192,7 @@ def test_there_is_nothing_else(reader, method, path):
     assert reader.ask(method, f"/.course/{path}", body).status == 404
 
 
+@pytest.mark.slow
 def test_without_the_endpoint_nothing_is_answered(tmp_path):
     (tmp_path / "index.html").write_text(PAGE, encoding="utf-8")
     with book_site.serving(tmp_path, 0) as address:
@@ -203,6 +204,7 @@ def test_without_the_endpoint_nothing_is_answered(tmp_path):
 # ------------------------------------------------------------------ grading
 
 
+@pytest.mark.slow
 def test_the_file_on_disk_is_graded_with_its_events_and_kept(reader, little_course):
     lab = find_labs(little_course)[0]
     lab.starter.write_text(RIGHT, encoding="utf-8")
@@ -223,6 +225,7 @@ def test_tries_at_challenges_are_told_with_their_texts(reader, little_course):
     assert (told["score"], told["text"], told["note"]) == (50, "a = 1\n", "a heap")
 
 
+@pytest.mark.slow
 def test_a_text_of_the_page_is_saved_and_graded(reader, little_course):
     opened = reader.file()
     lines = reader.grade(WRONG, opened["digest"]).lines
@@ -233,6 +236,7 @@ def test_a_text_of_the_page_is_saved_and_graded(reader, little_course):
     assert reader.grade(RIGHT, lines[0]["digest"]).lines[-1]["ok"]
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_on_disk_meanwhile_is_not_written_over(reader, little_course):
     starter = find_labs(little_course)[0].starter
     opened = reader.file()
@@ -263,6 +267,7 @@ def test_the_line_ends_of_the_file_stay(reader, little_course):
     assert starter.read_bytes() == RIGHT.replace("\n", "\r\n").encode()
 
 
+@pytest.mark.slow
 def test_a_page_that_goes_away_ends_the_grading(reader, little_course):
     endless = "def num_blocks(a, b):\n    while True:\n        pass\n"
     body = {"lab": "90-00", "files": {"starter.py": endless}, "base": reader.file()["digest"]}
@@ -278,6 +283,7 @@ def test_a_page_that_goes_away_ends_the_grading(reader, little_course):
     assert lines[-1]["ok"]
 
 
+@pytest.mark.slow
 def test_what_a_child_process_does_is_told_as_course_check_tells_it(reader):
     dead = "import os\n" + RIGHT.replace("return", "os._exit(7)")
     report = reader.grade(dead, reader.file()["digest"]).lines[-1]
@@ -315,6 +321,7 @@ def test_an_answer_of_the_page_is_committed_in_the_learners_file(reader, asking)
     assert (set(told["predictions"]), told["problems"]) == ({"blocks", "waste"}, [])
 
 
+@pytest.mark.slow
 def test_a_grading_tells_what_was_compared_and_the_first_answer_stays(
     reader, asking, little_course
 ):
@@ -376,6 +383,7 @@ def test_only_a_page_that_may_grade_may_commit(reader, asking):
     assert not (asking / "predictions.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_reader_who_goes_on_before_a_file_has_come_is_no_error(tmp_path, capsys):
     (tmp_path / "large.bin").write_bytes(bytes(50_000_000))
     with book_site.serving(tmp_path, 0) as address:

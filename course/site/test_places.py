@@ -26,6 +26,7 @@ def landing(phase: Path) -> str:
     return places.landing(REPOSITORY, phase, order())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name[:8])
 def test_a_landing_page_says_what_a_phase_promises_takes_and_makes(phase):
     text = " ".join(landing(phase).split())

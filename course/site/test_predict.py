@@ -85,6 +85,7 @@ def row(question: Prediction, *more: object) -> list[object]:
     return [asdict(question), *more]
 
 
+@pytest.mark.slow
 def test_thousands_of_answers_are_read_as_the_command_reads_them():
     draw = random.Random(5)
     questions = [
@@ -124,6 +125,7 @@ def judged(draw: random.Random) -> tuple[Prediction, float | str, float | str]:
     return Prediction("?", (), tolerance, means), given, measured
 
 
+@pytest.mark.slow
 def test_thousands_of_answers_are_judged_and_explained_as_the_command_does():
     draw = random.Random(7)
     cases = [judged(draw) for _ in range(6_000)]

@@ -81,6 +81,7 @@ def test_a_packed_file_that_is_cut_is_drawn_too():
     )
 
 
+@pytest.mark.slow
 def test_a_file_of_two_packed_members_is_drawn_whole(sample):
     half = TEXT.index(b"\n", len(TEXT) // 2) + 1
     two = gzip.compress(TEXT[:half]) + gzip.compress(TEXT[half:])

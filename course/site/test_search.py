@@ -136,6 +136,7 @@ def test_postings_survive_their_writing():
         assert found == postings
 
 
+@pytest.mark.slow
 def test_a_section_that_is_about_a_word_comes_before_one_that_has_it(site):
     name = site(
         a="<h1 id='a'>Other</h1><p>The pool is dry.</p><h2 id='pools'>The pool</h2><p>Blocks.</p>",
@@ -146,6 +147,7 @@ def test_a_section_that_is_about_a_word_comes_before_one_that_has_it(site):
     assert found(site, name, "zebra") == []
 
 
+@pytest.mark.slow
 def test_a_beginning_finds_its_words_and_all_words_beat_one(site):
     name = site(
         a="<h1 id='a'>Preemption</h1><p>x</p>",
@@ -178,6 +180,7 @@ def test_a_text_that_would_end_a_script_or_a_line_stays_text(site):
     assert in_node(call, "zebra", site.folder) == 'zebra </script> "quoted" \\ back'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "query",
     [
@@ -196,11 +199,13 @@ def test_a_mistyped_word_and_a_question_find_what_is_meant(site, query):
     assert found(site, name, query)[0] == ("a.html", "")
 
 
+@pytest.mark.slow
 def test_a_word_that_nothing_is_like_finds_nothing_and_short_ones_are_taken_as_they_are(site):
     name = site(a="<h1 id='a'>Preemption</h1><p>the gpu and a pool</p>")
     assert found(site, name, "zyzzyva") == [] and found(site, name, "gpx") == []
 
 
+@pytest.mark.slow
 def test_other_names_of_a_thing_find_it(site):
     name = site(
         a="<h1 id='a'>Structured outputs</h1><p>A grammar.</p>",
@@ -210,6 +215,7 @@ def test_other_names_of_a_thing_find_it(site):
     assert found(site, name, "what")[:1] == []  # alone it is a word as any other
 
 
+@pytest.mark.slow
 def test_the_vocabulary_is_loaded_only_for_a_word_that_no_page_has(site):
     name = site(a="<h1 id='a'>Preemption</h1><p>pool</p>")
     call = f"CourseSearch.find(data, '{name}').then(() => loaded)"

@@ -253,6 +253,7 @@ def engine_law():
     return law
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sure", "open"])
 def test_knobs_leave_what_the_engine_draws_from(name, engine_law):
     row = sampling_knobs.rows()[name]
@@ -354,6 +355,7 @@ def test_however_a_text_is_cut_the_pieces_of_a_stream_are_the_same(name):
     assert all(film["held"] < len(stream_buffers.CLOSE) for film in films.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", allowed_bytes.CASES)
 def test_what_may_follow_is_what_the_machine_of_the_constraint_says(name):
     constraint = StructuredOutputsParams(**allowed_bytes.CASES[name][1])

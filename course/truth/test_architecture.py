@@ -111,6 +111,7 @@ def imported(module: str, body: list[ast.stmt]) -> Iterator[str]:
             yield from imported(module, inside)
 
 
+@pytest.mark.slow
 def test_no_two_modules_import_one_another():
     """A package that only gathers its modules is not one of them."""
     folders = ("mini_vllm", "conformance", "course", "labkit", "benchmarks")

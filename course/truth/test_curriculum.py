@@ -8,6 +8,7 @@ from course.conftest import REPOSITORY
 from course.truth import curriculum
 
 
+@pytest.mark.slow
 def test_the_readme_has_the_table_that_the_folders_give():
     page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert curriculum.replaced(page) == page, "stale: run python -m course.truth.curriculum"
@@ -33,6 +34,7 @@ def test_a_phase_is_linked_and_counted_once_its_guide_or_a_lab_exists(tmp_path):
     assert row.endswith("| 1 GPU-OPT |")
 
 
+@pytest.mark.slow
 def test_what_is_only_planned_is_folded_below_the_table():
     shown, _, folded = curriculum.table().partition("<details><summary>")
     assert "planned |" not in shown.replace("chapters planned |", "")

@@ -78,6 +78,7 @@ def test_a_table_is_read_back_as_it_was_written(tmp_path: Path):
     assert drift.read(tmp_path / "none.json") == {}
 
 
+@pytest.mark.slow
 def test_every_compared_release_has_a_table_and_the_newest_is_the_books():
     kept = {path.stem: drift.read(path) for path in (ROOT / drift.FOLDER).glob("*.json")}
     assert set(kept) == set(releases.RELEASES)

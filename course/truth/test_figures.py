@@ -44,6 +44,7 @@ def test_a_missing_a_changed_and_an_orphaned_figure_are_stale(tmp_path):
     assert stale(tmp_path, figures) == {"a.svg": "new", "gone.svg": ""}
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_is_stale_and_check_says_it(course, little_course):
     folder = little_course / "phase-90-little" / "figures"
     folder.mkdir()

@@ -51,6 +51,7 @@ def test_an_error_names_the_line_on_the_page(page):
     assert ran(path) == [(6, "this block raised ZeroDivisionError: division by zero")]
 
 
+@pytest.mark.slow
 def test_a_block_that_is_not_python_is_named_with_its_line(page):
     path = page("```python\nx =\n```\n")
     assert ran(path)[0][0] == 2 and "this block is not Python" in ran(path)[0][1]
@@ -73,6 +74,7 @@ def test_other_languages_do_not_run(page):
     assert ran(page("```python-repl\n1/0\n```\n```console\n$ false\n```\n```py\n1/0\n```\n")) == []
 
 
+@pytest.mark.slow
 def test_an_endless_block_ends_at_the_time_limit(page):
     path = page(
         "```python\nx = 1\n```\n\n```python\nwhile True:\n    __import__('time').sleep(0.1)\n```\n"

@@ -11,6 +11,7 @@ from course.truth import selfcheck
 LABS = {lab.folder.name: lab for lab in find_labs(TESTDATA)}
 
 
+@pytest.mark.slow
 def test_a_sound_lab_that_asks_for_predictions_gets_through():
     (good,) = selfcheck.check_labs(REPOSITORY, [LABS["lab-08-predicts"]])
     assert (good.problems, good.tests, good.misconceptions) == ([], 2, 1)
@@ -76,12 +77,14 @@ def test_every_lab_of_testdata_is_judged_here():
     assert set(LABS) == {"lab-00-good", "lab-08-predicts", *REFUSED}
 
 
+@pytest.mark.slow
 def test_slow_tests_are_refused_with_the_slowest_named(monkeypatch):
     monkeypatch.setattr(selfcheck, "SLOWEST", 0.0)
     verdict = selfcheck.check_lab(REPOSITORY, LABS["lab-00-good"])
     assert "the limit is 0 s (the slowest is test_rounds_up: " in verdict.problems[0]
 
 
+@pytest.mark.slow
 def test_a_starter_that_is_not_what_its_solution_gives_is_refused(little_course):
     lab = find_labs(little_course)[0]
     lab.starter.write_text(lab.starter.read_text() + "# edited\n", encoding="utf-8")
@@ -99,6 +102,7 @@ def test_a_lab_without_its_files_is_refused_by_their_names(tmp_path):
     assert verdict.problems == ["missing: starter.py, solution.py, test_lab.py, README.md"]
 
 
+@pytest.mark.slow
 def test_a_part_the_solution_does_not_define_is_refused(little_course):
     lab = find_labs(little_course)[0]
     path = lab.folder / "lab.yaml"
@@ -109,6 +113,7 @@ def test_a_part_the_solution_does_not_define_is_refused(little_course):
     ]
 
 
+@pytest.mark.slow
 def test_a_part_the_engine_does_not_have_is_refused(little_course):
     lab = find_labs(little_course)[0]
     path = lab.folder / "lab.yaml"
@@ -118,6 +123,7 @@ def test_a_part_the_engine_does_not_have_is_refused(little_course):
     assert verdict.problems[0].startswith(told)
 
 
+@pytest.mark.slow
 def test_a_wrong_solution_that_never_ends_is_named(little_course):
     lab = find_labs(little_course)[0]
     manifest = lab.folder / "lab.yaml"

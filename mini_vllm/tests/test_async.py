@@ -26,6 +26,7 @@ def test_tokens_are_those_of_the_synchronous_engine(scenario: Scenario):
     assert {i: (r.output_token_ids, r.finish_reason) for i, r in drive(ahead).items()} == expected
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_with_aborts_every_request_ends_and_no_block_is_left(scenario: Scenario):
     engine = dataclasses.replace(scenario, async_scheduling=True).engine()
@@ -34,6 +35,7 @@ def test_with_aborts_every_request_ends_and_no_block_is_left(scenario: Scenario)
     assert engine.scheduler.kv.block_pool.get_num_free_blocks() == scenario.num_blocks - 1
 
 
+@pytest.mark.slow
 def test_the_shipped_model_writes_the_same_with_chunks_hits_and_preemptions():
     prompts = ["The KV cache of a request", "The KV cache of another request", "Blocks"] * 2
     params = SamplingParams(max_tokens=24, ignore_eos=True)

@@ -79,6 +79,7 @@ def pool_operations(st):
     return st.lists(st.tuples(operation, st.integers(0, 1000)), max_size=60)
 
 
+@pytest.mark.slow
 @for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b1_a_block_is_queued_exactly_when_nobody_references_it(num_blocks, operations):
     under_test = PoolUnderTest(num_blocks)
@@ -91,6 +92,7 @@ def test_b1_a_block_is_queued_exactly_when_nobody_references_it(num_blocks, oper
         assert len(queued) == len(set(queued)), "a block is queued twice"
 
 
+@pytest.mark.slow
 @for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b4_a_freed_block_keeps_its_hash_and_revives_from_anywhere_in_the_queue(
     num_blocks, operations
@@ -108,6 +110,7 @@ def test_b4_a_freed_block_keeps_its_hash_and_revives_from_anywhere_in_the_queue(
             assert pool.blocks[touched].block_hash == hashes[touched]
 
 
+@pytest.mark.slow
 @for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b5_block_0_is_never_queued_handed_out_hashed_or_counted(num_blocks, operations):
     under_test = PoolUnderTest(num_blocks)
@@ -122,6 +125,7 @@ def test_b5_block_0_is_never_queued_handed_out_hashed_or_counted(num_blocks, ope
         assert pool.get_usage() == pytest.approx(len(under_test.used) / (num_blocks - 1))
 
 
+@pytest.mark.slow
 @for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b6_the_free_counter_equals_a_walk_in_either_direction(num_blocks, operations):
     under_test = PoolUnderTest(num_blocks)
@@ -138,6 +142,7 @@ def test_b6_the_free_counter_equals_a_walk_in_either_direction(num_blocks, opera
         assert queue.num_free_blocks == len(forward) == under_test.pool.get_num_free_blocks()
 
 
+@pytest.mark.slow
 @for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b8_every_hashed_block_is_indexed_and_every_indexed_block_is_hashed(num_blocks, operations):
     under_test = PoolUnderTest(num_blocks)
@@ -199,6 +204,7 @@ def chain(token_ids: list[int], block_size: int, manager: KVCacheManager) -> lis
     return request.block_hashes
 
 
+@pytest.mark.slow
 @for_all(
     lambda st: st.lists(st.integers(0, 1), min_size=1, max_size=12),
     lambda st: st.lists(st.integers(0, 1), min_size=1, max_size=12),

@@ -279,6 +279,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_undamaged_workloads_pass(check):
     assert not is_noticed(CHECKS[check], Damage())

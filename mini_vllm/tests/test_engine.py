@@ -55,6 +55,7 @@ def sampling_params(st):
     )
 
 
+@pytest.mark.slow
 @for_all(
     lambda st: st.lists(
         st.tuples(st.lists(st.integers(0, 6), min_size=1, max_size=12), sampling_params(st)),
@@ -82,6 +83,7 @@ def test_e2_the_same_seed_gives_the_same_tokens_in_another_engine_and_another_ba
     assert first == second
 
 
+@pytest.mark.slow
 @for_scenarios(60, caching=(True,))
 def test_e3_the_engine_touches_nothing_of_a_model_but_forward(scenario: Scenario):
     class Tripwire:
@@ -115,6 +117,7 @@ def test_e4_a_prompt_longer_than_the_budget_is_computed_without_samples(length, 
     assert request.is_finished
 
 
+@pytest.mark.slow
 @for_all(
     lambda st: st.lists(st.sampled_from([1, 2, 3, EOS]), min_size=12, max_size=12),
     lambda st: st.integers(1, 12),
@@ -143,6 +146,7 @@ def test_e5_output_ends_at_the_first_stop_or_exactly_at_the_cap(
     assert result.outputs[0].finish_reason == ("stop" if expected[-1] in stops else "length")
 
 
+@pytest.mark.slow
 @for_scenarios(40)
 def test_e6_greedy_requests_draw_no_randomness(scenario: Scenario):
     class NoRandomness(Sampler):

@@ -99,6 +99,7 @@ def test_the_table_of_rooms_says_what_their_configurations_take():
     assert params <= names(SamplingParams)
 
 
+@pytest.mark.slow
 def test_a_room_that_a_knob_opens_stays_shut_without_it():
     script = "import sys, mini_vllm; mini_vllm.LLM('toy'); print(*sys.modules)"
     loaded = subprocess.run(
@@ -178,6 +179,7 @@ def test_a_step_is_read_at_one_glance():
     assert sum(isinstance(node, ast.If) for node in ast.walk(step)) <= 2
 
 
+@pytest.mark.slow
 def test_the_package_needs_numpy_and_safetensors_alone():
     """Libraries of a room are imported when the room is opened."""
     allowed = {"numpy", "safetensors", "mini_vllm", "__future__"} | set(

@@ -177,6 +177,7 @@ class Fails:
             raise self.error("a part failed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("part", ["attention", "sampler", "model", "observer", "processor"])
 @pytest.mark.parametrize("at", [1, 2, 3, 7])

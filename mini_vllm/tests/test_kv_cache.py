@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mini_vllm import EngineParts
 from mini_vllm.config import SamplingParams
 from mini_vllm.kv_cache import KVCacheManager
@@ -33,6 +35,7 @@ def tables_of(kv: KVCacheManager) -> dict[str, list[int]]:
 # ------------------------------------------------------------------ after every call
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_b1_b6_the_queue_holds_exactly_the_unreferenced_blocks_after_every_call(scenario: Scenario):
     def watch(call: Call) -> None:
@@ -61,6 +64,7 @@ def test_b2_a_table_only_grows_at_its_end_until_it_is_freed(scenario: Scenario):
     watch_calls(scenario, watch)
 
 
+@pytest.mark.slow
 @for_scenarios(60, caching=(True,))
 def test_b3_a_block_carries_a_hash_only_once_this_step_fills_it(scenario: Scenario):
     def check(moment: Moment) -> None:
@@ -74,6 +78,7 @@ def test_b3_a_block_carries_a_hash_only_once_this_step_fills_it(scenario: Scenar
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_b5_the_null_block_is_in_no_table_and_carries_no_hash(scenario: Scenario):
     def watch(call: Call) -> None:
@@ -86,6 +91,7 @@ def test_b5_the_null_block_is_in_no_table_and_carries_no_hash(scenario: Scenario
     watch_calls(scenario, watch)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_b7_ref_cnt_is_the_number_of_live_tables_that_hold_the_block(scenario: Scenario):
     def watch(call: Call) -> None:
@@ -98,6 +104,7 @@ def test_b7_ref_cnt_is_the_number_of_live_tables_that_hold_the_block(scenario: S
     watch_calls(scenario, watch)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_b8_index_and_hashes_agree_after_every_call(scenario: Scenario):
     def watch(call: Call) -> None:
@@ -110,6 +117,7 @@ def test_b8_index_and_hashes_agree_after_every_call(scenario: Scenario):
     watch_calls(scenario, watch)
 
 
+@pytest.mark.slow
 @for_scenarios(60, caching=(False,))
 def test_b11_without_caching_no_two_tables_share_a_block(scenario: Scenario):
     def watch(call: Call) -> None:
@@ -119,6 +127,7 @@ def test_b11_without_caching_no_two_tables_share_a_block(scenario: Scenario):
     watch_calls(scenario, watch)
 
 
+@pytest.mark.slow
 @for_all(
     lambda st: st.lists(st.integers(0, 3), min_size=1, max_size=20).map(tuple),
     lambda st: st.integers(1, 6),
@@ -148,6 +157,7 @@ def test_b11_two_equal_requests_share_hits_only_and_never_their_last_block(
             request.num_computed_tokens += 1
 
 
+@pytest.mark.slow
 @for_scenarios(60, caching=(True,))
 def test_b12_nobody_writes_into_an_adopted_block(scenario: Scenario):
     num_adopted: dict[str, int] = {}
@@ -168,6 +178,7 @@ def test_b12_nobody_writes_into_an_adopted_block(scenario: Scenario):
     watch_calls(scenario, watch, check)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_b13_hits_are_whole_blocks_and_never_the_last_token(scenario: Scenario):
     def watch(call: Call) -> None:
@@ -181,6 +192,7 @@ def test_b13_hits_are_whole_blocks_and_never_the_last_token(scenario: Scenario):
     watch_calls(scenario, watch)
 
 
+@pytest.mark.slow
 @for_scenarios(90)
 def test_b14_a_refused_allocation_changes_nothing(scenario: Scenario):
     def watch(call: Call) -> None:
@@ -207,6 +219,7 @@ def test_b14_a_refusal_with_hits_in_the_free_queue_keeps_the_queue_order():
     assert kv_state(kv) == before
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_b15_a_table_has_no_block_more_than_its_tokens_need(scenario: Scenario):
     def check(moment: Moment) -> None:
@@ -222,6 +235,7 @@ def test_b15_a_table_has_no_block_more_than_its_tokens_need(scenario: Scenario):
 # ------------------------------------------------------------------ K1
 
 
+@pytest.mark.slow
 @for_scenarios(180)
 def test_k1_every_computed_position_reads_back_its_own_prefix(scenario: Scenario):
     drive_with_shadow(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from mini_vllm.attention.paged import PagedMetadata
 from mini_vllm.batch import ForwardBatch
@@ -50,6 +51,7 @@ def test_two_requests_laid_end_to_end():
     assert second.seq_lens.tolist() == [7, 5]
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_every_batch_agrees_with_the_requests_it_was_made_of(scenario: Scenario):
     engine = scenario.engine()

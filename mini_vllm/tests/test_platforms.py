@@ -175,6 +175,7 @@ def test_a_default_and_a_dtype_that_are_not_the_engines():
         LLM("toy", EngineConfig(), platform="cpu")
 
 
+@pytest.mark.slow
 def test_a_plugin_changes_the_attention_and_no_text(install):
     """float64: the two attentions agree in every greedy token."""
     install("vendor", **points("slow"))

@@ -96,6 +96,7 @@ def test_min_p_drops_what_is_much_less_likely_than_the_best():
     assert survivors(_apply_min_p(logs(0.5, 0.3, 0.15, 0.05), 0.0)) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @for_all(
     lambda st: st.lists(st.integers(-50, 50).map(lambda n: n / 10), min_size=1, max_size=12),
     lambda st: st.integers(0, 12),
@@ -170,6 +171,7 @@ def test_the_callers_logits_are_never_changed(dtype):
     assert np.array_equal(logits, before)
 
 
+@pytest.mark.slow
 def test_draws_follow_the_probabilities():
     """20,000 draws with a fixed seed; chi-square of 3 degrees under 16.3 (p = 0.001)."""
     probabilities = np.array([0.5, 0.3, 0.15, 0.05])

@@ -21,6 +21,7 @@ from mini_vllm.tests.support import (
 # ------------------------------------------------------------------ invariants
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_s1_an_unfinished_request_is_in_exactly_one_queue_and_a_finished_one_in_none(
     scenario: Scenario,
@@ -38,6 +39,7 @@ def test_s1_an_unfinished_request_is_in_exactly_one_queue_and_a_finished_one_in_
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_s2_a_step_never_schedules_more_tokens_than_the_budget(scenario: Scenario):
     def check(moment: Moment) -> None:
@@ -46,6 +48,7 @@ def test_s2_a_step_never_schedules_more_tokens_than_the_budget(scenario: Scenari
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_s3_never_more_requests_run_than_there_are_slots(scenario: Scenario):
     def check(moment: Moment) -> None:
@@ -70,6 +73,7 @@ def test_s4_a_token_is_emitted_exactly_when_the_request_caught_up(scenario: Scen
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(90)
 def test_s5_a_preempted_request_loses_its_blocks_and_keeps_its_outputs(scenario: Scenario):
     def check(moment: Moment) -> None:
@@ -92,6 +96,7 @@ def test_s5_a_preempted_request_loses_its_blocks_and_keeps_its_outputs(scenario:
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(90)
 def test_s6_a_step_that_preempts_admits_nobody(scenario: Scenario):
     def check(moment: Moment) -> None:
@@ -102,6 +107,7 @@ def test_s6_a_step_that_preempts_admits_nobody(scenario: Scenario):
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(90)
 def test_s7_running_requests_come_first_and_admissions_take_the_head_of_the_queue(
     scenario: Scenario,
@@ -127,6 +133,7 @@ def test_s7_running_requests_come_first_and_admissions_take_the_head_of_the_queu
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(60, policies=("priority",))
 def test_s7_under_priority_the_waiting_queue_is_sorted_by_urgency_then_arrival(scenario: Scenario):
     def check(moment: Moment) -> None:
@@ -149,6 +156,7 @@ def test_s8_a_chunk_is_at_least_one_token_and_at_most_the_threshold(scenario: Sc
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(90, caching=(False,), aborts=False)
 def test_s9_without_hits_and_preemption_every_token_but_the_last_is_computed_once(
     scenario: Scenario,
@@ -165,6 +173,7 @@ def test_s9_without_hits_and_preemption_every_token_but_the_last_is_computed_onc
             assert totals[request_id] == expected
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_s10_computed_tokens_fall_only_by_preemption_and_never_pass_the_tokens(scenario: Scenario):
     def check(moment: Moment) -> None:
@@ -179,6 +188,7 @@ def test_s10_computed_tokens_fall_only_by_preemption_and_never_pass_the_tokens(s
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_s11_a_request_that_does_not_run_holds_nothing(scenario: Scenario):
     def check(moment: Moment) -> None:
@@ -190,6 +200,7 @@ def test_s11_a_request_that_does_not_run_holds_nothing(scenario: Scenario):
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_s12_a_drained_engine_holds_nothing(scenario: Scenario):
     engine = scenario.engine()
@@ -203,6 +214,7 @@ def test_s12_a_drained_engine_holds_nothing(scenario: Scenario):
     assert engine.step() == []
 
 
+@pytest.mark.slow
 @for_all(
     lambda st: st.integers(2, 6),
     lambda st: st.integers(1, 4),

@@ -95,6 +95,7 @@ def check(result: reader.Replayed) -> None:
     assert result.difference is None, f"the mini engine decided otherwise: {result.difference}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", *KINDS])
 def test_what_a_scheduler_decided_is_decided_again(record, kind):
     steps = 0

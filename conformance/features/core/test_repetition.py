@@ -63,6 +63,7 @@ def test_a_wrong_check_is_caught(old: str, new: str) -> None:
     assert any(ended(case, wrong) != recorded(case) for case in CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_engine_ends_a_text_that_goes_in_circles(asynchronous: bool) -> None:
     wish = {"max_pattern_size": 24, "min_count": 3}

@@ -70,11 +70,13 @@ def _same_step(ours: Coordinator, step: Case) -> bool:
     return front == step["front"] and [list(m) for m in sent.start_wave] == step["start_wave"]
 
 
+@pytest.mark.slow
 def test_every_recorded_choice_of_the_real_front_end_is_ours() -> None:
     assert len(load("balancer")) == 1000
     assert differing_choices() == 0
 
 
+@pytest.mark.slow
 def test_every_recorded_message_of_the_real_coordinator_is_ours() -> None:
     assert len(load("coordinator")) == 1000
     assert differing_messages() == 0

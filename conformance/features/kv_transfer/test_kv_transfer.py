@@ -59,6 +59,7 @@ def driven(entry: recording.Recording, shares: bool = True) -> replay.Driven:
 # ------------------------------------------------------------------ 43226, 46240
 
 
+@pytest.mark.slow
 def test_where_the_pin_dies_ours_decides_the_same_before_and_goes_on_after():
     """At the pin the first report frees the blocks, and the second asserts; or a report comes of a
     request that has been let go. Ours keeps blocks until both have come, so it differs from then
@@ -269,6 +270,7 @@ def test_what_the_recorder_raises_is_named():
         Run(lone(send_steps=3, unasked="send"), core_of()).recorded()
 
 
+@pytest.mark.slow
 def test_offloading_decides_as_the_real_half_and_manager():
     result = replay.replay_files([RECORDINGS / "installed" / "offloading.jsonl.gz"])
     assert result.num_workloads == 169 and not result.differences

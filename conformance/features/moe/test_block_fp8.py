@@ -77,6 +77,7 @@ def test_rows_have_the_recorded_codes_and_scales(case):
     assert np.array_equal(scale, np.array(case["scale"], np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", range(4))
 def test_each_layer_of_experts_gives_what_the_reference_gives(layer):
     assert experts_difference(block_fp8, layer) < TOLERANCE
@@ -97,6 +98,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_seen(name):
     assert experts_difference(edited(block_fp8, *MUTANTS[name]), 0) > TOLERANCE

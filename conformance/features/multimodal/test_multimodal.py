@@ -67,6 +67,7 @@ def both(name: str, hashes: list[str], length: int = 4) -> tuple[Any, Request]:
 # ------------------------------------------------------------------ the counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", MANAGERS)
 def test_the_counts_are_those_of_the_releases_own_class(version):
     """Random calls of both, in the orders in which a scheduler may make them."""

@@ -119,6 +119,7 @@ def test_what_is_accepted_is_what_the_real_engine_accepts_but_for_named_reasons(
     assert stricter == 28
 
 
+@pytest.mark.slow
 def test_a_seeded_request_says_the_same_beside_anybody():
     texts = seeds.ask(LLM(num_blocks=64), SamplingParams)
     assert len({text for each in texts.values() for text in each}) == 1

@@ -61,6 +61,7 @@ def inherits(case: dict[str, Any]) -> bool:
     return case["budget"] is None and bool(case["moved_at"])
 
 
+@pytest.mark.slow
 def test_every_token_and_every_forced_row_is_as_recorded() -> None:
     found = [case for case in CASES if not case["taken_out"] and not inherits(case)]
     assert [number for number, case in enumerate(found) if differs(case)] == []
@@ -117,6 +118,7 @@ def _texts(budget: int | None, preempted: bool = False, **knobs: Any) -> list[st
     return texts
 
 
+@pytest.mark.slow
 def test_in_the_engine_the_end_comes_after_the_budget_with_preemption_and_asynchronously() -> None:
     texts = _texts(12)
     assert [text.find("</think>") for text in texts] == [18, 18, -1]  # 12, and "<think>" less one

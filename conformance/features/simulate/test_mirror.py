@@ -47,6 +47,7 @@ def drawn(seed: int) -> tuple[list[TraceRequest], dict]:
     return trace, config
 
 
+@pytest.mark.slow
 @needs("0.22.1")
 @pytest.mark.parametrize("first", [0, 20])
 def test_drawn_traces_are_planned_as_the_pin_plans_them(first):
@@ -92,6 +93,7 @@ def test_a_real_trace_is_planned_as_the_pin_plans_it():
     assert compared.num_requests == 60 and not compared.difference
 
 
+@pytest.mark.slow
 @needs("0.22.1")
 @pytest.mark.parametrize("rule", ["_clamp_new_tokens", "_after_own_preemption"])
 def test_a_wrong_rule_is_seen(rule, monkeypatch):

@@ -128,6 +128,7 @@ def tallied(cases: list[dict[str, Any]]) -> tuple[Counter[str], dict[str, Counte
     return sums, theirs
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_clock")
 def test_on_a_quarter_of_the_published_suite_no_verdict_is_wrong_here_and_some_are_there() -> None:
     sums, theirs = tallied(parts.load("grammar_suite")[::4])

@@ -9,6 +9,7 @@ from conformance.mutants import Mutant
 from labkit.tables import markdown_table
 
 
+@pytest.mark.slow
 def test_a_sixth_of_the_runs_has_the_real_masks_drafts_and_reading() -> None:
     assert gate.differing(gate.cases()[::6]) == []
 

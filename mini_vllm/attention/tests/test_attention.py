@@ -63,6 +63,7 @@ def random_inputs(batch, num_blocks, num_kv_heads, group, head_dim, seed=0, dtyp
     return query.astype(dtype), cache.astype(dtype)
 
 
+@pytest.mark.slow
 @for_all(
     lambda st: st.lists(
         st.tuples(st.integers(0, 20), st.sampled_from([1, 1, 1, 2, 3, 7])), min_size=1, max_size=6
@@ -83,6 +84,7 @@ def test_the_fast_path_equals_the_reference_on_ragged_batches(
     assert np.abs(fast - reference).max() < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lengths",
     [

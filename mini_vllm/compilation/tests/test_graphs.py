@@ -61,6 +61,7 @@ def served(**knobs):
 ALL = pytest.param(True, [*MODES], marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asynchronous", "modes"), [(False, ["FULL_AND_PIECEWISE"]), ALL])
 def test_tokens_and_steps_are_those_without_graphs_in_every_mode(asynchronous, modes):
     _, tokens, steps = served(async_scheduling=asynchronous)

@@ -40,6 +40,7 @@ def inputs(made: list) -> list[np.ndarray]:
     ]
 
 
+@pytest.mark.slow
 @for_all(calls, max_examples=100)
 def test_g1_eager_costs_n_launches_capture_n_and_replay_one(made):
     ops = [OPS[i] for i in made[0]]

@@ -64,6 +64,7 @@ def test_a_refused_call_runs_nothing_and_leaves_the_ranks_as_they_were(
     assert len(two.generate(["The"], SamplingParams(max_tokens=1))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "named"),
     [

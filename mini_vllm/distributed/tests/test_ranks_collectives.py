@@ -57,6 +57,7 @@ def brought(size: int, shape=SHAPE) -> list[np.ndarray]:
     return [numbers(rank, shape) for rank in range(size)]
 
 
+@pytest.mark.slow
 @both
 @sizes
 @pytest.mark.parametrize("shape", [SHAPE, LARGE, (3,), (0, 4)], ids=str)

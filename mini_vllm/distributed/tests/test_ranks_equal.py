@@ -64,6 +64,7 @@ def served(model: str, sizes: dict, **knobs) -> Answers:
     return answer(ranked(SOURCES[model], **sizes, **knobs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "sizes"), KINDS, ids=label)
 def test_ranks_answer_as_one_process_with_chunks_hits_and_preemptions(model, sizes):
     got, expected = served(model, sizes), alone(SOURCES[model])
@@ -147,6 +148,7 @@ def test_a_row_parallel_layer_in_float32_is_within_the_bound_of_its_sums(size):
     assert (apart <= 2 * growth * sizes).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "sizes"), [("dense", TP4), ("moe", TP2 | EP)], ids=label)
 def test_float32_ranks_are_as_near_to_float64_as_one_process(model, sizes):
     """The same number of roundings of the same sizes, in another order: no bound of one is smaller
@@ -177,6 +179,7 @@ def test_logprobs_and_prompt_logprobs_come_through_chunks_in_flight():
     assert tokens(noted(ranked(SOURCES["dense"], **PP4))) == tokens(noted(engine))
 
 
+@pytest.mark.slow
 def test_stages_hold_as_many_batches_as_there_are_and_a_waiting_request_is_passed_over():
     assert served("dense", PP2).in_flight == 2
     assert served("dense", PP4).in_flight == 4
@@ -242,6 +245,7 @@ def test_with_context_parallelism_the_same_memory_holds_as_many_times_the_tokens
     assert engine.scheduler.kv.block_size == 16
 
 
+@pytest.mark.slow
 def test_a_function_runs_in_every_rank_and_only_where_there_are_ranks():
     llm = LLM(SOURCES["dense"], rank_pool=pool(), dtype="float64", **TP4)
     assert llm.collective_rpc(place_of) == [(rank, 4) for rank in range(4)]
@@ -261,6 +265,7 @@ def test_asynchronous_scheduling_works_over_tensor_parallel_ranks():
     assert got.tokens == alone(SOURCES["dense"]).tokens
 
 
+@pytest.mark.slow
 def test_a_constraint_holds_where_the_model_runs_on_two_stages():
     params = SamplingParams(
         max_tokens=24, structured_outputs=StructuredOutputsParams(regex="[a-f]{3}-[0-9]{4}")

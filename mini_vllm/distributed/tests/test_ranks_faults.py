@@ -74,6 +74,7 @@ def test_a_rank_that_ends_in_a_step_is_named_and_takes_the_others_with_it(how):
             ranks.rpc("comm_stats")
 
 
+@pytest.mark.slow
 @both
 def test_a_rank_that_hangs_past_the_deadline_is_named(transport):
     with running(lambda: RankPool(3, transport, timeout_s=0.3)) as ranks:
@@ -83,6 +84,7 @@ def test_a_rank_that_hangs_past_the_deadline_is_named(transport):
         assert all_end(pids)
 
 
+@pytest.mark.slow
 @both
 def test_a_rank_killed_in_the_middle_of_a_step_is_named(transport):
     """The signal is sent when the plan is made, and arrives before or while it runs."""
@@ -106,6 +108,7 @@ def test_a_rank_killed_in_the_middle_of_a_step_is_named(transport):
     assert not engine.has_unfinished_requests()
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_read_is_named_though_nobody_waits_for_it():
     with running(lambda: RankPool(1, timeout_s=0.3)) as ranks:
         os.kill(ranks.pids[0], signal.SIGSTOP)
@@ -124,6 +127,7 @@ def test_a_rank_killed_between_two_steps_ends_the_others_without_being_asked():
             ranks.rpc("comm_stats")
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_closed_leaves_no_process_and_no_memory():
     with LLM(RandomSource(DENSE), tensor_parallel_size=2, dtype="float64") as llm:
         pids = llm.llm_engine.feature("distributed").pool.pids
@@ -176,6 +180,7 @@ def script(tmp_path: Path, how: str, transport: str = "shared_memory") -> subpro
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @both
 def test_when_the_engines_process_is_killed_the_ranks_end_by_themselves(tmp_path, transport):
     process = script(tmp_path, "kill", transport)

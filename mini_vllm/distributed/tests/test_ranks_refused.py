@@ -129,6 +129,7 @@ def test_a_model_that_ranks_cannot_read_is_refused(model, why):
         LLMEngine(model, tensor_parallel_size=2)
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_too_small_is_refused():
     with pytest.raises(ValueError, match="rank_pool: has 4 ranks, need at least 8"):
         LLMEngine(RandomSource(ALL_BIASES), tensor_parallel_size=8, rank_pool=pool())

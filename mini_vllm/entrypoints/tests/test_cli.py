@@ -71,6 +71,7 @@ def test_the_shipped_model_serves_the_command():
     assert result.stdout.startswith("The KV cache")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -131,6 +132,7 @@ def test_info_of_three_million_layers_is_arithmetic(tmp_path):
     assert f"parameters             {257 * 8 + 8 + 3_000_000 * per_layer:,}" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["x"], ["--trace", "x"], ["x", "y"]])
 def test_a_request_that_ends_in_an_error_says_why_and_exits_with_1(monkeypatch, arguments):
     class Broken:
@@ -154,6 +156,7 @@ def test_a_request_that_ends_in_an_error_says_why_and_exits_with_1(monkeypatch, 
     assert len(measured.stderr.splitlines()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     "arguments",

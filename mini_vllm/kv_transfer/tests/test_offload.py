@@ -53,6 +53,7 @@ def test_behind_a_hit_of_the_cache_the_rest_of_a_chunk_is_loaded():
     assert loaded(of) - before == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disk", [0, 64])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_prompts_through_a_small_pool_say_what_one_engine_says(tmp_path, seed, disk):

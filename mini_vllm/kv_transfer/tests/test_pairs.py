@@ -65,6 +65,7 @@ def test_output_is_that_of_one_engine_in_500_workloads():
         assert {job.request.finish_reason for job in made.jobs.values()} == {"length"}, seed
 
 
+@pytest.mark.slow
 def test_random_faults_lose_nothing_and_leave_nothing():
     found = run(60)
     assert found["pairs"] < 60
@@ -256,6 +257,7 @@ def test_an_id_whose_blocks_are_being_read_is_refused():
         made.producer.add_request([1, 2, 3], request_id="r")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "knobs", "said"),
     [

@@ -251,6 +251,7 @@ class Once:
         return self.listener.accept()
 
 
+@pytest.mark.slow
 def test_a_listener_that_could_not_accept_once_goes_on(engines):
     producer = engines("kv_producer")
     transport = transfer_of(producer).worker_half.transport

@@ -180,6 +180,7 @@ def workload(seed: int, made: list[LoRARequest]) -> tuple[dict, list, list]:
     return knobs, prompts, wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_slots_pools_chunks_caches_and_drafts_change_no_answer(made, seed):
     knobs, prompts, wanted = workload(seed, made)

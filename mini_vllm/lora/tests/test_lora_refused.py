@@ -68,6 +68,7 @@ def good(tmp_path) -> LoRARequest:
     return LoRARequest("good", 1, str(tmp_path / "good"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "words"), FOLDERS, ids=[words for _, words in FOLDERS])
 def test_a_folder_that_cannot_be_served_is_refused_at_the_door(lora, tmp_path, changes, words):
     if changes.get("target_modules") == 7:  # the file has weights; the config says nonsense

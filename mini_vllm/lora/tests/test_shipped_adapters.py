@@ -51,6 +51,7 @@ def test_there_are_three_each_below_150_kilobytes():
         assert (folder / "adapter_model.safetensors").stat().st_size < 150_000
 
 
+@pytest.mark.slow
 def test_each_writes_in_its_own_manner():
     said = texts()
     assert len(set(said.values())) == 4

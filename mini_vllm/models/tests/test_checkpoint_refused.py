@@ -192,6 +192,7 @@ def test_a_config_outside_the_supported_families_is_refused(tmp_path, change, me
     assert "config.json" in str(refusal.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json"])
 @pytest.mark.parametrize(
     ("text", "message"),

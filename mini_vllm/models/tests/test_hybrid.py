@@ -17,6 +17,7 @@ from mini_vllm.models.mamba import scan
 from mini_vllm.models.tests.hybrid_support import CONFIGS, WINDOW, model_of, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 8])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_outputs_do_not_depend_on_chunks_preemption_and_hits(kind, seed):
@@ -37,6 +38,7 @@ def test_outputs_of_five_hundred_workloads_depend_on_nothing(kind):
     assert min(seen.values()) > 0, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_null_block_is_never_read(kind):
     """It holds NaN at every step, so nothing reads what a window has passed."""
@@ -55,6 +57,7 @@ def test_the_null_block_is_never_read(kind):
     assert outputs == again == [o.outputs[0].token_ids for o in clean.generate(prompts, params)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["windows", "window alone", "all three"])
 def test_the_fast_attention_sees_the_window_of_the_reference(kind):
     prompts = [list(range(30)), list(range(70)), [5] * 18]
@@ -78,6 +81,7 @@ def test_the_fast_attention_sees_the_window_of_the_reference(kind):
         np.testing.assert_allclose(fast, slow, rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_window_holds_what_the_arithmetic_says_at_4096_tokens():
     """All layers that see everything: 256 blocks of 16. Those that see 10 tokens: 1 or 2."""
     held = _blocks_held("windows", block_size=16)
@@ -91,12 +95,14 @@ def test_a_window_holds_what_the_arithmetic_says_at_4096_tokens():
     assert WINDOW == 10
 
 
+@pytest.mark.slow
 def test_a_state_holds_one_block_at_4096_tokens():
     held = _blocks_held("states", block_size=16)
     assert all(tables[:2] == [1, 1] or computed % 16 == 0 for computed, _, tables in held[8:])
     assert held[-1][1:] == (4096, [1, 1, 256])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "most"), [("none", 1), ("align", 2)])
 def test_a_state_holds_no_more_than_its_mode_says(mode, most):
     held = _blocks_held("states", block_size=16, mode=mode)
@@ -244,6 +250,7 @@ def test_what_states_in_mode_align_cannot_do_is_refused_by_name(knobs, message):
         LLMEngine("byte-state", **{"mamba_cache_mode": "align"} | knobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["all", "align"])
 def test_where_a_step_ends_decides_what_of_a_prompt_is_hit(mode):
     """200 bytes in one step: "all" keeps states at 64, 128 and 192, "align" at 192 alone."""

@@ -98,6 +98,7 @@ def workload(seed, folder, alone):
     return answers, [alone(made, count) for made, count in prompts], preempted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_answers_depend_on_no_chunk_no_budget_no_preemption_and_no_hit(seed, folder, alone):
     got, expected, _ = workload(seed, folder, alone)

@@ -169,6 +169,7 @@ def test_outputs_do_not_depend_on_how_the_steps_went(alone, knobs):
         )
 
 
+@pytest.mark.slow
 def test_greedy_outputs_with_drafts_are_those_without(llm):
     kept = [w for w in wishes() if w.logit_bias is None and w.temperature == 0.0]
     drafting = LLM(
@@ -259,6 +260,7 @@ def test_logprobs_are_of_the_raw_logits_sampled_token_first(llm):
     assert raw == {t: p.logprob for t, p in one.logprobs[0].items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs",
     [

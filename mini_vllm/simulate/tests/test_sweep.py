@@ -95,6 +95,7 @@ def test_prometheus_text_has_upstreams_names():
     assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 12.0' in text
 
 
+@pytest.mark.slow
 def test_rows_are_in_the_order_of_the_grid_whoever_makes_them():
     alone = sweep(SETUP, AXES, Slo(ttft=0.05))
     together = sweep(SETUP, AXES, Slo(ttft=0.05), workers=2)

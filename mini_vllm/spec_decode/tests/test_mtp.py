@@ -110,6 +110,7 @@ PROMPTS = [[*TEXT[:n], 9, n] for n in (3, 9, 15, 20)]
 WISH = SamplingParams(max_tokens=18, ignore_eos=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(
     "knobs",
@@ -151,6 +152,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_proposer_that_reads_something_else_shows(name, monkeypatch):
     right, wrong = MUTANTS[name]

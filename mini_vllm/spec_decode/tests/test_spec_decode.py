@@ -171,6 +171,7 @@ HAPPENS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_greedy_output_with_drafts_is_that_of_plain_decoding():
     seen = sum((compare(seed) for seed in range(15)), Counter())
     assert all(seen[name] for name in HAPPENS), seen

@@ -61,6 +61,7 @@ class Contrary(Sampler):
 # ------------------------------------------------------------------ what is promised
 
 
+@pytest.mark.slow
 def test_every_kind_of_constraint_is_kept_beside_a_free_request():
     params = [
         asking(regex=DATE),
@@ -80,6 +81,7 @@ def test_every_kind_of_constraint_is_kept_beside_a_free_request():
     assert [reason for _, reason in found[:3]] == ["stop"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs",
     [
@@ -151,6 +153,7 @@ def test_a_contrary_model_finishes_nothing_that_is_invalid():
             assert re.fullmatch(pattern, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_no_score_however_drawn_makes_a_finished_text_invalid(seed):
     check_drawn(seed, num_requests=70)
@@ -263,6 +266,7 @@ def test_an_abort_gives_up_a_compilation_that_nobody_waits_for(monkeypatch):
     may_go.set()
 
 
+@pytest.mark.slow
 def test_a_compilation_that_fails_ends_its_request_alone():
     made = engine()
     huge = {"type": "string", "minLength": 59_000, "maxLength": 70_000}
