@@ -135,17 +135,26 @@ def _prose(text: str) -> Iterator[tuple[int, str]]:
     yield 1, "\n".join(lines)
 
 
+def _segment(lines: list[str], node: ast.Expr) -> str:
+    """The text of `node`; `ast.get_source_segment` splits the whole file for each node."""
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    kept = [line.encode() for line in lines[first : last + 1]]
+    kept[-1] = kept[-1][: node.end_col_offset]
+    kept[0] = kept[0][node.col_offset :]
+    return b"\n".join(kept).decode()
+
+
 def _docstrings_and_comments(text: str) -> Iterator[tuple[int, str]]:
     """Docstrings (any string that is a statement of its own) and runs of comments."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
         return
+    lines = text.split("\n")
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            segment = ast.get_source_segment(text, node)
-            if isinstance(node.value.value, str) and segment:
-                yield node.lineno, segment
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                yield node.lineno, _segment(lines, node)
     run: list[str] = []
     start = previous = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
