@@ -9,6 +9,7 @@ indentation and blank lines left out; the table kept in `book/drift/` is what th
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -132,10 +133,12 @@ def _modules(tree: Path) -> tuple[tuple[Path, str], ...]:
 def _elsewhere(tree: Path, symbol: str) -> list[tuple[str, int, int]]:
     """Every place of the release that defines the whole name."""
     name = symbol.removesuffix("()")
-    last = name.rpartition(".")[2]
+    last = re.escape(name.rpartition(".")[2])
+    # what may define it, so that few modules are parsed: a definition, or a name that is assigned to
+    defined = re.compile(rf"\b(?:def|class)\s+{last}\b|\b{last}\b(?:[^=:\n]*[=:]|,?$)", re.MULTILINE)
     found = []
     for path, text in _modules(tree):
-        if last in text:
+        if defined.search(text):
             for extent in symbols.symbols(path).get(name, ())[:1]:
                 found.append((path.relative_to(tree).as_posix(), *extent))
     return found
