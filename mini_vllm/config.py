@@ -159,5 +159,5 @@ class EngineConfig:
         """
         length = self.scheduler.max_model_len
         if length is not None and limit is not None and length > limit:
-            raise ValueError(f"max_model_len={length}: the model supports {limit}")
+            raise ValueError(f"max_model_len={length}: the model supports {limit}, need no more")
         return replace(self, scheduler=replace(self.scheduler, max_model_len=length or limit))

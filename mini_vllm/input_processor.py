@@ -163,7 +163,7 @@ class InputProcessor:
         for word in words:
             bare = tuple(self.tokenizer.encode(word.lstrip()))
             if not bare:
-                raise ValueError(f"bad_words holds {word!r}: it has no token")
+                raise ValueError(f"bad_words holds {word!r}: it has no token; leave it out")
             spaced = tuple(self.tokenizer.encode(" " + word.lstrip()))
             found.append(bare)
             if spaced[0] != bare[0] and len(spaced) == len(bare):

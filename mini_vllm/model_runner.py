@@ -55,7 +55,8 @@ class ModelRunner:
             shape = layers, *kv_specs[0].shape(num_blocks, block_size)[1:]
             size = np.prod(shape, dtype=float) * np.dtype(dtype).itemsize
             raise ValueError(
-                f"num_blocks={num_blocks}: a KV cache of {size / 2**30:,.1f} GiB does not fit"
+                f"num_blocks={num_blocks}: a KV cache of {size / 2**30:,.1f} GiB does not fit, "
+                "need fewer blocks"
             ) from None
 
     @property

@@ -134,8 +134,10 @@ def _elsewhere(tree: Path, symbol: str) -> list[tuple[str, int, int]]:
     """Every place of the release that defines the whole name."""
     name = symbol.removesuffix("()")
     last = re.escape(name.rpartition(".")[2])
-    # what may define it, so that few modules are parsed: a definition, or a name that is assigned to
-    defined = re.compile(rf"\b(?:def|class)\s+{last}\b|\b{last}\b(?:[^=:\n]*[=:]|,?$)", re.MULTILINE)
+    # What may define it, so that few modules are parsed: def, class, or a name assigned to.
+    defined = re.compile(
+        rf"\b(?:def|class)\s+{last}\b|\b{last}\b(?:[^=:\n]*[=:]|,?$)", re.MULTILINE
+    )
     found = []
     for path, text in _modules(tree):
         if defined.search(text):

@@ -60,7 +60,9 @@ def test_the_blocks_of_a_guide_do_not_count(little_course, write):
     for kind, counted in (("00-guide", 4), ("01-deep-dive", 13)):
         write(f"phase-03-x/{kind}.md", 3)
         path = little_course / "phase-03-x" / f"{kind}.md"
-        path.write_text("one two\n\n````python\na = 1\n```\n````\nthree\n\n```text\nfour\n```\nfive\n")
+        path.write_text(
+            "one two\n\n````python\na = 1\n```\n````\nthree\n\n```text\nfour\n```\nfive\n"
+        )
         (page,) = [page for page in words.count(little_course) if page.path.endswith(path.name)]
         assert page.words == counted
 

@@ -1,7 +1,7 @@
 """`course words`: how long each page is, counted as `wc -w` does, and how long it may be.
 
-A guide is counted without its fenced blocks, which a reader runs. Promises: only pages that git tracks count, so that a reader's notes do not; where there is no git,
-every page of a phase.
+A guide is counted without its fenced blocks, which a reader runs. Promises: only pages that git
+tracks count, so that a reader's notes do not; where there is no git, every page of a phase.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class ParallelConfig:
                 "layers"
             )
         if self.enable_expert_parallel and config.moe is None:
-            raise ValueError("enable_expert_parallel=True: the model has no experts")
+            raise ValueError("enable_expert_parallel=True: the model has no experts, need False")
         if dcp > 1:
             self._check_context(config, tp, dcp)
 

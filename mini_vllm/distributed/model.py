@@ -129,5 +129,5 @@ def _cache(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     except MemoryError:
         size = np.prod(shape, dtype=float) * dtype.itemsize / 2**30
         raise ValueError(
-            f"num_blocks={shape[2]}: a KV cache of {size:,.1f} GiB does not fit"
+            f"num_blocks={shape[2]}: a KV cache of {size:,.1f} GiB does not fit, need fewer blocks"
         ) from None

@@ -257,7 +257,7 @@ class _Done:
                 except (ValueError, KeyError, TypeError):
                     continue  # a line that was being written when the sweep was stopped
                 if found["of"] != self.key:
-                    raise ValueError(f"{path}: holds the rows of another sweep")
+                    raise ValueError(f"{path}: holds the rows of another sweep; name a new file")
                 self.rows[_name(row.setting)] = row
 
     def find(self, setting: Mapping[str, Any]) -> Row | None:

@@ -81,7 +81,9 @@ class SpeculativeConfig:
                     f"speculative_config: {key!r} is not supported; there are {', '.join(names)}"
                 )
         if "num_speculative_tokens" not in given:
-            raise ValueError("speculative_config: num_speculative_tokens is missing")
+            raise ValueError(
+                "speculative_config: num_speculative_tokens is missing; need 1 or more"
+            )
         return cls(**given)
 
     def _method(self) -> str:

@@ -72,7 +72,7 @@ class _Parser:
             rules[name] = self.alternatives()
             self.check_effort()
         if "root" not in rules:
-            raise GrammarError("grammar: has no rule named 'root'")
+            raise GrammarError("grammar: has no rule named 'root', with which a text begins")
         for name, body in rules.items():
             self.effort.check()
             for called in sorted(_called(body)):

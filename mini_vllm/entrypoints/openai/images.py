@@ -73,7 +73,7 @@ def _decoded(url: str, most_pixels: int) -> np.ndarray:
     try:
         data = base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError):
-        raise APIError("messages: image_url: not base64") from None
+        raise APIError("messages: image_url: not base64, which a data URL needs") from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
