@@ -14,7 +14,7 @@ import argparse
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from mini_vllm.models.files import read_json
 from mini_vllm.models.fp8 import SCALE
 from mini_vllm.models.loader import open_shards, read_config, resolve
 
+Tensor = tuple[str, Sequence[int], bytes]
+"""Dtype as safetensors names it, shape, and bytes."""
 KEPT = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -60,7 +62,7 @@ def write_block_fp8(
     ]
     ignored = [name for name in matrices if not re.search(modules, name)]
     quantized = {f"{name}.weight" for name in {*matrices} - {*ignored}}
-    tensors: dict[str, tuple[str, Sequence[int], bytes]] = {}
+    tensors: dict[str, Tensor] = {}
     for shard, names in open_shards(source, config):
         for name in names:
             entry = shard.tensors[name]
@@ -78,7 +80,7 @@ def write_block_fp8(
                     file.seek(start)
                     tensors[name] = entry["dtype"], entry["shape"], file.read(end - start)
     folder.mkdir(parents=True, exist_ok=True)
-    _save(tensors, folder / "model.safetensors")
+    save_tensors(tensors, folder / "model.safetensors")
     raw["quantization_config"] = {
         "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [block, block],
         "modules_to_not_convert": [*ignored, "lm_head"],
@@ -90,8 +92,8 @@ def write_block_fp8(
     return folder
 
 
-def _save(tensors: dict[str, tuple[str, Sequence[int], bytes]], path: Path) -> None:
-    """A safetensors file; the library writes numpy's dtypes, of which none is FP8."""
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file; the library writes numpy's dtypes, of which none is FP8."""
     header: dict[str, dict[str, Any]] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, (dtype, shape, data) in tensors.items():
