@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from mini_vllm.models.block_fp8 import quantize_weight
-from mini_vllm.models.config import expected_shapes
+from mini_vllm.models.config import SUPPORTED, expected_shapes
 from mini_vllm.models.files import read_json
-from mini_vllm.models.fp8 import SCALE
-from mini_vllm.models.loader import open_shards, read_config, resolve
+from mini_vllm.models.fp8 import SCALE, Fp8Config
+from mini_vllm.models.loader import Shard, open_shards, read_config, resolve
 
 Tensor = tuple[str, Sequence[int], bytes]
 """Dtype as safetensors names it, shape, and bytes."""
@@ -32,7 +32,7 @@ KEPT = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "ch
 def write_block_fp8(
     model: str | Path, folder: Path, block: int = 64, modules: str = r"\.experts\."
 ) -> Path:
-    """Quantize matrices of a checkpoint of the Llama family and write all of it into `folder`.
+    """Quantize matrices of a checkpoint and write all of it into `folder`.
 
     Args:
         model: as for `load_checkpoint`.
@@ -45,40 +45,41 @@ def write_block_fp8(
         `folder`.
 
     Raises:
-        ValueError: `block` below 1, what cannot be loaded, or a model of another family or that is
-            quantized already.
+        ValueError: `block` below 1; no regular expression, or one that finds some experts of a
+            layer only; what cannot be loaded, or is none of `SUPPORTED`, or is quantized already.
     """
     if type(block) is not int or block < 1:
         raise ValueError(f"block={block!r}: need a positive integer")
+    try:
+        is_chosen = re.compile(modules).search
+    except re.error as error:
+        raise ValueError(f"modules={modules!r}: need a regular expression ({error})") from None
     source = resolve(model)
     path = source / "config.json"
     config, raw = read_config(path), read_json(path)
-    if raw.get("quantization_config") or not hasattr(config, "quant_config"):
-        raise ValueError(f"{path}: need a model of the Llama family that is not quantized")
+    if raw.get("quantization_config") or raw["architectures"][0] not in SUPPORTED:
+        raise ValueError(f"{path}: need one of {', '.join(SUPPORTED)} that is not quantized")
     matrices = [
         name.removesuffix(".weight")
         for name, shape in expected_shapes(config).items()
         if name.startswith("model.layers.") and len(shape) == 2
     ]
-    ignored = [name for name in matrices if not re.search(modules, name)]
-    quantized = {f"{name}.weight" for name in {*matrices} - {*ignored}}
+    chosen = {name for name in matrices if is_chosen(name)}
+    ignored = [name for name in matrices if name not in chosen]
+    fp8 = Fp8Config((block, block), frozenset(ignored))
+    for name in chosen:
+        if fp8.is_layer_skipped(name):
+            raise ValueError(f"modules={modules!r}: need all experts beside {name} or none of them")
     tensors: dict[str, Tensor] = {}
     for shard, names in open_shards(source, config):
         for name in names:
-            entry = shard.tensors[name]
-            if name in quantized:
+            module = name.removesuffix(".weight")
+            if module in chosen:
                 codes, scale = quantize_weight(shard.read(name), (block, block))
-                tensors[name] = "F8_E4M3", codes.shape, codes.tobytes()
-                tensors[f"{name.removesuffix('weight')}{SCALE}"] = (
-                    "F32",
-                    scale.shape,
-                    scale.tobytes(),
-                )
+                tensors[name] = ("F8_E4M3", codes.shape, codes.tobytes())
+                tensors[f"{module}.{SCALE}"] = ("F32", scale.shape, scale.tobytes())
             else:
-                start, end = (shard.header_bytes + offset for offset in entry["data_offsets"])
-                with shard.path.open("rb") as file:
-                    file.seek(start)
-                    tensors[name] = entry["dtype"], entry["shape"], file.read(end - start)
+                tensors[name] = _as_it_is(shard, name)
     folder.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, folder / "model.safetensors")
     raw["quantization_config"] = {
@@ -90,6 +91,14 @@ def write_block_fp8(
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
     return folder
+
+
+def _as_it_is(shard: Shard, name: str) -> Tensor:
+    entry = shard.tensors[name]
+    start, end = entry["data_offsets"]
+    with shard.path.open("rb") as file:
+        file.seek(shard.header_bytes + start)
+        return (entry["dtype"], entry["shape"], file.read(end - start))
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -118,7 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, default=64)
     parser.add_argument("--modules", default=r"\.experts\.", help="a regular expression")
     asked = parser.parse_args(argv)
-    folder = write_block_fp8(asked.model, asked.folder, asked.block, asked.modules)
+    try:
+        folder = write_block_fp8(asked.model, asked.folder, asked.block, asked.modules)
+    except ValueError as error:
+        parser.error(str(error))
     print(f"{folder}: {(folder / 'model.safetensors').stat().st_size:,} bytes of weights")
     return 0
 

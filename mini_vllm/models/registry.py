@@ -95,7 +95,9 @@ def load_model(
                 f"{transformer.__name__} with model={model!r}: the two were not compared "
                 "together; need a checkpoint of text with one kind of KV cache, such as byte-llama"
             )
-        if getattr(config, "quant_config", None) is not None:
+        if checkpoint.architecture is not None:
+            return _built(checkpoint, tokenizer, dtype, attention, linear, engine or EngineConfig())
+        if config.quant_config is not None:
             if transformer is not Transformer or linear is not Linear:
                 part = transformer if transformer is not Transformer else linear
                 raise ValueError(
@@ -103,8 +105,6 @@ def load_model(
                     "checkpoint"
                 )
             linear = checkpoint_linear(config, checkpoint.weights)
-        if checkpoint.architecture is not None:
-            return _built(checkpoint, tokenizer, dtype, attention, linear, engine or EngineConfig())
         made = transformer(
             config, checkpoint.weights, dtype, attention=attention, linear=linear, experts=experts
         )
