@@ -9,6 +9,7 @@ was quantized: their products by the reference code of the kernels' tests, all e
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -28,7 +29,8 @@ from mini_vllm.models.fp8_writer import Tensor, save_tensors, write_block_fp8
 Case = dict[str, Any]
 
 ABOUT = (
-    "Kinds: logits (a checkpoint of `MODELS` and a prompt to the logits of its last token), damage "
+    "Kinds: loaded (a checkpoint of `MODELS` to digests of its quantized parameters), logits (one "
+    "and a prompt to the logits of its last token), damage "
     "(a checkpoint with one mistake of `DAMAGES`: what vLLM's loader says) and skipped (modules, "
     "and which of them a list of names leaves unquantized)."
 )
@@ -250,15 +252,29 @@ def references() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., 
     return torch_w8a8_block_fp8_moe, native_w8a8_block_matmul, native_per_token_group_quant_fp8
 
 
-def logits() -> Iterator[Case]:
-    """`{"model", "prompt", "logits"}`: of the last token, float32 [vocab_size]."""
+def digests(loaded: dict[str, Any]) -> dict[str, str]:
+    """SHA-256 of the bytes of each quantized parameter and of its scales, by vLLM's names."""
+    import torch
+
+    kinds = (torch.float8_e4m3fn, torch.float32)
+    return {
+        name: hashlib.sha256(parameter.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        for name, parameter in loaded.items()
+        if parameter.dtype in kinds
+    }
+
+
+def models() -> Iterator[Case]:
+    """`{"model", "sha256"}`, and `{"model", "prompt", "logits"}`: float32 [vocab_size]."""
     import torch
     from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 
     for name, of in MODELS.items():
         with tempfile.TemporaryDirectory() as home:
             plain, folder = written(name, Path(home))
-            theirs = peer(plain, as_loaded(folder), of.block)
+            loaded = as_loaded(folder)
+            theirs = peer(plain, loaded, of.block)
+        yield {"kind": "loaded", "model": name, "sha256": digests(loaded)}
         for prompt in prompts():
             with (
                 torch.inference_mode(),
@@ -331,7 +347,7 @@ def main() -> int:
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
     platforms._current_platform = CpuPlatform()
-    for record in (logits, damage, skipped):
+    for record in (models, damage, skipped):
         for case in record():
             print(json.dumps(case), flush=True)
     return 0

@@ -23,8 +23,8 @@ PARTS = {
     ),
     "fp8_checkpoint": cases(
         "moe", "fp8_checkpoint",
-        "checkpoints in block-scaled FP8 as vLLM's loader takes them: logits of 5 by the reference "
-        "code of the kernels' tests, what it says of 8 mistakes, and which modules it skips",
+        "checkpoints in block-scaled FP8 as vLLM's loader takes them: parameters and logits of 5, "
+        "what it says of 8 mistakes, which modules it skips",
         "`test_fp8_checkpoint.py`",
     ),
     **{
