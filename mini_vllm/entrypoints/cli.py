@@ -379,6 +379,9 @@ def info(
         ("vocabulary", f"{config.vocab_size:,}"),
         ("context", f"{config.max_position_embeddings:,} tokens"),
     ]
+    if config.quant_config is not None:
+        high, wide = config.quant_config.weight_block_size
+        rows.append(("quantization", f"fp8, a scale for {high} x {wide} weights"))
     if isinstance(config, HybridConfig):
         rows += _rows_of_groups(path, budget, memory, block_size, kv_dtype_bytes)
     else:

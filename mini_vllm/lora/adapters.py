@@ -42,11 +42,14 @@ class Adapters(Feature):
         """Wrap the projections of a loaded model.
 
         Raises:
-            ValueError: the model has no projections, or a part knows nothing of extra keys.
+            ValueError: the model has no projections, or is quantized; or a part knows nothing
+                of extra keys.
         """
         if not isinstance(loaded.model, Transformer):
             kind = type(loaded.model).__name__
             raise ValueError(f"enable_lora=True: {kind} has no projections to adapt")
+        if loaded.model.config.quant_config is not None:
+            raise ValueError("enable_lora=True: need a checkpoint without quantization_config")
         check_extra_keys(parts.request, parts.kv_cache_manager, parts.block_pool)
         self.config = config
         self.gate: AdapterGate = parts.of_room("lora", "adapter_gate", AdapterGate)(

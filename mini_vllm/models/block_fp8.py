@@ -9,10 +9,12 @@ layout the scale is `weight_scale_inv`: a code is multiplied by it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
-from mini_vllm.models.transformer import Linear, LinearFactory, LinearLike
+from mini_vllm.models.fp8 import SCALE
+from mini_vllm.models.transformer import Linear, LinearFactory, LinearLike, ModelConfig
 
 E4M3_MAX = 448.0
 _EXPERT = re.compile(r"\.experts\.\d+\.(gate_up|down)_proj$")
@@ -61,19 +63,23 @@ def quantize_weight(weight: np.ndarray, block: tuple[int, int]) -> tuple[np.ndar
 
     Args:
         weight: float32 [out_features, in_features].
-        block: rows and columns of one; they divide the matrix.
+        block: rows and columns of one; at the ends of the matrix one may be cut.
 
     Returns:
-        uint8 like `weight`, and float32 [out_features / rows, in_features / columns].
+        uint8 like `weight`, and float32 with an entry per block, [rows of blocks, columns].
 
     Raises:
-        ValueError: `block` does not divide the matrix.
+        ValueError: a block without rows or columns.
     """
-    tiles = _tiles(np.asarray(weight, np.float32), block)
+    (rows, columns), (high, wide) = weight.shape, block
+    if high < 1 or wide < 1:
+        raise ValueError(f"block={block}: need positive sizes")
+    padded = np.pad(np.asarray(weight, np.float32), ((0, -rows % high), (0, -columns % wide)))
+    tiles = padded.reshape(len(padded) // high, high, -1, wide)
     most = np.maximum(np.abs(tiles).max(axis=(1, 3), keepdims=True), np.float32(1e-4))
     scale = most / np.float32(E4M3_MAX)
-    codes = to_e4m3(tiles * (np.float32(1) / scale)).reshape(weight.shape)
-    return codes, scale[:, 0, :, 0]
+    codes = to_e4m3(tiles * (np.float32(1) / scale)).reshape(padded.shape)
+    return codes[:rows, :columns], scale[:, 0, :, 0]
 
 
 def quantize_activations(x: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,37 +96,32 @@ def quantize_activations(x: np.ndarray, group: int) -> tuple[np.ndarray, np.ndar
     return to_e4m3(groups / scale).reshape(x.shape), scale[:, :, 0]
 
 
-def dequantize_weight(
-    codes: np.ndarray, scale_inv: np.ndarray, block: tuple[int, int]
-) -> np.ndarray:
-    """The float32 matrix that codes and scales stand for."""
-    tiles = _tiles(from_e4m3(codes), block)
-    return (tiles * scale_inv[:, None, :, None]).reshape(codes.shape)
-
-
-def _tiles(matrix: np.ndarray, block: tuple[int, int]) -> np.ndarray:
-    """[rows of blocks, block rows, columns of blocks, block columns]."""
-    (rows, columns), (high, wide) = matrix.shape, block
-    if high < 1 or wide < 1 or rows % high or columns % wide:
-        raise ValueError(f"block={block}: need one that divides a matrix of {matrix.shape}")
-    return matrix.reshape(rows // high, high, columns // wide, wide)
-
-
 class BlockFp8Linear:
-    """y = x @ weight.T from codes on both sides, block column by block column."""
+    """y = x @ weight.T + bias from codes on both sides, block column by block column."""
 
-    def __init__(self, codes: np.ndarray, scale_inv: np.ndarray, block: tuple[int, int]) -> None:
-        """Args: codes uint8 [out_features, in_features]; its `weight_scale_inv`; its block.
+    def __init__(
+        self,
+        weight: np.ndarray,
+        scale_inv: np.ndarray,
+        block: tuple[int, int],
+        bias: np.ndarray | None = None,
+        name: str = "weight",
+    ) -> None:
+        """Args: the values of codes [out_features, in_features], without their scales; its
+        `weight_scale_inv`; its block; bias [out_features] or None; its name in messages.
 
         Raises:
-            ValueError: `block` does not divide the matrix, or there is not a scale for each block.
+            ValueError: `block` does not divide a row, or there is not a scale for each block.
         """
-        wanted = _tiles(codes, block).shape[::2]
+        (rows, columns), (high, wide) = weight.shape, block
+        if high < 1 or wide < 1 or columns % wide:
+            raise ValueError(f"{name}: block={block}: need one that divides a row of {columns}")
+        wanted = -(-rows // high), columns // wide
         if scale_inv.shape != wanted:
-            raise ValueError(f"weight_scale_inv of shape {scale_inv.shape}: need {wanted}")
-        self.block = block
-        self.weight = np.ascontiguousarray(from_e4m3(codes).T)  # [in_features, out_features]
-        self.scale = np.repeat(scale_inv, block[0], axis=0).T  # [in_features / wide, out_features]
+            raise ValueError(f"{name}: {SCALE} of shape {scale_inv.shape}: need {wanted}")
+        self.block, self.bias = block, bias
+        self.weight = np.ascontiguousarray(weight.T, np.float32)  # [in_features, out_features]
+        self.scale = np.repeat(scale_inv, high, axis=0)[:rows].T  # [columns / wide, out_features]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """[num_tokens, in_features] to [num_tokens, out_features], in the dtype of `x`."""
@@ -131,7 +132,51 @@ class BlockFp8Linear:
         for number, column in enumerate(self.scale):
             part = slice(number * wide, (number + 1) * wide)
             y += (values[:, part] @ self.weight[part]) * (scale[:, number, None] * column)
-        return y.astype(x.dtype, copy=False)
+        y = y.astype(x.dtype, copy=False)
+        return y if self.bias is None else y + self.bias
+
+
+def checkpoint_linear(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> LinearFactory:
+    """For `Transformer(linear=...)`: what a checkpoint with `quant_config` computes with.
+
+    Matrices in one product are quantized together or not at all, as
+    `vllm/model_executor/layers/quantization/utils/quant_utils.py:464` `is_layer_skipped` asks, and
+    only the last of them may end within a block, as
+    `vllm/model_executor/layers/quantization/utils/fp8_utils.py:1128` `validate_fp8_block_shape`.
+
+    Args:
+        config: with its `quant_config`.
+        weights: of quantized matrices the values of their codes, and beside them their scales.
+
+    Returns:
+        A factory that raises ValueError where a matrix cannot be computed so; it is named.
+    """
+    fp8, moe = config.quant_config, config.moe
+    assert fp8 is not None
+    packed = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+    of_experts = {} if moe is None else {"gate_up_proj": moe.names[1:3], "down_proj": moe.names[3:]}
+
+    def build(weight: np.ndarray, bias: np.ndarray | None = None, name: str = "") -> LinearLike:
+        module, _, own = name.rpartition(".")
+        shards = (of_experts if ".experts." in module else packed).get(own, (own,))
+        scales = [weights.get(f"{module}.{shard}.{SCALE}") for shard in shards]
+        found = [scale for scale in scales if scale is not None]
+        if not found:
+            return Linear(weight, bias, name)
+        if own == "gate":
+            raise ValueError(f"{name}: need a router listed in modules_to_not_convert")
+        if len(found) < len(shards):
+            raise ValueError(f"{name}: need {', '.join(shards)} all quantized or none of them")
+        high = fp8.weight_block_size[0]
+        rows = [len(weights[f"{module}.{shard}.weight"]) for shard in shards]
+        if any(n % high for n in rows[:-1]):
+            raise ValueError(
+                f"{name}: weight_block_size={high}: need one that divides {rows[:-1]}, the rows "
+                f"of {', '.join(shards[:-1])}"
+            )
+        return BlockFp8Linear(weight, np.concatenate(found), fp8.weight_block_size, bias, name)
+
+    return build
 
 
 def block_fp8_experts(block: tuple[int, int]) -> LinearFactory:
@@ -144,6 +189,7 @@ def block_fp8_experts(block: tuple[int, int]) -> LinearFactory:
             raise ValueError(f"{name}: an expert with a bias is not supported in block FP8")
         if len(weight) // 2 % block[0] and "gate_up" in name:
             raise ValueError(f"{name}: block={block}: need one that divides gate and up each")
-        return BlockFp8Linear(*quantize_weight(weight, block), block)
+        codes, scale_inv = quantize_weight(weight, block)
+        return BlockFp8Linear(from_e4m3(codes), scale_inv, block, name=name)
 
     return build

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mini_vllm.models.fp8 import SCALE, Fp8Config
 from mini_vllm.models.moe import MoeConfig
 from mini_vllm.models.transformer import ModelConfig, RopeScaling
 
@@ -113,8 +114,6 @@ def parse_config(
         raise ValueError(f"{source}: hidden_act={value}: only 'silu' is supported")
     if fields.flag("use_sliding_window"):
         raise ValueError(f"{source}: use_sliding_window=true: sliding windows are not supported")
-    if raw.get("quantization_config"):
-        raise ValueError(f"{source}: quantization_config: quantized checkpoints are not supported")
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -152,7 +151,39 @@ def parse_config(
         qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
         architecture=architecture,
         moe=_parse_moe(fields, architecture),
+        quant_config=_parse_fp8(fields),
     )
+
+
+def _parse_fp8(fields: Fields) -> Fp8Config | None:
+    """What the config says about quantization, None for a checkpoint without.
+
+    `vllm/model_executor/layers/quantization/fp8.py:159` `Fp8Config.from_config`
+    """
+    part = fields.part("quantization_config")
+    if part is None:
+        return None
+    kinds: dict[str, tuple[Any, ...]] = {
+        "quant_method": ("fp8",), "activation_scheme": ("dynamic",), "fmt": (None, "e4m3"),
+        "scale_fmt": (None, "float"),
+    }  # fmt: skip
+    for name, accepted in kinds.items():
+        if part.raw.get(name) not in accepted:
+            others = f": only block-scaled FP8 is supported, of {', '.join(SUPPORTED)}"
+            part.refuse(name, " or ".join(map(repr, accepted)) + others)
+    block = part.raw.get("weight_block_size")
+    if not isinstance(block, list) or len(block) != 2 or block[0] != block[1]:
+        part.refuse("weight_block_size", "two equal sizes, such as [128, 128]")
+    if type(block[0]) is not int or not 1 <= block[0] <= MOST:
+        part.refuse("weight_block_size", f"positive integers, at most {MOST}")
+    names = ("ignored_layers", "modules_to_not_convert")  # of both the first that is not empty
+    for name in names:
+        listed = part.raw.get(name) or []
+        if not isinstance(listed, list) or not all(isinstance(n, str) for n in listed):
+            part.refuse(name, "a list of modules' names")
+        if listed:
+            break
+    return Fp8Config((block[0], block[1]), frozenset(listed))
 
 
 def _parse_moe(fields: Fields, architecture: str) -> MoeConfig | None:
@@ -289,6 +320,9 @@ def layer_shapes(config: ModelConfig, index: int = 0) -> dict[str, tuple[int, ..
     }
     for name, rows, columns, has_bias in projections:
         shapes[f"{name}.weight"] = (rows, columns)
+        fp8 = config.quant_config
+        if fp8 is not None and not fp8.is_layer_skipped(f"model.layers.{index}.{name}"):
+            shapes[f"{name}.{SCALE}"] = fp8.scale_shape((rows, columns))
         if has_bias:
             shapes[f"{name}.bias"] = (rows,)
     if config.qk_norm:
@@ -341,7 +375,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Numbers in all tensors, by arithmetic alone."""
+    """Numbers in all tensors but scales, by arithmetic alone."""
+    config = replace(config, quant_config=None)
     outer = sum(math.prod(shape) for shape in outer_shapes(config).values())
     dense = layer_shapes(replace(config, moe=None))
     total = outer + config.num_hidden_layers * sum(math.prod(shape) for shape in dense.values())

@@ -2,8 +2,8 @@
 
 Promises: nothing half loaded: every file, key, shape, dtype and value is checked before a model is
 built, and each refusal is a ValueError that names the file and what was wrong. Single or sharded
-safetensors in fp32, fp16 or bf16. Mirrors `vllm/model_executor/model_loader/default_loader.py:43`
-`DefaultModelLoader`.
+safetensors in fp32, fp16 or bf16, and matrices in block-scaled FP8 if the config says so. Mirrors
+`vllm/model_executor/model_loader/default_loader.py:43` `DefaultModelLoader`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
+from mini_vllm.models.block_fp8 import from_e4m3
 from mini_vllm.models.config import (
     SUPPORTED,
     expected_shapes,
@@ -32,6 +33,7 @@ from mini_vllm.models.config import (
 )
 from mini_vllm.models.families import ARCHITECTURES, Architecture, architecture_of, rules_of
 from mini_vllm.models.files import MOST_TABLE_BYTES, check_file, read_json, read_text
+from mini_vllm.models.fp8 import SCALE
 from mini_vllm.models.hybrid import hybrid_shapes
 from mini_vllm.models.mapping import Prefixed, Rule, load_parameters, places_of
 from mini_vllm.models.transformer import ModelConfig
@@ -42,7 +44,9 @@ SHIPPED_MODEL = MODELS / "byte-llama"
 SHIPPED = ("byte-llama", "byte-moe", "byte-sees", "byte-window", "byte-state")
 MOST_WEIGHT = 1e6
 """Larger ones overflow float32 within a layer and answer nonsense; fp16 itself ends at 65504."""
-_NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_FP8 = "F8_E4M3"
+_PLAIN = ("F32", "F16", "BF16")
+_NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", _FP8: "u1"}
 SEES = (
     Prefixed("language_model.model", "model"),
     Prefixed("language_model.lm_head", "lm_head"),
@@ -58,7 +62,10 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model as loaded: `weights` maps Hugging Face names to float32 arrays."""
+    """A model as loaded: `weights` maps Hugging Face names to float32 arrays.
+
+    Those of a quantized matrix are the values of its codes, and its scales stand beside it.
+    """
 
     folder: Path
     config: ModelConfig
@@ -95,6 +102,9 @@ def load_checkpoint(
             "pipeline_parallel_size=1"
         )
     config = read_config(path)
+    if getattr(config, "quant_config", None) is not None and (sees or read is not None):
+        what = "a multimodal model" if sees else "ranks"
+        raise ValueError(f"{path}: quantization_config with {what}: need a checkpoint without it")
     eos_ids = parse_eos(raw, path)
     if os.path.lexists(generation):
         eos_ids = parse_eos(read_json(generation), generation) or eos_ids
@@ -255,7 +265,8 @@ def open_shards(folder: Path, config: ModelConfig) -> list[tuple[Shard, list[str
         raise ValueError(f"{where}: checkpoint lacks {len(missing)} tensor(s): {names}")
     for shard in shards:
         for name in (n for n in wanted if n in shard.tensors):
-            shard.check(name, wanted[name])
+            is_fp8 = name.endswith(".weight") and f"{name.removesuffix('weight')}{SCALE}" in wanted
+            shard.check(name, wanted[name], dtypes=(_FP8,) if is_fp8 else _PLAIN)
         for name in (n for n, file in weight_map.items() if file == shard.path.name):
             if name in wanted and name not in shard.tensors:
                 raise ValueError(f"{shard.path}: lacks {name}, which the index says is there")
@@ -315,18 +326,21 @@ class Shard:
         tensors.pop("__metadata__", None)
         return cls(path, {own_name(name): t for name, t in tensors.items()}, 8 + length)
 
-    def check(self, name: str, shape: tuple[int, ...], by: str = "config.json") -> None:
-        """Refuse a tensor of another shape than `by` implies, or of an unknown dtype, with a
+    def check(
+        self, name: str, shape: tuple[int, ...], by: str = "config.json",
+        dtypes: Sequence[str] = _PLAIN,
+    ) -> None:  # fmt: skip
+        """Refuse a tensor of another shape than `by` implies, or of none of the dtypes, with a
         ValueError."""
         entry = self.tensors[name]
         if tuple(entry["shape"]) != shape:
             raise ValueError(
                 f"{self.path}: {name} has shape {tuple(entry['shape'])}, {by} implies {shape}"
             )
-        if entry["dtype"] not in _NUMPY_TYPES:
+        if entry["dtype"] not in dtypes:
             raise ValueError(
                 f"{self.path}: {name}: dtype {entry['dtype']} is not supported; "
-                f"supported: {', '.join(_NUMPY_TYPES)}"
+                f"supported: {', '.join(dtypes)}"
             )
 
     def read(self, name: str, part: tuple[slice, ...] = ()) -> np.ndarray:
@@ -346,9 +360,11 @@ class Shard:
                     raw = np.fromfile(file, dtype, math.prod(entry["shape"]))
             if entry["dtype"] == "BF16":  # the upper half of a float32
                 array = (raw.astype(np.uint32) << 16).view(np.float32)
+            elif entry["dtype"] == _FP8:
+                array = from_e4m3(raw)
             else:
                 array = raw.astype(np.float32, copy=False)
-        except (OSError, MemoryError) as error:
+        except (OSError, MemoryError, ValueError) as error:
             raise ValueError(f"{self.path}: {name} cannot be read ({error})") from error
         low, high = (array.min(), array.max()) if array.size else (0, 0)  # NaN if there is one
         if not -MOST_WEIGHT <= low <= high <= MOST_WEIGHT:

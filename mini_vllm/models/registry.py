@@ -21,6 +21,7 @@ from mini_vllm.config import CacheConfig, EngineConfig, SchedulerConfig
 from mini_vllm.feature import Feature
 from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.kv_cache_interface import KVCacheSpec, MambaSpec
+from mini_vllm.models.block_fp8 import checkpoint_linear
 from mini_vllm.models.hybrid import HybridTransformer
 from mini_vllm.models.loader import SHIPPED, Checkpoint, load_checkpoint
 from mini_vllm.models.moe import ExpertsFn, moe_forward_grouped
@@ -28,6 +29,7 @@ from mini_vllm.models.toy import ToyModel
 from mini_vllm.models.transformer import (
     VOCAB_PADDING,
     AttentionFn,
+    Linear,
     LinearFactory,
     Transformer,
 )
@@ -95,6 +97,14 @@ def load_model(
             )
         if checkpoint.architecture is not None:
             return _built(checkpoint, tokenizer, dtype, attention, linear, engine or EngineConfig())
+        if config.quant_config is not None:
+            if transformer is not Transformer or linear is not Linear:
+                part = transformer if transformer is not Transformer else linear
+                raise ValueError(
+                    f"model={model!r} with {part!r}: need the engine's own layers for a quantized "
+                    "checkpoint"
+                )
+            linear = checkpoint_linear(config, checkpoint.weights)
         made = transformer(
             config, checkpoint.weights, dtype, attention=attention, linear=linear, experts=experts
         )

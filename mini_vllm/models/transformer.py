@@ -17,6 +17,7 @@ import numpy as np
 from mini_vllm.attention import paged_attention, write_kv
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.kv_cache_interface import KVCacheSpec
+from mini_vllm.models.fp8 import Fp8Config
 from mini_vllm.models.mlp import Mlp, silu_and_mul
 from mini_vllm.models.moe import ExpertsFn, MoeConfig, SparseMlp, moe_forward_grouped
 
@@ -70,6 +71,8 @@ class ModelConfig:
     architecture: str = "LlamaForCausalLM"
     moe: MoeConfig | None = None
     """Experts in the place of some or all MLPs; None for a dense model."""
+    quant_config: Fp8Config | None = None
+    """Of matrices that are codes with scales in the checkpoint; None: there are none."""
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """K and V of one token: 2 x layers x KV heads x head_dim x `dtype_bytes`."""
@@ -140,8 +143,10 @@ class Transformer:
             experts: replacement for `moe_forward_grouped` in layers of experts.
 
         Raises:
-            ValueError: another dtype.
+            ValueError: another dtype; a quantized checkpoint with a `linear` that reads no scales.
         """
+        if config.quant_config is not None and linear is Linear:
+            raise ValueError("linear=Linear with quant_config: need block_fp8.checkpoint_linear")
         try:
             self.dtype = np.dtype(dtype)
         except TypeError:  # no dtype at all

@@ -130,6 +130,8 @@ def load_module(model: str | Path, target: object) -> tuple[MtpModule, int]:
     if type(target) is not Transformer or target.config.architecture not in TARGETS:
         kind = target.config.architecture if isinstance(target, Transformer) else type(target)
         raise ValueError(f"method='mtp' with {kind}: need a target of {', '.join(TARGETS)}")
+    if target.config.quant_config is not None:
+        raise ValueError("method='mtp' with a target in FP8: need one without quantization_config")
     folder = resolve(model)
     path = folder / "config.json"
     raw = read_json(path)

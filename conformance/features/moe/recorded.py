@@ -21,6 +21,12 @@ PARTS = {
         "layers of experts of byte-moe",
         "`test_block_fp8.py`",
     ),
+    "fp8_checkpoint": cases(
+        "moe", "fp8_checkpoint",
+        "checkpoints in block-scaled FP8 as vLLM's loader takes them: parameters and logits of 5, "
+        "what it says of 8 mistakes, which modules it skips",
+        "`test_fp8_checkpoint.py`",
+    ),
     **{
         f"texts-{name}": run(
             f"texts-{name}", "features.moe.texts:recorded",

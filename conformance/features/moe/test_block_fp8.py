@@ -49,8 +49,9 @@ def experts_difference(module: Any, layer: int) -> float:
     experts = []
     for expert in range(16):
         both, down = expert_matrices(weights, layer, expert)
+        coded = [module.quantize_weight(m, BLOCK) for m in (both, down)]
         experts.append(Mlp(*(
-            module.BlockFp8Linear(*module.quantize_weight(m, BLOCK), BLOCK) for m in (both, down)
+            module.BlockFp8Linear(module.from_e4m3(codes), scale, BLOCK) for codes, scale in coded
         )))  # fmt: skip
     x, chosen = (np.array(case[key], np.float32) for key in ("x", "weights"))
     out = moe_forward_grouped(x, experts, np.array(case["ids"]), chosen)
@@ -85,8 +86,8 @@ def test_each_layer_of_experts_gives_what_the_reference_gives(layer):
 
 MUTANTS = {
     "the scale transposed": (
-        "self.scale = np.repeat(scale_inv, block[0], axis=0).T",
-        "self.scale = np.repeat(scale_inv.T.reshape(scale_inv.shape), block[0], axis=0).T",
+        "np.repeat(scale_inv, high, axis=0)",
+        "np.repeat(scale_inv.T.reshape(scale_inv.shape), high, axis=0)",
     ),
     "the scale of the next block": ("np.repeat(scale_inv,", "np.repeat(np.roll(scale_inv, 1),"),
     "one activation scale for all": (
@@ -117,13 +118,15 @@ def test_every_code_reads_back_and_the_rest_is_refused():
 
 
 def test_what_does_not_fit_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"block=\(64, 64\)"):
-        block_fp8.quantize_weight(np.ones((96, 64), np.float32), BLOCK)
+    with pytest.raises(ValueError, match=r"block=\(0, 64\)"):
+        block_fp8.quantize_weight(np.ones((96, 64), np.float32), (0, 64))
     with pytest.raises(ValueError, match="group=48"):
         block_fp8.quantize_activations(np.ones((1, 64), np.float32), 48)
-    codes = np.zeros((128, 64), np.uint8)
+    weight = np.zeros((128, 64), np.float32)
     with pytest.raises(ValueError, match="weight_scale_inv of shape"):
-        block_fp8.BlockFp8Linear(codes, np.ones((1, 2), np.float32), BLOCK)
+        block_fp8.BlockFp8Linear(weight, np.ones((1, 2), np.float32), BLOCK)
+    with pytest.raises(ValueError, match=r"block=\(64, 48\)"):
+        block_fp8.BlockFp8Linear(weight, np.ones((2, 2), np.float32), (64, 48))
     build = block_fp8.block_fp8_experts((128, 64))
     with pytest.raises(ValueError, match="gate and up"):
         build(np.ones((128, 64), np.float32), None, "model.layers.0.mlp.experts.0.gate_up_proj")

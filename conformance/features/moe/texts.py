@@ -53,11 +53,15 @@ def random_checkpoint(name: str, folder: Path) -> Path:
     Raises:
         ValueError: another name.
     """
-    from safetensors.numpy import save_file
-
     if name not in RANDOM:
         raise ValueError(f"name={name!r}: need one of {', '.join(RANDOM)}")
-    raw = SIZES | RANDOM[name]
+    return write_random(SIZES | RANDOM[name], folder)
+
+
+def write_random(raw: Mapping[str, Any], folder: Path) -> Path:
+    """A checkpoint with this `config.json` and random weights from one seed."""
+    from safetensors.numpy import save_file
+
     rng = np.random.default_rng(0)
     weights = {}
     for key, shape in expected_shapes(parse_config(raw, folder)).items():

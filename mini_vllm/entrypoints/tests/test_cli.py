@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import mini_vllm.entrypoints.cli as cli
 from mini_vllm.engine import LLMEngine
+from mini_vllm.models.fp8_writer import write_block_fp8
 from mini_vllm.models.tests.test_checkpoint import write_checkpoint
 from mini_vllm.tests.support import ScriptedModel
 
@@ -210,6 +211,14 @@ def test_info_shows_the_arithmetic_of_the_kv_cache(tmp_path):
     assert rows["KV per block"] == "512 B for 16 tokens"
     assert rows["blocks in 1MiB"] == "2,048 (32,768 tokens)"
     assert rows["full-length sequences"] == "512.00 at once"
+
+
+def test_info_names_a_quantization_and_counts_the_weights_it_stands_for(tmp_path):
+    plain = write_checkpoint(tmp_path / "plain")
+    made = write_block_fp8(plain, tmp_path / "fp8", 4, "_proj$")
+    before, after = (run("info", str(folder)).stdout.splitlines() for folder in (plain, made))
+    told = "quantization           fp8, a scale for 4 x 4 weights"
+    assert [line.rstrip() for line in after if line not in before] == [told]
 
 
 def test_a_prompt_may_come_with_pictures(tmp_path):

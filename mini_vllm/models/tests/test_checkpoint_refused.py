@@ -111,7 +111,7 @@ def test_an_index_without_a_weight_map_is_refused(tmp_path, index):
         ({"architectures": []}, "architecture None is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu': only 'silu' is supported"),
         ({"use_sliding_window": True}, "sliding windows are not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
+        ({"quantization_config": {"bits": 4}}, "quant_method=None: need 'fp8'"),
         ({"hidden_size": 0}, "hidden_size=0: need a positive integer"),
         ({"hidden_size": "8"}, "hidden_size='8': need a positive integer"),
         ({"num_hidden_layers": None}, "num_hidden_layers=None: need a positive integer"),
