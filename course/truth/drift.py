@@ -133,14 +133,15 @@ def _modules(tree: Path) -> tuple[tuple[Path, str], ...]:
 def _elsewhere(tree: Path, symbol: str) -> list[tuple[str, int, int]]:
     """Every place of the release that defines the whole name."""
     name = symbol.removesuffix("()")
-    last = re.escape(name.rpartition(".")[2])
+    last = name.rpartition(".")[2]
     # What may define it, so that few modules are parsed: def, class, or a name assigned to.
     defined = re.compile(
-        rf"\b(?:def|class)\s+{last}\b|\b{last}\b(?:[^=:\n]*[=:]|,?$)", re.MULTILINE
+        rf"\b(?:def|class)\s+{re.escape(last)}\b|\b{re.escape(last)}\b(?:[^=:\n]*[=:]|,?$)",
+        re.MULTILINE,
     )
     found = []
     for path, text in _modules(tree):
-        if defined.search(text):
+        if last in text and defined.search(text):
             for extent in symbols.symbols(path).get(name, ())[:1]:
                 found.append((path.relative_to(tree).as_posix(), *extent))
     return found
