@@ -47,7 +47,7 @@ def _seconds(value: float) -> float:
     """A time limit as it can be used.
 
     Raises:
-        CourseError: it is no number above 0, or more than a day.
+        CourseError: it is not a number above 0, or more than a day.
     """
     try:
         return processes.seconds("--time-limit", value)

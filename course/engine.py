@@ -295,7 +295,7 @@ def _read(where: Path) -> dict[str, Any]:
 
 
 def _adopted(where: Path, build: Build) -> dict[str, Any]:
-    """What is done in a folder that somebody else filled.
+    """What is done in a folder that holds something else.
 
     Raises:
         CourseError: it holds no environment with this vLLM.

@@ -1,7 +1,7 @@
 """The bug museum at the terminal: rooms, reports, and each bug on a release's own code.
 
 Promises: what is printed a release did just now, or it is said to be recorded; cause and step stay
-covered until they are asked for, so that a visitor decides first which invariant breaks, and where.
+covered until the visitor asks for them, having decided which invariant breaks, and where.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def same(got: object, expected: object, why: str) -> None:
 
 
 def refused(call: Callable[[], Any], what: str) -> None:
-    """Assert that `call` raises a ValueError; another error, or a result, is told in one line."""
+    """Assert that `call` raises a ValueError; another error or a result is one line."""
     try:
         got = repr(call())
     except ValueError:

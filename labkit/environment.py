@@ -1,6 +1,6 @@
 """The real engine in an environment of its own: where it lies, what is in it, how to start it.
 
-`course engine install` makes it. Whoever needs the real engine asks here: first for the
+`course engine install` makes it. What needs the real engine asks here: first for the
 environment this process runs in, then for that one.
 """
 

@@ -1,4 +1,4 @@
-"""Run a command so that nothing of it outlives whoever asked for it: `python keeper.py COMMAND...`
+"""Run a command so that nothing of it outlives its caller: `python keeper.py COMMAND...`
 
 A process between the tool and what it runs. Its standard input is a pipe that the tool holds open
 and never writes to: it ends when the tool ends it or dies, by whatever signal. Promises: then, and

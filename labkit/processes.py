@@ -26,7 +26,7 @@ LAST = 30
 
 
 def tell(text: str) -> None:
-    """In the process of an engine: a line that whoever started it shows at once."""
+    """In the process of an engine: a line that its parent shows at once."""
     print(f"{NEWS}{text}", flush=True)
 
 

@@ -215,7 +215,7 @@ class BlockPool:
             block.ref_cnt += 1
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        """Drop one reference each; blocks nobody references are queued in the given order.
+        """Drop one reference each; blocks that no request references are queued in the given order.
 
         Their hash stays: a free block is still a cache entry until it is reused (B4).
         """

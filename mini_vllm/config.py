@@ -62,9 +62,9 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     """Token budget of one step."""
     long_prefill_token_threshold: int = 0
-    """Most tokens of one request in one step; 0 is no bound."""
+    """Most tokens of one request in one step; 0 means without a bound."""
     max_model_len: int | None = None
-    """Longest sequence in tokens, prompt included; None is no bound."""
+    """Longest sequence in tokens, prompt included; None means without a bound."""
     policy: str = "fcfs"
     """"fcfs", or "priority": smaller `Request.priority` first, then arrival."""
     enable_chunked_prefill: bool = True

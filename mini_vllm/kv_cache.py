@@ -158,7 +158,7 @@ class KVCacheManager:
         `num_computed_tokens`. Capacity is checked
         before anything is touched (B14); adopted blocks that were free count as consumed. Blocks
         that become full with this step's tokens enter the index now, since the step will fill them
-        before anybody can read them; drafts, which may be rejected, do not count.
+        before a request can read them; drafts, which may be rejected, do not count.
 
         Args:
             request: must not hold blocks yet when `new_computed_blocks` is given.

@@ -1,8 +1,8 @@
 """From a plan to logits: owns the KV cache and builds the ragged batch.
 
 Promises: one row of logits per scheduled request, in scheduling order, partial prefills included,
-and one more per draft to be verified and per prompt token asked for; whoever samples drops what
-it needs not. Sees plans, no scheduler and no KV manager. Mirrors
+and one more per draft to be verified and per prompt token asked for; the sampler drops what
+it does not need. Sees plans, no scheduler and no KV manager. Mirrors
 `vllm/v1/worker/gpu_model_runner.py:415` `GPUModelRunner`.
 """
 

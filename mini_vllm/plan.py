@@ -1,4 +1,4 @@
-"""The plan of one step, and what a feature may ask of whoever makes it.
+"""The plan of one step, and what a feature may ask of the scheduler that makes it.
 
 Promises: a plan says everything the runner needs (which tokens, from where, in which blocks), so
 the runner sees no scheduler and no KV manager. Mirrors `vllm/v1/core/sched/output.py:181`

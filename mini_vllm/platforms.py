@@ -209,7 +209,7 @@ def check_memory(platform: Platform, needed: int) -> None:
         needed: bytes of the KV cache.
 
     Raises:
-        PlatformError: it does not say, says what is no pair of sizes, more than the machine has
+        PlatformError: it does not say, says what is not a pair of sizes, more than the machine has
             where its memory is the machine's, or too little.
     """
     try:

@@ -28,7 +28,7 @@ ChooseTokens = Callable[
     [Request, Sequence[int], RowFn, DrawFn, np.random.Generator | None], Iterable[int]
 ]
 """Gives a request's tokens of a step one by one, of its drafts, of what gives row i of its logits,
-processed, and of what draws from a row. A row is asked for once the tokens before it are given."""
+processed, and of what draws from a row. A row is read once the tokens before it are given."""
 
 
 @dataclass(frozen=True, slots=True)

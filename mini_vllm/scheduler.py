@@ -25,7 +25,7 @@ class Scheduler(RequestQueues):
     def __init__(
         self, kv: KVCacheManager, config: SchedulerConfig | None = None, gates: Sequence[Gate] = ()
     ) -> None:
-        """An idle scheduler over the block tables of `kv`; `gates` are asked in their order."""
+        """An idle scheduler over the block tables of `kv`; it asks `gates` in their order."""
         super().__init__(config or SchedulerConfig())
         self.kv = kv
         self.gates = tuple(gates)
@@ -145,7 +145,7 @@ class Scheduler(RequestQueues):
     def _admit(self, request: Request, plan: SchedulerOutput, budget: int) -> int | None:
         """Move a waiting request to `running`; how many tokens it got.
 
-        0 if it must wait, and everybody behind it; None if it alone is passed over.
+        0 if it must wait, and all behind it; None if it alone is passed over.
         """
         verdicts = [gate.admission(request, plan) for gate in self.gates]
         if others := [verdict for verdict in verdicts if verdict != "admit"]:
@@ -307,6 +307,6 @@ class Scheduler(RequestQueues):
         self._finished_req_ids.add(request.request_id)
 
     def _free(self, request: Request) -> None:
-        """Give its blocks back, unless a gate keeps them; every gate is told."""
+        """Give its blocks back, unless a gate keeps them; every gate hears of it."""
         if sum(gate.leaves(request) for gate in self.gates) == 0:
             self.kv.free(request)

@@ -160,7 +160,7 @@ def _write(root: Path, challenge: Challenge, tries: list[Try]) -> None:
 
 
 def share(root: Path, challenge: Challenge, out: Path) -> Try:
-    """Write the best try with its text to a file that somebody else can check.
+    """Write the best try with its text to a file that others can check.
 
     Raises:
         CourseError: no try has scored, or the file is there.

@@ -67,7 +67,7 @@ class Report:
 
     `trouble` says in words why the run is incomplete: out of time, a dead process, a test file
     that cannot be collected, tests without a result. Empty when every test has one. `digest` is
-    that of the files graded, "" when they changed meanwhile or nobody asked.
+    that of the files graded, "" when they changed meanwhile or were not asked for.
     """
 
     results: list[TestResult] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""`course quiz --interview`: a loop over every phase's INTERVIEW.md, scored by whoever sits it.
+"""`course quiz --interview`: a loop over every phase's INTERVIEW.md, scored by the one who sits it.
 
 Promises: nothing reads an answer. It asks what happened, and lab 19-06's rule makes a score of it;
 a row that was not asked has none. What was said so far is kept when the loop is left early.

@@ -87,8 +87,8 @@ def run_starter(
 ) -> grading.Report:
     """The learner's file against the lab's tests, in a child process.
 
-    The report's digest is that of the files, "" when one of them was saved meanwhile: nobody can
-    tell then which text was graded. `follow` is that of `grading.run`.
+    The report's digest is that of the files, "" when one of them was saved meanwhile: it is
+    not known then which text was graded. `follow` is that of `grading.run`.
     """
     before = digest_of(lab)
     try:

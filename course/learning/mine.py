@@ -71,7 +71,7 @@ def command(part: str) -> str:
 
 
 NOT_SUPPLIED = ("rooms", "origin", "async_scheduler", "request")
-"""Fields of `EngineParts` that are no lab's: `request` is made of `stop_check`."""
+"""Fields of `EngineParts` that no lab has: `request` is made of `stop_check`."""
 
 
 def _core_parts() -> dict[str, Any]:

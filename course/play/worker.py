@@ -114,7 +114,7 @@ def grade(
         files: the text of starter.py or solution.py where it is not the shipped one.
         impl: which of the two is graded.
         tests: test functions to run; None for all.
-        timeLimit: seconds; whoever started the worker keeps the clock.
+        timeLimit: seconds; the page that started the worker keeps the clock.
         skip: test functions that cannot run in a page, and why.
         hunt: the reader's own tests: they run instead, on the reference and every wrong solution.
 
@@ -308,7 +308,7 @@ def python(
     """Call a public function of a module of the course with JSON arguments; its JSON result.
 
     Args:
-        timeLimit: seconds; whoever started the worker keeps the clock.
+        timeLimit: seconds; the page that started the worker keeps the clock.
     """
     package = module.partition(".")[0]
     if package not in ("course", "mini_vllm", "labkit", "conformance") or function[:1] == "_":

@@ -1,7 +1,7 @@
 """Questions of a phase's quiz, and its exercises with code, put under what they belong to.
 
-Promises: a box stands before the first fold of its question, so that nobody reads the answer on the
-way to it; where the answers of a part stand open, as in a table, there is no box; what the box
+Promises: a box stands before the first fold of its question, so that the answer is not read on
+the way to it; where the answers of a part stand open, as in a table, there is no box; what the box
 holds is `quiz.document`, which a script draws, and without one the page is as it was. Code is asked
 for in words that stand without a script too, with the command that grades it.
 """

@@ -304,7 +304,7 @@ def build(root: Path, tree: Path, *, aside: bool = False) -> list[Finding]:
     """Stage the pages, run mdBook, check what it wrote, put it in place; what is wrong.
 
     The site that stands there stays until the new one is whole, and for good when something is
-    wrong. With `aside` the new one is left in `new_site_folder`, for whoever serves the old one.
+    wrong. With `aside` the new one is left in `new_site_folder`, for the server of the old one.
 
     Raises:
         CourseError: mdBook is missing, or failed.

@@ -1,6 +1,6 @@
 """What the book adds to a page: where you are in the phase, what it takes, definitions, widgets.
 
-Promises: nothing here changes a word of the page; a widget that is asked for and does not exist
+Promises: nothing here changes a word of the page; a widget that a page names and that is not there
 is refused by page and line.
 """
 

@@ -261,7 +261,7 @@ _ZOOM = re.compile(
 def figures_open(text: str) -> str:
     """Make each figure a link to itself alone; book.js shows it over the page instead.
 
-    The theme's own way, a hidden checkbox and a second picture, would be a stop that nobody sees.
+    The theme's own way, a hidden checkbox and a second picture, would be an unseen stop.
     """
     text = _ZOOM.sub(r"\1", text)
     out = []

@@ -42,7 +42,7 @@ def render(
     """One page as mdBook shall read it, the files it needs beside it, and what is wrong.
 
     Args:
-        source: the text of a page that is made with the book, and is no file.
+        source: the text of a page that is made with the book, and not a file.
     """
     text = links.unlinked(page.read_text(encoding="utf-8") if source is None else source)
     text = _FRONT_MATTER.sub(lambda match: "\n" * match[0].count("\n"), text)

@@ -62,7 +62,7 @@ def serving(
     """Serve the site to this machine; the address.
 
     Args:
-        lock: whoever changes the folder holds it: no file is opened meanwhile.
+        lock: held while the folder changes: no file is opened meanwhile.
         local: answers the pages that are opened by the address given back.
 
     Raises:

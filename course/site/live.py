@@ -27,7 +27,7 @@ MOST_REQUESTS = 8
 MOST_PROMPT_BYTES = 200
 MOST_OUTPUTS = 64
 MOST_STEPS = 500
-"""Bounds of a run: it answers while somebody looks at it, and its link fits an address."""
+"""Bounds of a run: it answers while a reader looks at it, and its link fits an address."""
 
 BOUNDS = {
     "budget": (1, 256), "blocks": (1, 128), "slots": (1, MOST_REQUESTS), "block_size": (1, 64),
@@ -47,7 +47,7 @@ class Settings:
     """Requests running at once: `max_num_seqs`."""
     block_size: int = 8
     threshold: int = 24
-    """Most tokens of one request in one step, 0 is no bound: `long_prefill_token_threshold`."""
+    """Most tokens of one request in one step, 0 for any number: `long_prefill_token_threshold`."""
     chunked: int = 1
     caching: int = 1
     policy: str = "fcfs"
@@ -144,7 +144,7 @@ class Session:
         model: Any = None,
         parts: EngineParts | None = None,
     ) -> None:
-        """At the beginning: whoever arrives at step 0 waits.
+        """At the beginning: what arrives at step 0 waits.
 
         Args:
             aborts: (step, id) each, before that step; one for a request that has ended does

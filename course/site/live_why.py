@@ -143,7 +143,7 @@ def waits_for_a_whole_chunk(id: str, chunk: int, left: int) -> str:
 
 
 def waits_for_budget(id: str, budget: int) -> str:
-    """Nobody is admitted once the step's budget is handed out.
+    """No request is admitted once the step's budget is spent.
 
     `vllm/v1/core/sched/scheduler.py:548` `Scheduler.schedule`
     """
@@ -151,7 +151,7 @@ def waits_for_budget(id: str, budget: int) -> str:
 
 
 def waits_for_a_slot(id: str, slots: int) -> str:
-    """Nobody is admitted while as many requests run as there are slots.
+    """No request is admitted while as many run as there are slots.
 
     `vllm/v1/core/sched/scheduler.py:549-550` `Scheduler.schedule`
     """
@@ -160,7 +160,7 @@ def waits_for_a_slot(id: str, slots: int) -> str:
 
 
 def waits_after_preemption(id: str, victims: str) -> str:
-    """A step that preempts somebody admits nobody.
+    """A step that preempts a request admits none.
 
     `vllm/v1/core/sched/scheduler.py:545` `Scheduler.schedule`
     """
@@ -168,7 +168,7 @@ def waits_after_preemption(id: str, victims: str) -> str:
 
 
 def waits_behind(id: str, head: str) -> str:
-    """The first request that cannot be admitted ends the round; nobody overtakes it.
+    """The first request that cannot be admitted ends the round; none overtakes it.
 
     `vllm/v1/core/sched/scheduler.py:733-740` `Scheduler.schedule`
     """
@@ -399,7 +399,7 @@ class _Walk:
     def close(self) -> None:
         """Who got nothing, and who ended.
 
-        Only a round cut short leaves a running request out: whoever is behind it in the list was
+        Only a round cut short leaves a running request out: what is behind it in the list was
         admitted with what those before it had left, and they never want more than then.
         """
         for name in self.step.running:

@@ -62,7 +62,7 @@ class Local:
         self.root = root
         self.time_limit = time_limit
         self.key = secrets.token_urlsafe(24)
-        """In the printed address: whoever opens it is given the cookie."""
+        """In the printed address: who opens it gets the cookie."""
         self.token = secrets.token_urlsafe(24)
         """In the pages for who has the cookie: what a request must carry."""
         self.grading = threading.Lock()
@@ -354,7 +354,7 @@ def _line(request: BaseHTTPRequestHandler, told: dict[str, Any]) -> None:
 
 
 def _told(request: BaseHTTPRequestHandler, events: list[dict[str, Any]]) -> bool:
-    """Send events on; True when nobody listens any more."""
+    """Send events on; True when no page listens any more."""
     try:
         for event in events:
             _line(request, event)

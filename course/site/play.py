@@ -155,7 +155,7 @@ def _run(command: Sequence[str], cwd: Path) -> str:
     """Run a step; its output.
 
     Raises:
-        CourseError: it failed or took too long; its last lines are told.
+        CourseError: it failed or took too long; its last lines stand in the message.
     """
     name = Path(command[0]).name
     try:

@@ -221,7 +221,7 @@ def _download_sdist(archive: Path, sha256: str | None, say: Progress) -> str:
 
 
 def _listed_sha256(package: Any) -> str:
-    """What the index says of an archive that nobody has pinned."""
+    """What the index says of an archive that is not pinned."""
     if not (listed := package.digests.get("sha256")):
         raise UpstreamError(f"the package index names no sha256 of {package.filename}")
     return str(listed)

@@ -78,7 +78,7 @@ class GraphedModel:
 def with_padding(batch: ForwardBatch, count: int) -> ForwardBatch:
     """The batch and `count` requests more, each one token long, whose K and V go to the null block.
 
-    No row of logits is asked of them, and no other request reads that block.
+    They give no row of logits, and no other request reads that block.
     """
     if count == 0:
         return batch

@@ -34,7 +34,7 @@ class LoadBalancer:
         """All engines idle.
 
         Raises:
-            ValueError: an argument is no whole number, or out of its range.
+            ValueError: an argument is not a whole number, or out of its range.
         """
         whole("num_engines", num_engines, 1)
         whole("client_count", client_count, 1)

@@ -73,7 +73,7 @@ class Communicator:
     # ------------------------------------------------------------------ sums
 
     def all_reduce(self, x: np.ndarray, name: str = "") -> np.ndarray:
-        """The sum of everybody's `x`, on every rank: a new array of its shape.
+        """The sum of all ranks' `x`, on every rank: a new array of its shape.
 
         Two ranks swap their arrays. More ranks do it in two rounds: each adds up one part of all
         arrays and then gives the sum to the others. Either way a rank sends 2(N - 1)/N of its
@@ -100,7 +100,7 @@ class Communicator:
         return total.reshape(x.shape)
 
     def reduce_scatter(self, x: np.ndarray, name: str = "") -> np.ndarray:
-        """Our part of the sum of everybody's `x`: rows `bounds(len(x), size)[rank]` of it."""
+        """Our part of the sum of all ranks' `x`: rows `bounds(len(x), size)[rank]` of it."""
         if self.size == 1:
             return x
         flat = np.ascontiguousarray(x).reshape(-1)
@@ -112,7 +112,7 @@ class Communicator:
     def _sum_of_part(
         self, flat: np.ndarray, parts: list[slice], name: str, operation: str = "all_reduce"
     ) -> np.ndarray:
-        """Everybody's part of our number, added up in the order of the ranks."""
+        """All ranks' parts of our number, added up in the order of the ranks."""
         own = flat[parts[self.rank]]
         addends = {rank: np.empty_like(own) for rank in self._peers()}
         outgoing = {rank: flat[parts[rank]] for rank in self._peers()}
@@ -128,7 +128,7 @@ class Communicator:
     def all_gather(
         self, x: np.ndarray, name: str = "", lengths: Sequence[int] | None = None
     ) -> list[np.ndarray]:
-        """Everybody's `x`, in the order of the ranks.
+        """All ranks' `x`, in the order of the ranks.
 
         Args:
             x: ours.

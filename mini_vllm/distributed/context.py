@@ -1,6 +1,6 @@
 """The K and V of one sequence spread over ranks: each attends to what it holds, then they merge.
 
-Promises: position p is held by rank p % size and by nobody else, a block of the scheduler is `size`
+Promises: position p is held by rank p % size alone, a block of the scheduler is `size`
 times as long as one of a rank, and the merged output is that of attention over the whole sequence,
 to rounding. Mirrors `vllm/v1/attention/backends/utils.py:857` `get_dcp_local_seq_lens` and
 `vllm/v1/attention/ops/dcp_alltoall.py:39` `_lse_weighted_combine`.
@@ -25,7 +25,7 @@ def num_local(seq_lens: np.ndarray, rank: int, size: int) -> np.ndarray:
 def local_batch(batch: ForwardBatch, rank: int, size: int) -> ForwardBatch:
     """The batch as one rank's cache sees it: its own block size, its own slots.
 
-    A token that another rank holds is written to the null block, where nobody reads.
+    A token that another rank holds is written to the null block, which is not read.
     """
     block, offset = np.divmod(batch.slot_mapping, batch.block_size)
     block_size = batch.block_size // size

@@ -123,7 +123,7 @@ class Ranks(Feature):
 
 
 def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Ranks | None:
-    """Start ranks and have them load the model, unless one process is asked for.
+    """Start ranks and have them load the model, unless one process is enough.
 
     Args:
         arguments: those of `ParallelConfig`, and `rank_pool`, a `RankPool` of the caller's to run

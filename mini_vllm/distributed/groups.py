@@ -1,4 +1,4 @@
-"""Who works with whom: every rank's place in the grid of ranks, and its part of the layers.
+"""Which ranks work together: every rank's place in the grid of ranks, and its part of the layers.
 
 Promises: the grid, the groups and the layer ranges are the real engine's. Mirrors
 `vllm/distributed/parallel_state.py:1506` `initialize_model_parallel` and

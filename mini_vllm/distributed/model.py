@@ -41,7 +41,7 @@ from mini_vllm.models.transformer import (
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
-    """What a rank is told to load."""
+    """What a rank loads."""
 
     parallel: ParallelConfig
     source: WeightSource

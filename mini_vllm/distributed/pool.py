@@ -268,7 +268,7 @@ class _Ranks:
                 return message
 
     def _give_up(self) -> None:
-        """Nobody has answered in time and nobody has complained: name who is stuck."""
+        """No rank has answered in time or complained: name the one that is stuck."""
         with held_back():
             stuck = next((rank for wanted in self._wanted.values() for rank in wanted), 0)
             self._fail(RankError(stuck, "did not answer in time"))

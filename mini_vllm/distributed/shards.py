@@ -168,7 +168,7 @@ def _leaf(name: str) -> str:
 
 
 class RankWeights(Mapping[str, np.ndarray]):
-    """One rank's parts of all tensors, each read when it is asked for."""
+    """One rank's parts of all tensors, each read when it is needed."""
 
     def __init__(self, source: WeightSource, place: Place) -> None:
         self.source, self.place = source, place

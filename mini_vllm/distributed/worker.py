@@ -33,7 +33,7 @@ BATCH_FIELDS = (
     "token_ids", "positions", "slot_mapping", "query_start_loc", "seq_lens", "block_tables",
     "logits_indices", "block_size",
 )  # fmt: skip
-"""What a rank is told of a step. Its K and V it has itself."""
+"""What a rank receives of a step. It has its K and V itself."""
 
 
 class Worker:

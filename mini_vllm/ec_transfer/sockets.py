@@ -158,7 +158,7 @@ class ECSocketConnector(ECConnectorBase):
 
         Raises:
             ValueError: an engine that is producer and consumer at once, an address that is not
-                loopback, a port that is taken, or a consumer that is told none.
+                loopback, a port that is taken, or a consumer without one.
         """
         super().__init__(config, role, rows_of)
         self.extra = config.extra(EXTRA)

@@ -65,7 +65,7 @@ class Stream:
             self.prompt_token_ids = answer.result()
 
     def put(self, news: News) -> None:
-        """On the loop's thread: what a step added; merged with what nobody has read yet."""
+        """On the loop's thread: what a step added; merged with what has not been read yet."""
         self.num_cached_tokens = news.num_cached_tokens
         self.prompt_logprobs = news.prompt_logprobs or self.prompt_logprobs
         for delta in news.deltas:
@@ -109,7 +109,7 @@ class AsyncLLM:
 
         Args:
             make: makes the engine in a process of its own; importable, as are its `arguments`. Or
-                an engine, which then runs on a thread of this process, and nobody else may step.
+                an engine, which then runs on a thread of this process; only this object may step.
 
         Raises:
             Exception: what `make` raises.

@@ -215,7 +215,7 @@ class MiniScheduler(SchedulerInterface):
         )
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """Hand the sampled tokens to the mini scheduler; what each client is told.
+        """Hand the sampled tokens to the mini scheduler; what each client hears.
 
         As `vllm/v1/core/sched/scheduler.py:1283` `Scheduler.update_from_output`.
         """
@@ -363,7 +363,7 @@ def _ids(plan: Plan) -> list[str]:
 
 
 def _news(request: Request, theirs: Any, tokens: list[int], row: int, said: Any) -> Any:
-    """What a client is told of one request after a step."""
+    """What a client hears of one request after a step."""
     logprobs = None
     if theirs.sampling_params.num_logprobs is not None and said.logprobs:
         logprobs = said.logprobs.slice_request(row, len(tokens))

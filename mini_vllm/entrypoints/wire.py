@@ -58,7 +58,7 @@ def unpack(data: Any) -> Any:
     """A message's value; arrays of numbers are not expected in this direction.
 
     Raises:
-        ValueError: it is no msgpack.
+        ValueError: it is not msgpack.
     """
     try:
         return msgspec.msgpack.decode(data)

@@ -76,7 +76,7 @@ class ZmqCore:
         """Greet the front end that waits at `address` and say that the engine is ready.
 
         Args:
-            engine: nobody else may step it.
+            engine: only this core may step it.
             address: of the handshake, as `tcp://127.0.0.1:29550`.
             timeout: seconds until the front end must have answered.
 

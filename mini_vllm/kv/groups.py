@@ -50,8 +50,8 @@ class CacheGroup:
         """Free blocks it takes to hold `num_tokens`: new ones, and hits in the queue.
 
         As `vllm/v1/core/single_type_kv_cache_manager.py:89`
-        `SingleTypeKVCacheManager.get_num_blocks_to_allocate`; `most` caps what is asked for the
-        whole sequence.
+        `SingleTypeKVCacheManager.get_num_blocks_to_allocate`; `most` caps what the whole
+        sequence asks for.
         """
         required = -(-num_tokens // self.block_size)
         if most is not None:

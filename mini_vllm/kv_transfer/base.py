@@ -129,8 +129,8 @@ class KVConnectorBase_V1(ABC):
     ) -> tuple[int | None, bool]:
         """How many tokens it can bring behind those computed, and whether they come later.
 
-        None: it cannot say yet. It is asked again at the next step, and after a preemption; what
-        it answers changes nothing until `update_state_after_alloc`.
+        None: it cannot say yet. The scheduler asks again at the next step, and after a preemption;
+        what it answers changes nothing until `update_state_after_alloc`.
         """
 
     @abstractmethod

@@ -196,7 +196,7 @@ class ExampleConnector(KVConnectorBase_V1):
             (partly / layer_name).write_bytes(encode(message))
 
     def wait_for_save(self) -> None:
-        """What is whole gets its name: nobody finds a part."""
+        """What is whole gets its name, so a part is not found."""
         for file in self._files(is_store=True):
             partly = self.folder / f"{file.name}.{os.getpid()}"
             with suppress(OSError):  # another engine was first

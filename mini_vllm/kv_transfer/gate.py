@@ -37,7 +37,7 @@ class ConnectorGate(Gate):
 
         Args:
             connector: the scheduler's half.
-            kv: the block tables; whoever builds them may set `kv` later.
+            kv: the block tables; they may be set later.
             kv_load_failure_policy: "recompute" what could not be loaded, or "fail" the request.
             share_invalid_blocks: as at the pin under "recompute": a block whose load failed stays
                 in the prefix index, and counts as computed for all who hold it but the first, who
@@ -70,7 +70,7 @@ class ConnectorGate(Gate):
     # ------------------------------------------------------------------ moments of the scheduler
 
     def begins(self, plan: SchedulerOutput) -> None:
-        """Whoever could not be answered is asked again."""
+        """Ask again about the requests that had no answer."""
         self.num_unknown = 0
 
     def admission(

@@ -1,8 +1,8 @@
 """K and V that leave the cache's blocks for host memory, and for disk, and come back.
 
 Promises: upstream's chunk arithmetic: an offloaded block is `block_size_factor` blocks of the
-cache, known by the hash of the last of them; what is stored, what is hit, what is evicted and whom
-a transfer under way makes wait is decided as there. A copy is made before the cache's block can be
+cache, known by the hash of the last of them; what is stored, what is hit, what is evicted and which
+request waits for a transfer is decided as there. A copy is made before the cache's block can be
 overwritten, so nothing is flushed. Mirrors
 `vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py:235`
 `OffloadingConnectorScheduler` and `vllm/v1/kv_offload/cpu/manager.py:26` `CPUOffloadingManager`.

@@ -105,7 +105,7 @@ class PullMetadata(KVConnectorMetadata):
 
 
 class PullConnector(KVConnectorBase_V1):
-    """Both halves; what carries the messages is handed in."""
+    """Both halves; what carries the messages is an argument."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ def block_hashes(token_ids: Sequence[int], block_size: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An engine, and what speaks for it."""
+    """An engine, and the address it is known by."""
 
     engine: int
     num_hits: int

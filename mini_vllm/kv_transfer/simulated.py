@@ -26,9 +26,9 @@ FAULTS = (
     "repeat", "another_prompt",
 )  # fmt: skip
 """What may go wrong in one conversation: a bit flips, a message is cut short, nothing more comes,
-the connection breaks, nobody listens, a peer of another version or one that sends too much, the end
-comes before the layers, a layer comes twice, what comes is of another prompt. Besides, a quarter as
-often, the notice that frees the blocks is lost."""
+the connection breaks, no peer listens, a peer of another version or one that sends too much, the
+end comes before the layers, a layer comes twice, what comes is of another prompt. Besides, a
+quarter as often, the notice that frees the blocks is lost."""
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 Promises: every wait has an end, every queue a length, and `close` leaves neither thread nor socket;
 a peer that is not ours, speaks another version, sends too much or has another model is refused, and
 `refusals` says by which error. The addresses are loopback ones: nothing here is encrypted, and
-nobody is asked who he is.
+no peer proves who it is.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Promises: an `Outbox` reads a block only while its request is offered, so never after it was given
 up, and of a prompt that is being computed no token before its layer has it; an `Inbox` writes a
 block only while its load is under way, so never after it was reported. Both work on messages,
-whatever carries them, and on a clock that is handed in.
+whatever carries them, and on a clock that is an argument.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ MOST_TABLE_BYTES = 1 << 26
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no regular file of the folder it is named in.
+    """Refuse what is not a regular file of the folder it is named in.
 
     A link may lead to elsewhere in that folder or, in a hub cache, from `snapshots/<commit>/` to
     the `blobs/` beside it, where the cache keeps all contents.

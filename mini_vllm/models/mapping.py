@@ -1,7 +1,7 @@
 """From the tensors of a checkpoint to the parameters of a model, by a table of rules.
 
 Promises: every row of every parameter is written exactly once, or nothing is loaded; what does not
-fit is a ValueError that names the tensor, its shape and what was expected, whoever wrote the rules.
+fit is a ValueError that names the tensor, its shape and what was expected, for any rules.
 Rules match whole parts of a name, so `v_proj` never matches `qkv_proj`. Mirrors
 `vllm/model_executor/models/utils.py:42` `WeightsMapper` and the rows that
 `vllm/model_executor/models/llama.py:436` `LlamaModel.load_weights` walks through.

@@ -1,7 +1,7 @@
 """Which pictures' rows are kept, who still needs them, and which are given up for others.
 
 Promises: the same calls give the same answers, the same free and freeable counts and the same
-evictions as the real one; only what nobody references is evicted, the longest released first.
+evictions as the real one; only what no request references is evicted, the longest released first.
 Mirrors `vllm/v1/core/encoder_cache_manager.py:17` `EncoderCacheManager`. It counts: the rows
 themselves are in `encoder_runner.py`.
 """

@@ -53,7 +53,7 @@ class EncoderGate(Gate):
         self.disable_chunked_mm_input = disable_chunked_mm_input
         self.cache = encoder_cache_manager(encoder_cache_size)
         self.ec_connector: ECConnectorBase | None = None
-        """Who is asked for rows before an encoder is planned."""
+        """What may have the rows before an encoder is planned."""
         self.scheduled_encoder_inputs: dict[str, list[int]] = {}
         """Of the step that is being planned: by request the pictures whose encoder runs."""
         self.free_encoder_mm_hashes: list[str] = []

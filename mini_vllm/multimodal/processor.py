@@ -97,7 +97,7 @@ class ImageProcessor:
 
 
 def pixels_of(picture: Any, name: str = "multi_modal_data['image']") -> np.ndarray:
-    """A caller's picture as uint8 [height, width, 3], a copy that nobody else changes.
+    """A caller's picture as uint8 [height, width, 3], a copy of its own.
 
     Args:
         picture: such an array, or an image of Pillow's in any mode.

@@ -127,7 +127,7 @@ class _Explained(Scheduler):
         self.log = Log()
         self._removed: dict[int, tuple[int, str]] = {}
         self._gone: tuple[int, str] | None = None
-        """Of the first block of a prompt that was not hit: when it was evicted, and for whom."""
+        """Of the first block of a prompt that was not hit: when it was evicted, and for what."""
         self._allocating = ""
         self._refused: _Refused | None = None
         self._verdicts: dict[str, tuple[str, str, tuple[Any, ...]]] = {}

@@ -28,7 +28,7 @@ class NewDecodesPadded(Scheduler):
     def __init__(
         self, kv: KVCacheManager, config: SchedulerConfig | None = None, gates: Sequence[Gate] = ()
     ) -> None:
-        """As the scheduler below it; nobody is amid a prompt."""
+        """As the scheduler below it; no request is amid a prompt."""
         super().__init__(kv, config, gates)
         self._prefills: set[str] = set()
         """Whose last chunk sampled nothing."""

@@ -14,7 +14,7 @@ from mini_vllm.request import Request
 class ReferencesNoted(EncoderCacheManager):
     """A request's references are those that it took, picture by picture.
 
-    The pin goes through all its pictures whose rows are cached, whoever took them.
+    The pin goes through all its pictures whose rows are cached, for any request.
     `vllm/v1/core/encoder_cache_manager.py`, lines 213-215 of 0.27.1
     `EncoderCacheManager.get_cached_input_ids`.
     """

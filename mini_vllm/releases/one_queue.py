@@ -13,7 +13,7 @@ from mini_vllm.scheduler import Scheduler
 
 
 class OneQueue(Scheduler):
-    """Whom a gate passes over goes back to the front of the queue it came from.
+    """A request that a gate passes over goes back to the front of the queue it came from.
 
     At the pin it goes to a second queue that is served first, so who is behind a grammar that is
     not compiled changes places with it. `vllm/v1/core/sched/scheduler.py`, lines 924-934 and

@@ -24,9 +24,9 @@ def prepend(queue: FreeKVCacheBlockQueue, blocks: Sequence[KVCacheBlock]) -> Non
 class UnhashedFirst(BlockPool):
     """With prefix caching, freed blocks that hold no prefix are reused before those that do.
 
-    At the pin a freed block goes to the back of the queue whatever it holds, so a block that nobody
-    can hit outlives one that somebody could. `vllm/v1/core/block_pool.py`, lines 728-742 of 0.27.1
-    `BlockPool.free_blocks`; PR 42656, restricted to prefix caching by PR 48017.
+    At the pin a freed block goes to the back of the queue whatever it holds, so a block that no
+    prompt can hit outlives one that some could. `vllm/v1/core/block_pool.py`, lines 728-742 of
+    0.27.1 `BlockPool.free_blocks`; PR 42656, restricted to prefix caching by PR 48017.
     """
 
     def is_worthless(self, block: KVCacheBlock) -> bool:

@@ -25,7 +25,7 @@ class UnhashedFirstAlways(UnhashedFirst):
 
 
 class LoneRequestUncapped(Scheduler):
-    """A request that is alone ignores `long_prefill_token_threshold`: there is nobody to starve.
+    """A request that is alone ignores `long_prefill_token_threshold`: there is no other to starve.
 
     `vllm/v1/core/sched/scheduler.py`, lines 752-761 of 0.33.0 `Scheduler.schedule`; PR 57951.
     """
@@ -44,7 +44,7 @@ class LoneRequestUncapped(Scheduler):
 
 
 class ResumedAreNew(Scheduler):
-    """The second model runner is told of a resumed request as of a new one, with all its tokens.
+    """The second model runner hears of a resumed request as of a new one, with all its tokens.
 
     A matter of labels: nothing else of the plan changes. `vllm/v1/core/sched/scheduler.py`, lines
     1642-1653 of 0.33.0 `Scheduler.schedule`; PR 44443 and PR 53183 made that runner the default.
@@ -62,7 +62,7 @@ class ScanGoesOn(Scheduler):
     """Under the priority policy the running requests behind one that preempted itself get a turn.
 
     They are more urgent than it was, and its blocks have just come free. Under FCFS a request that
-    preempts itself is the last, so nobody is behind it.
+    preempts itself is the last, so none is behind it.
     `vllm/v1/core/sched/scheduler.py`, lines 982-994 of 0.33.0 `Scheduler.schedule`.
     """
 

@@ -51,7 +51,7 @@ class BeamSearchOutput:
 
 @dataclass(slots=True)
 class Search:
-    """The beams of one prompt, whoever asks for their tokens."""
+    """The beams of one prompt, for any caller that asks for their tokens."""
 
     params: BeamSearchParams
     eos_token_id: int | None

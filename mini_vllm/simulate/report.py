@@ -26,7 +26,7 @@ SLO_NAMES = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Most seconds that a request may take; None is no limit."""
+    """Most seconds that a request may take; None means without a limit."""
 
     ttft: float | None = None
     tpot: float | None = None

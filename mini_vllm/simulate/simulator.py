@@ -464,7 +464,7 @@ class _Run:
         return work, steady
 
     def _skip_idle_time(self) -> None:
-        """Nothing runs and nobody can be admitted: only an arrival could change that."""
+        """Nothing runs and no request can be admitted: only an arrival could change that."""
         if (arrival := self._next_arrival()) == math.inf:
             waits = ", ".join(list(self.live)[:3])
             raise RuntimeError(f"nothing can be planned, and requests wait: {waits}")

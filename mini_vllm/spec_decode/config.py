@@ -39,7 +39,7 @@ class SpeculativeConfig:
     folder of a module, such as `models/byte-mtp`."""
     max_model_len: int | None = None
     """The drafter's own context; default its model's, or the target's if that is shorter. While a
-    sequence of the step comes within k of it, nobody's drafts are made."""
+    sequence of the step comes within k of it, no drafts are made."""
     prompt_lookup_min: int | None = None
     """Shortest n-gram looked for; default `prompt_lookup_max`, or 5."""
     prompt_lookup_max: int | None = None

@@ -169,8 +169,8 @@ def enter(step: SchedulerOutput, request: Request, start: int, count: int) -> No
 
 
 def pad_tables(step: SchedulerOutput, plan: SchedulerOutput, block_size: int) -> None:
-    """Give the pass the block tables of the plan. Beyond a table, a draft's K and V go where
-    nobody's are kept: the null block."""
+    """Give the pass the block tables of the plan. Beyond a table, a draft's K and V go to
+    the null block, where none are kept."""
     for request_id, start in step.num_computed_tokens.items():
         table = plan.block_ids[request_id]
         missing = -(-(start + step.num_scheduled_tokens[request_id]) // block_size) - len(table)

@@ -1,7 +1,7 @@
 """Deterministic automata over characters: for what several conditions say of one string.
 
 Promises: languages can be intersected and taken away from one another, which expressions cannot;
-what comes out is given back as rules, one per state. Textbook constructions (Hopcroft and Ullman,
+what comes out is returned as rules, one per state. Textbook constructions (Hopcroft and Ullman,
 1979): subsets, products, and only states from which the end can be reached.
 """
 

@@ -1,4 +1,4 @@
-"""The allowed bytes of a text, place by place: for whoever wants to look.
+"""The allowed bytes of a text, place by place, to look at.
 
 Promises: no engine, no model, no tokens; the machine is the engine's own.
 """

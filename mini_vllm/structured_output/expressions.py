@@ -56,7 +56,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`least` to `most` times; None is no bound."""
+    """`least` to `most` times; None means without a bound."""
 
     body: Expression
     least: int
@@ -94,12 +94,12 @@ class Effort:
 
     seconds: float = field(default_factory=lambda: COMPILE_SECONDS)
     cancelled: bool = False
-    """Set by whoever waits no longer."""
+    """Set when the request waits no longer."""
     _thread: int = 0
     _seen: float = 0.0
 
     def check(self) -> None:
-        """Raises GrammarError once time is up or nobody waits."""
+        """Raises GrammarError once time is up or no request waits."""
         if self.cancelled:
             raise GrammarError("the grammar's compilation was cancelled")
         now, thread = time.thread_time(), threading.get_ident()

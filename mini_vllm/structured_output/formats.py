@@ -1,6 +1,6 @@
 """Formats of strings as regular expressions: the names that upstream lets through for xgrammar.
 
-Promises: what matches is of the format by its RFC; where a format is no regular language the
+Promises: what matches is of the format by its RFC; where a format is not a regular language the
 expression holds a part of it. The names are those of
 `vllm/v1/structured_output/backend_xgrammar.py:203` `STRING_SUPPORTED_FORMATS`.
 """

@@ -2,7 +2,7 @@
 
 Promises: a pattern means what it means to xgrammar, the real engine's first choice: it must match
 from end to end, `.` is any character, `\\d`, `\\w` and `\\s` are ASCII (`\\s` and U+00A0), lazy is
-greedy. What is no regular language, or is refused there, is refused by name. Mirrors
+greedy. What is not a regular language, or is refused there, is refused by name. Mirrors
 `vllm/v1/structured_output/backend_xgrammar.py:77` `XgrammarBackend.compile_grammar`.
 """
 

@@ -56,8 +56,8 @@ def wanted(request: Any, place: int) -> live.Wanted:
 def play(settings: dict[str, Any], requests: Sequence[Any]) -> dict[str, Any]:
     """A whole run: `settings`, `requests`, `frames`, and `rules` by the names that `why` uses.
 
-    Each frame has `taken`: per preemption who gave way, to whom, and which of the victim's blocks
-    the other holds after it (none if it gave up its own).
+    Each frame has `taken`: per preemption which request gave way, to which, and which of
+    the victim's blocks the other holds after it (none if it gave up its own).
 
     Raises:
         ValueError: bad settings or requests, by name.
@@ -88,7 +88,7 @@ def play(settings: dict[str, Any], requests: Sequence[Any]) -> dict[str, Any]:
 
 
 def _taken(before: dict[str, Any], frame: dict[str, Any]) -> list[dict[str, Any]]:
-    """Who lost blocks to whom in a step."""
+    """Which request lost blocks to which in a step."""
     found = []
     for decision in frame["why"]:
         if decision["name"].startswith("gives_way"):

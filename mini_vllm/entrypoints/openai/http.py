@@ -94,7 +94,7 @@ class HTTPServer(uvicorn.Server):
         closing.cancel()
 
     async def _close_engine(self) -> None:
-        """What is still open after the grace is told that it ends, instead of being cut."""
+        """What is still open after the grace hears that it ends, instead of being cut."""
         await asyncio.sleep(self.grace_s)
         await asyncio.to_thread(self.engine.close)
 
