@@ -36,7 +36,7 @@ from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
 if TYPE_CHECKING:
     from mini_vllm.features import EngineSetup
 
-BASE_MODEL_ONLY = ("speculative_config", "enable_lora")
+BASE_MODEL_ONLY = ("enable_lora",)
 """Arguments of other rooms that would have to work inside the ranks."""
 PARTS_INSIDE = ("models", "spec_decode", "lora")
 """Rooms whose parts would have to; all others work in the engine's process."""
@@ -179,6 +179,7 @@ def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool |
             raise ValueError(
                 f"{name} with {ours}: ranks run the base model alone; need one of the two"
             )
+    _check_drafts(parallel, setup, ours)
     inside = [n for n in ("attention", "linear") if getattr(parts, n) != getattr(standard, n)]
     inside += [name for room in PARTS_INSIDE for name in parts.rooms.get(room, ())]
     if inside:
@@ -201,6 +202,25 @@ def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool |
             raise ValueError(
                 f"rank_pool: has {pool.world_size} ranks, need at least {parallel.world_size}"
             )
+
+
+def _check_drafts(parallel: ParallelConfig, setup: EngineSetup, ours: str) -> None:
+    """Drafts come from a text, in the engine's process; a model that drafts has no place there."""
+    if not (given := setup.arguments.get("speculative_config")):
+        return
+    from mini_vllm.spec_decode.config import SpeculativeConfig
+
+    method = SpeculativeConfig.of(given).method
+    if method != "ngram":
+        raise ValueError(f"speculative_config of method={method!r} with {ours}: need 'ngram'")
+    others = (
+        ("pipeline_parallel_size", parallel.pipeline_parallel_size > 1),
+        ("decode_context_parallel_size", parallel.decode_context_parallel_size > 1),
+        ("async_scheduling", setup.config.scheduler.async_scheduling),
+    )
+    for name, is_set in others:
+        if is_set:
+            raise ValueError(f"{name} with speculative_config: need tensor_parallel_size alone")
 
 
 def _describe(

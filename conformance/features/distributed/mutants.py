@@ -28,6 +28,7 @@ TESTS = {
     "bytes": "test_ranks_collectives.py::test_a_step_sends_two_all_reduces_per_layer_the_embedding",
     "parts": "test_ranks_groups.py::test_the_parts_of_all_ranks_cover_every_tensor",
     "kv": "test_ranks_groups.py::test_two_ranks_with_one_kv_head_between_them_have_the_same",
+    "drafts": "test_ranks_drafts.py::test_ranks_draft_and_accept_as_one_process",
     "hangs": "test_ranks_faults.py::test_a_rank_that_hangs_past_the_deadline_is_named",
 }
 """Short names of tests that catch mutants: `file::test`, as pytest takes it; a beginning of the
@@ -227,6 +228,11 @@ writes over the end of the ring
 @ distributed.transport | sum
 -self._write_at = (self._write_at + count) % self._size
 +self._write_at = (self._write_at + count) % (self._size - 8)
+
+gives a request's last row of logits alone, whatever drafts it verifies
+@ distributed.model | drafts[dense]
+-last = hidden[batch.logits_indices]
++last = hidden[batch.query_start_loc[1:] - 1]
 
 sends the whole activation where a part would do
 @ distributed.collectives | sum

@@ -77,6 +77,16 @@ def test_every_drafter_is_kept() -> None:
     assert names == set(real_spec.METHODS)
 
 
+def test_two_tensor_ranks_of_the_real_engine_draft_and_accept_as_one() -> None:
+    one, two = (
+        real_spec.load(RECORDINGS / "engine" / f"spec-{run}-float32.jsonl.gz")
+        for run in ("ngram", "ngram-tp2")
+    )
+    assert two["metrics"] == one["metrics"]
+    for name in ("events", "steps", "outputs"):
+        assert two["recording"][name] == one["recording"][name]
+
+
 def test_the_modules_logits_are_the_real_engines() -> None:
     found = real_spec.load(RECORDINGS / "engine" / "spec-mtp-float32.jsonl.gz")
     ours = real_spec.mini_draft_logits()

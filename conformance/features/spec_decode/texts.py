@@ -35,11 +35,19 @@ METHODS: dict[str, dict[str, Any]] = {
         "prompt_lookup_min": 2,
         "prompt_lookup_max": 5,
     },
+    "ngram-tp2": {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 5,
+    },
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 3},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
     "mtp-short": {"method": "mtp", "num_speculative_tokens": 3, "max_model_len": 240},
 }
 """By the name of the recording. In the last one some steps are too long for the drafter."""
+RANKS = {"ngram-tp2": 2}
+"""`tensor_parallel_size` where it is not 1."""
 MODULE = real_engine.ROOT / "models" / "byte-mtp"
 ALONE = b"The block table of a request lists its physical blocks"
 """A prompt that is served alone, once more with the logits of every draft noted."""
@@ -99,12 +107,14 @@ def record(method: str, draft: Path) -> dict[str, Any]:
 
     work = workload()
     config = work["config"]
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"tensor_parallel_size": RANKS.get(method, 1)}
+    if method in RANKS:
+        os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     if (
         METHODS[method]["method"] == "mtp"
     ):  # its module reads the target's config, which must know of it
         extension = "conformance.features.spec_decode.worker.DraftLogits"
-        more = {"hf_overrides": {"num_nextn_predict_layers": 1}, "worker_extension_cls": extension}
+        more |= {"hf_overrides": {"num_nextn_predict_layers": 1}, "worker_extension_cls": extension}
     llm = vllm.LLM(
         dtype="float32",
         async_scheduling=False,
@@ -157,7 +167,11 @@ def run_mini(
     config = dict(entry["config"])
     method = config["speculative"]["method"]
     config["max_num_batched_tokens"] += config["max_num_seqs"] if method == "draft_model" else 0
-    engine = real_engine.mini_engine(config, speculative_config=_asked(name or method, draft))
+    engine = real_engine.mini_engine(
+        config,
+        speculative_config=_asked(name or method, draft),
+        tensor_parallel_size=RANKS.get(name or method, 1),
+    )
     planned: list[dict[str, list[int]]] = []
 
     def note(plan: SchedulerOutput) -> None:

@@ -23,6 +23,8 @@ class MyLinear(Linear):
     """A learner's."""
 
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
+
 # fmt: off
 REFUSED = [
     (
@@ -68,9 +70,21 @@ REFUSED = [
     ),
     ({"tensor_parallel_size": 2, "rank_pool": "mine"}, "rank_pool='mine': need a RankPool"),
     (
-        {"tensor_parallel_size": 2, "speculative_config": {"method": "ngram",
-        "num_speculative_tokens": 2}},
-        "speculative_config with tensor_parallel_size=2: ranks run",
+        {"tensor_parallel_size": 2, "speculative_config": {"method": "draft_model",
+        "model": "byte-draft", "num_speculative_tokens": 2}},
+        "speculative_config of method='draft_model' with tensor_parallel_size=2: need 'ngram'",
+    ),
+    (
+        {"pipeline_parallel_size": 2, "speculative_config": NGRAM},
+        "pipeline_parallel_size with speculative_config: need tensor_parallel_size alone",
+    ),
+    (
+        {"tensor_parallel_size": 4, "decode_context_parallel_size": 2, "speculative_config": NGRAM},
+        "decode_context_parallel_size with speculative_config: need tensor_parallel_size alone",
+    ),
+    (
+        {"tensor_parallel_size": 2, "async_scheduling": True, "speculative_config": NGRAM},
+        "async_scheduling with speculative_config: need tensor_parallel_size alone",
     ),
     (
         {"tensor_parallel_size": 2, "enable_lora": True},
