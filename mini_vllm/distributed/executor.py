@@ -205,14 +205,16 @@ def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool |
 
 
 def _check_drafts(parallel: ParallelConfig, setup: EngineSetup, ours: str) -> None:
-    """Drafts come from a text, in the engine's process; a model that drafts has no place there."""
+    """A lookup and a draft model work in the engine's process; MTP reads the target's states."""
     if not (given := setup.arguments.get("speculative_config")):
         return
     from mini_vllm.spec_decode.config import SpeculativeConfig
 
     method = SpeculativeConfig.of(given).method
-    if method != "ngram":
-        raise ValueError(f"speculative_config of method={method!r} with {ours}: need 'ngram'")
+    if method not in ("ngram", "draft_model"):
+        raise ValueError(
+            f"speculative_config of method={method!r} with {ours}: need 'ngram' or 'draft_model'"
+        )
     others = (
         ("pipeline_parallel_size", parallel.pipeline_parallel_size > 1),
         ("decode_context_parallel_size", parallel.decode_context_parallel_size > 1),

@@ -29,6 +29,6 @@ PARTS = {
             f"spec-{method}-float32", "features.spec_decode.texts:recorded",
             f"vLLM whole with drafts, greedy: {method}", "`texts spec_decode`", method=method,
         )
-        for method in ("ngram", "ngram-tp2", "draft_model", "mtp", "mtp-short")
+        for method in ("ngram", "ngram-tp2", "draft_model", "draft_model-tp2", "mtp", "mtp-short")
     },
 }  # fmt: skip

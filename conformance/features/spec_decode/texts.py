@@ -42,11 +42,12 @@ METHODS: dict[str, dict[str, Any]] = {
         "prompt_lookup_max": 5,
     },
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 3},
+    "draft_model-tp2": {"method": "draft_model", "num_speculative_tokens": 3},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
     "mtp-short": {"method": "mtp", "num_speculative_tokens": 3, "max_model_len": 240},
 }
 """By the name of the recording. In the last one some steps are too long for the drafter."""
-RANKS = {"ngram-tp2": 2}
+RANKS = {"ngram-tp2": 2, "draft_model-tp2": 2}
 """`tensor_parallel_size` where it is not 1."""
 MODULE = real_engine.ROOT / "models" / "byte-mtp"
 ALONE = b"The block table of a request lists its physical blocks"

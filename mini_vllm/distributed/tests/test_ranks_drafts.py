@@ -1,4 +1,4 @@
-"""N-gram drafts over tensor ranks: plans, drafts, acceptance and texts are those of one process."""
+"""Drafts over tensor ranks: plans, drafts, acceptance and texts are those of one process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ SOURCES = {"dense": RandomSource(DENSE), "moe": RandomSource(MOE)}
 NGRAM = {
     "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
 }  # fmt: skip
+DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
 
 
-def workload(seed):
+def workload(seed, drafts):
     """Prompts that repeat themselves and share a beginning, and how the engine is bounded."""
     rng = np.random.default_rng(seed)
     first = rng.integers(1, 60, 9).tolist()
@@ -25,7 +26,7 @@ def workload(seed):
     knobs = {
         "dtype": "float64", "block_size": 4, "num_blocks": int(rng.integers(14, 24)),
         "max_num_batched_tokens": int(rng.integers(9, 30)), "max_num_seqs": 4,
-        "speculative_config": NGRAM,
+        "speculative_config": drafts,
     }  # fmt: skip
     params = SamplingParams(
         max_tokens=int(rng.integers(6, 16)), ignore_eos=True, seed=seed,
@@ -57,11 +58,11 @@ def serve(engine, prompts, params):
     return [list(out.outputs[0].token_ids) for out in outputs], plans, stats, len(preempted)
 
 
-def compare(model, size, seeds):
+def compare(model, size, seeds, drafts=NGRAM):
     """Events of the workloads, each served by one process and by `size` ranks."""
     accepted = preempted = 0
     for seed in seeds:
-        prompts, knobs, params = workload(seed)
+        prompts, knobs, params = workload(seed, drafts)
         alone = serve(LLMEngine(SOURCES[model].transformer(), **knobs), prompts, params)
         engine = ranked(SOURCES[model], tensor_parallel_size=size, **knobs)
         assert serve(engine, prompts, params) == alone, seed
@@ -74,6 +75,13 @@ def compare(model, size, seeds):
 @pytest.mark.parametrize("model", SOURCES)
 def test_ranks_draft_and_accept_as_one_process(model):
     compare(model, 2, range(6))
+
+
+@pytest.mark.slow
+def test_a_draft_model_in_the_engines_process_drafts_for_ranks_as_for_one():
+    """The target itself drafts: whatever it sees another way would be a draft lost."""
+    drafts = DRAFT_MODEL | {"model": SOURCES["dense"].transformer()}
+    compare("dense", 2, range(200, 212), drafts)
 
 
 @pytest.mark.slow

@@ -70,9 +70,9 @@ REFUSED = [
     ),
     ({"tensor_parallel_size": 2, "rank_pool": "mine"}, "rank_pool='mine': need a RankPool"),
     (
-        {"tensor_parallel_size": 2, "speculative_config": {"method": "draft_model",
-        "model": "byte-draft", "num_speculative_tokens": 2}},
-        "speculative_config of method='draft_model' with tensor_parallel_size=2: need 'ngram'",
+        {"tensor_parallel_size": 2, "speculative_config": {"method": "mtp",
+        "model": "byte-mtp", "num_speculative_tokens": 2}},
+        "speculative_config of method='mtp' with tensor_parallel_size=2: need 'ngram' or",
     ),
     (
         {"pipeline_parallel_size": 2, "speculative_config": NGRAM},
