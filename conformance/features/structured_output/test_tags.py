@@ -1,0 +1,40 @@
+"""Structural tags of the mini engine beside the real backend's grammars and the real door."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.features.structured_output import tags_replay as tags
+from conformance.mutants import Mutant
+from labkit.tables import markdown_table
+
+
+def test_on_a_quarter_of_the_walks_the_masks_are_the_real_ones() -> None:
+    assert tags.differing(tags.recorded()[1][1::4]) == []
+
+
+@pytest.mark.slow
+def test_on_every_walk_the_masks_and_the_last_verdict_are_the_real_ones() -> None:
+    found = tags.recorded()[1]
+    assert len(found) == 40 and tags.differing(found) == []
+
+
+def test_what_the_real_door_refuses_is_refused_here() -> None:
+    door = tags.recorded()[2]
+    assert not [c["spec"] for c in door if not c["taken"] and tags.is_taken(c["spec"])]
+    assert len({c["taken"] for c in door}) == 2
+
+
+@pytest.mark.slow
+def test_the_page_says_what_the_recording_holds() -> None:
+    held = tags.told()
+    rows = [[name, f"{count:,}"] for name, count in held.items()]
+    assert markdown_table(["the recording", "how many"], rows) in tags.README.read_text("utf-8")
+    assert all(held.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", tags.WRONG, ids=[each.name for each in tags.WRONG])
+def test_a_wrong_reading_of_tags_shows(mutant: Mutant) -> None:
+    count = tags.caught(mutant)
+    assert count and f"| {mutant.name} | {count} |" in tags.README.read_text("utf-8")
