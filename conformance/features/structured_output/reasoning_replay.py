@@ -79,6 +79,15 @@ def drafter(case: dict[str, Any]) -> Any:
 
 def replayed(case: dict[str, Any]) -> dict[str, Any]:
     """What the mini engine makes of a run, in the recording's words."""
+    names = {"parser": "reasoning_parser", "enable_in_reasoning": "enable_in_reasoning"}
+    gate = {ours: case["config"][theirs] for theirs, ours in names.items()}
+    return played(case, Thinking(case["config"]["parser"]), gate, "regex")
+
+
+def played(
+    case: dict[str, Any], tokenizer: ByteTokenizer, outputs_config: dict[str, Any], kind: str
+) -> dict[str, Any]:
+    """As `replayed`, of requests whose constraint is of this kind."""
     config, script = case["config"], Script(case)
     names = (
         "async_scheduling", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
@@ -87,21 +96,18 @@ def replayed(case: dict[str, Any]) -> dict[str, Any]:
     knobs = {name: config[name] for name in names}
     engine = LLMEngine(
         Flat(),
-        tokenizer=Thinking(config["parser"]),
+        tokenizer=tokenizer,
         parts=EngineParts(
             sampler=lambda: script, rooms={"spec_decode": {"drafter": drafter(case)}}
         ),
-        structured_outputs_config={
-            "reasoning_parser": config["parser"],
-            "enable_in_reasoning": config["enable_in_reasoning"],
-        },
+        structured_outputs_config=outputs_config,
         **({"speculative_config": config["speculative"]} if "speculative" in config else {}),
         **knobs,
     )
     manager: Any = engine.feature("structured_outputs")
     requests: dict[str, Any] = {}
     for number, asked in enumerate(case["requests"]):
-        wanted = StructuredOutputsParams(regex=asked["regex"])
+        wanted = StructuredOutputsParams(**{kind: asked[kind]})
         key = wanted.key(manager.config)
         manager.compiler.submit(key, manager.parser.parse(key)).future.result()
         params = SamplingParams(

@@ -1,9 +1,9 @@
-"""The mini engine's masks on the recorded walks through structural tags, and wrong readings.
+"""The mini engine on the recorded walks through structural tags and the recorded runs with them.
 
     python -m conformance.features.structured_output.tags_replay [--write]
 
-Counts what the walks hold and in how many specifications each wrong reading differs; `--write`
-puts the tables into the README.
+Counts what they hold, on how many specifications each wrong reading differs, and in how many runs
+each wrong treatment; `--write` puts the tables into the README.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 from conformance import parts
+from conformance.features.structured_output.reasoning_replay import FULL, expected, played
 from conformance.mutants import Mutant, diffs, found_in, sources
 from labkit.tables import markdown_table, write_section
 from mini_vllm.structured_output import StructuredOutputsConfig, StructuredOutputsParams
@@ -29,6 +30,7 @@ from mini_vllm.structured_output.masks import row_of
 from mini_vllm.structured_output.matcher import Matcher
 from mini_vllm.structured_output.network import compile_network
 from mini_vllm.structured_output.vocabulary import Vocabulary
+from mini_vllm.tokenizer import ByteTokenizer
 
 README = Path(__file__).with_name("README.md")
 CONFIG = StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True)
@@ -121,6 +123,41 @@ def told() -> dict[str, int]:
         verdict = "takes" if case["taken"] else "refuses"
         here = "here too" if mine == case["taken"] else "not here"
         counts[f"specifications that the pin's door {verdict}, {here}"] += 1
+    return dict(counts)
+
+
+@functools.cache
+def runs() -> Sequence[dict[str, Any]]:
+    return parts.load("grammar_tags_runs")
+
+
+def differing_runs(which: Sequence[dict[str, Any]]) -> list[int]:
+    """The runs in which a plan, a draft, a mask, a text or an end differs."""
+    tokenizer = ByteTokenizer()
+    return [
+        number
+        for number, case in enumerate(which)
+        if played(case, tokenizer, {}, "structural_tag") != expected(case)
+    ]
+
+
+def told_of_runs() -> dict[str, int]:
+    """What the runs hold: runs, then requests."""
+    counts = Counter[str]()
+    for case in runs():
+        ahead = "ahead" if case["config"]["async_scheduling"] else "not ahead"
+        drafts = "drafts" if "speculative" in case["config"] else "no drafts"
+        counts[f"{ahead}, {drafts}"] += 1
+        for name, masks in case["masks"].items():
+            free = [int(mask, 16) == FULL for mask in masks]
+            offered = [drafts[name] for _, drafts in case["steps"] if name in drafts]
+            counts["requests"] += 1
+            counts["go from free text into a tag"] += (True, False) in pairwise(free)
+            counts["come from a tag into free text"] += (False, True) in pairwise(free)
+            counts["have a draft refused"] += any(-1 in each for each in offered)
+            counts["have one refused behind a good one"] += any(
+                each[0] >= 0 and -1 in each for each in offered
+            )
     return dict(counts)
 
 
@@ -232,13 +269,58 @@ def caught(mutant: Mutant) -> int:
         return len(differing(recorded()[1]))
 
 
+WRONG_RUNS = diffs(
+    """
+takes free text for no constraint
+@ structured_output.manager
+-        forbidden = constraint.matcher.forbidden()
++        state = constraint.matcher.state
++        is_free = state is not None and state.allowed == (1 << 256) - 1
++        forbidden = None if is_free else constraint.matcher.forbidden()
+
+lets every draft through while text is free
+@ structured_output.manager
+-        valid = matcher.validate_tokens(drafts) if accepted else []
++        is_free = matcher.state is not None and matcher.state.allowed == (1 << 256) - 1
++        valid = matcher.validate_tokens(drafts) if accepted and not is_free else drafts
+
+vets drafts as if nothing were in flight
+@ structured_output.manager
+-        accepted = matcher.accept_tokens(request.request_id, in_flight)
++        accepted = True
+
+stays behind the drafts that it vetted
+@ structured_output.manager
+-        matcher.rollback(matcher.num_accepted - before)
++        pass
+
+does not come back over refused drafts
+@ structured_output.request
+-            matcher.rollback(len(known) - same)
++            pass
+"""
+)
+
+
+def caught_in_runs(mutant: Mutant) -> int:
+    """In how many runs an engine with the mutant's classes differs."""
+    find = found_in(sources(mutant))
+    names = {"request": "Constraint", "manager": "StructuredOutputManager"}
+    classes = {name: find(f"structured_output.{module}", name) for module, name in names.items()}
+    with mock.patch.multiple("mini_vllm.structured_output.manager", **classes):
+        return len(differing_runs(runs()))
+
+
 def main() -> int:
-    """Both tables."""
-    held = [[name, f"{count:,}"] for name, count in told().items()]
+    """All tables."""
+    held, ran = ([[n, f"{c:,}"] for n, c in each.items()] for each in (told(), told_of_runs()))
     wrong = [[each.name, str(caught(each))] for each in WRONG]
+    wrong_runs = [[each.name, str(caught_in_runs(each))] for each in WRONG_RUNS]
     tables = {
         "grammar-tags": markdown_table(["the recording", "how many"], held),
         "grammar-tags-mutants": markdown_table(["an engine that", "specifications"], wrong),
+        "grammar-tags-runs": markdown_table(["the runs", "how many"], ran),
+        "grammar-tags-runs-mutants": markdown_table(["an engine that", "runs"], wrong_runs),
     }
     for name, text in tables.items():
         print(text)

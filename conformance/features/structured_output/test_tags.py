@@ -33,6 +33,31 @@ def test_the_page_says_what_the_recording_holds() -> None:
     assert all(held.values())
 
 
+def test_a_dozen_of_the_runs_has_the_real_plans_drafts_masks_and_texts() -> None:
+    which = [case for number, case in enumerate(tags.runs()) if number % 64 < 4]
+    assert len({str(case["config"].get("speculative")) for case in which}) == 3
+    assert tags.differing_runs(which) == []
+
+
+@pytest.mark.slow
+def test_every_run_has_the_real_plans_drafts_masks_and_texts() -> None:
+    assert tags.differing_runs(tags.runs()) == []
+
+
+def test_the_page_says_what_the_runs_hold() -> None:
+    held = tags.told_of_runs()
+    rows = [[name, f"{count:,}"] for name, count in held.items()]
+    assert markdown_table(["the runs", "how many"], rows) in tags.README.read_text("utf-8")
+    assert len(held) == 9 and all(held.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", tags.WRONG_RUNS, ids=[each.name for each in tags.WRONG_RUNS])
+def test_a_wrong_treatment_of_tags_shows(mutant: Mutant) -> None:
+    count = tags.caught_in_runs(mutant)
+    assert count and f"| {mutant.name} | {count} |" in tags.README.read_text("utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", tags.WRONG, ids=[each.name for each in tags.WRONG])
 def test_a_wrong_reading_of_tags_shows(mutant: Mutant) -> None:
