@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from conformance.features.structured_output import tags_replay as tags
@@ -63,3 +66,47 @@ def test_a_wrong_treatment_of_tags_shows(mutant: Mutant) -> None:
 def test_a_wrong_reading_of_tags_shows(mutant: Mutant) -> None:
     count = tags.caught(mutant)
     assert count and f"| {mutant.name} | {count} |" in tags.README.read_text("utf-8")
+
+
+_OLDER = {"structures": [{"begin": "<a>", "schema": {}, "end": "b"}], "triggers": ["<a"]}
+FORMATS: tuple[dict[str, Any], ...] = (
+    {"format": {"type": "any_text"}}, {"format": None}, {"format": 3, "other": [1]}, _OLDER,
+    {**_OLDER, "format": 1, "other": 2}, {"structures": [], "triggers": []},
+    {**_OLDER, "structures": [{"begin": "a", "end": "b", "more": 1}]},
+    {}, {"structures": []}, {"triggers": []}, {**_OLDER, "structures": 1},
+    {**_OLDER, "structures": [{"begin": "a"}]}, {**_OLDER, "triggers": "a"},
+    {**_OLDER, "structures": [{"begin": "a", "schema": "{}", "end": "b"}]},
+    {**_OLDER, "structures": [{"begin": "a", "schema": True, "end": "b"}]},
+)  # fmt: skip
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("kind", ["chats", "completions"])
+def test_a_response_format_becomes_the_structural_tag_that_upstream_makes_of_it(kind: str) -> None:
+    pytest.importorskip("openai")
+    from pydantic import ValidationError
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest as RealChat
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest as RealCompletion
+
+    from mini_vllm.entrypoints.openai.protocol import CompletionRequest
+    from mini_vllm.entrypoints.openai.protocol_chat import ChatCompletionRequest
+
+    real, mini = (
+        (RealChat, ChatCompletionRequest)
+        if kind == "chats"
+        else (RealCompletion, CompletionRequest)
+    )
+    said: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "prompt": "a"}
+    taken = 0
+    for form in FORMATS:
+        body = said | {"response_format": {"type": "structural_tag", **form}}
+        try:
+            theirs = real(**body).to_sampling_params(9, {}).structured_outputs.structural_tag
+        except ValidationError:
+            with pytest.raises(ValidationError):
+                mini.model_validate(body)
+            continue
+        ours = mini.model_validate(body).sampling_params(9, {}).structured_outputs.structural_tag
+        assert json.loads(ours) == json.loads(theirs), form
+        taken += 1
+    assert 0 < taken < len(FORMATS)
