@@ -100,7 +100,7 @@ class Run:
         for asked in self.requests:
             add = {"arrival_time": 0.0, "priority": 0, "ignore_eos": False, "grammar": True}
             request = real.make_request({**asked, **add}, self.config["block_size"], EOS)
-            request.structured_output_request.grammar = self._grammar(asked)
+            self.constrain(request, asked)
             self.live[asked["request_id"]] = request
             self.scheduler.add_request(request)
         ids = list(self.live)
@@ -136,14 +136,19 @@ class Run:
         """xgrammar's matcher of a request."""
         return self.peer.matcher("regex", asked["regex"])
 
+    def constrain(self, request: Any, asked: dict[str, Any]) -> None:
+        """Give a real request its grammar."""
+        request.structured_output_request.grammar = self._grammar(asked)
+
     def _grammar(self, asked: dict[str, Any]) -> Any:
         """The real grammar, which says what it has taken."""
         from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
         class Grammar(XgrammarGrammar):
             def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-                if taken := super().accept_tokens(request_id, tokens):
-                    self.read += tokens
+                before = self.num_processed_tokens
+                taken = super().accept_tokens(request_id, tokens)
+                self.read += tokens[: self.num_processed_tokens - before]
                 return bool(taken)
 
             def rollback(self, num_tokens: int) -> None:

@@ -77,11 +77,11 @@ def drafter(case: dict[str, Any]) -> Any:
     return lambda context, n, k: known.get(tuple(context), [0] * k)[:k]
 
 
-def replayed(case: dict[str, Any]) -> dict[str, Any]:
+def replayed(case: dict[str, Any], kind: str = "regex") -> dict[str, Any]:
     """What the mini engine makes of a run, in the recording's words."""
     names = {"parser": "reasoning_parser", "enable_in_reasoning": "enable_in_reasoning"}
     gate = {ours: case["config"][theirs] for theirs, ours in names.items()}
-    return played(case, Thinking(case["config"]["parser"]), gate, "regex")
+    return played(case, Thinking(case["config"]["parser"]), gate, kind)
 
 
 def played(
@@ -192,8 +192,8 @@ looks at every token of a step for the end
 
 reads the token that ends the reasoning
 @ structured_output.request
--            self.reasoning_ended = request.num_tokens
-+            self.reasoning_ended = request.num_tokens - 1
+-            self.reads_from = self.num_begun if self.reads_last_step else request.num_tokens
++            self.reads_from = request.num_tokens - 1
 
 does not look into the prompt
 @ structured_output.request
@@ -212,13 +212,13 @@ takes a prompt without marks for one whose reasoning has ended
 
 does not see tokens in flight
 @ structured_output.request
--        ends = [self.step_start]
+-        steps = [(self.num_begun, self.step_start)]
 +        return None
 
 sees the end in flight one step late
 @ structured_output.request
--            tokens, ends = [*tokens, *in_flight], [*ends, len(tokens) + len(in_flight)]
-+            tokens = [*tokens, *in_flight]
+-            steps.append((self.step_start, len(tokens) + len(in_flight)))
++            pass
 
 looks at the last token alone after a preemption
 @ structured_output.request
@@ -228,8 +228,8 @@ looks at the last token alone after a preemption
 
 looks for the end in drafts
 @ structured_output.request
--        ends = [self.step_start]
-+        ends = range(self.step_start, request.num_tokens + 1)
+-        steps = [(self.num_begun, self.step_start)]
++        steps = [(end, end) for end in range(self.step_start, request.num_tokens + 1)]
 
 lets the grammar judge thoughts
 @ structured_output.manager

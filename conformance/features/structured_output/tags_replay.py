@@ -19,7 +19,8 @@ from typing import Any
 from unittest import mock
 
 from conformance import parts
-from conformance.features.structured_output.reasoning_replay import FULL, expected, played
+from conformance.features.structured_output import reasoning_replay
+from conformance.features.structured_output.reasoning_replay import FULL, expected
 from conformance.mutants import Mutant, diffs, found_in, sources
 from labkit.tables import markdown_table, write_section
 from mini_vllm.structured_output import StructuredOutputsConfig, StructuredOutputsParams
@@ -133,12 +134,14 @@ def runs() -> Sequence[dict[str, Any]]:
 
 def differing_runs(which: Sequence[dict[str, Any]]) -> list[int]:
     """The runs in which a plan, a draft, a mask, a text or an end differs."""
-    tokenizer = ByteTokenizer()
-    return [
-        number
-        for number, case in enumerate(which)
-        if played(case, tokenizer, {}, "structural_tag") != expected(case)
-    ]
+    return [number for number, case in enumerate(which) if replayed(case) != expected(case)]
+
+
+def replayed(case: dict[str, Any]) -> dict[str, Any]:
+    """What the mini engine makes of a run, in the recording's words."""
+    if "parser" in case["config"]:
+        return reasoning_replay.replayed(case, "structural_tag")
+    return reasoning_replay.played(case, ByteTokenizer(), {}, "structural_tag")
 
 
 def told_of_runs() -> dict[str, int]:
@@ -148,10 +151,12 @@ def told_of_runs() -> dict[str, int]:
         ahead = "ahead" if case["config"]["async_scheduling"] else "not ahead"
         drafts = "drafts" if "speculative" in case["config"] else "no drafts"
         counts[f"{ahead}, {drafts}"] += 1
+        counts["with a reasoning parser"] += "parser" in case["config"]
         for name, masks in case["masks"].items():
             free = [int(mask, 16) == FULL for mask in masks]
             offered = [drafts[name] for _, drafts in case["steps"] if name in drafts]
             counts["requests"] += 1
+            counts["end with an error"] += case["reasons"][name] == "error"
             counts["go from free text into a tag"] += (True, False) in pairwise(free)
             counts["come from a tag into free text"] += (False, True) in pairwise(free)
             counts["have a draft refused"] += any(-1 in each for each in offered)
@@ -293,6 +298,26 @@ stays behind the drafts that it vetted
 @ structured_output.manager
 -        matcher.rollback(matcher.num_accepted - before)
 +        pass
+
+lets no structural tag read the step that ends the reasoning
+@ structured_output.request
+-        self.reads_last_step = has_drafts and key[0] == "structural_tag"
++        self.reads_last_step = False
+
+reads the step that ends the reasoning without drafts as well
+@ structured_output.request
+-        self.reads_last_step = has_drafts and key[0] == "structural_tag"
++        self.reads_last_step = key[0] == "structural_tag"
+
+reads the mark alone of the step that ends the reasoning
+@ structured_output.request
+-            self.reads_from = self.num_begun if self.reads_last_step else request.num_tokens
++            self.reads_from = request.num_tokens - self.reads_last_step
+
+reads two steps where the second one ends the reasoning in flight
+@ structured_output.request
+-            steps.append((self.step_start, len(tokens) + len(in_flight)))
++            steps.append((len(tokens), len(tokens) + len(in_flight)))
 
 does not come back over refused drafts
 @ structured_output.request

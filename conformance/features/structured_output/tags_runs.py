@@ -2,9 +2,10 @@
 
     course engine run -m conformance.record grammar_tags_runs
 
-The runs are those of `reasoning.py` without a parser, and the grammars are those that the real
-backend makes of structural tags. What the model says and what the drafter offers is written with a
-tag's letters, so that a trigger ends in a draft, behind a refused one and in the step in flight.
+The runs are those of `reasoning.py`, half of them without a parser, and the grammars are those that
+the real backend makes of structural tags. What the model says and what the drafter offers is
+written with a tag's letters, so that a trigger ends in a draft, behind a refused one and in the
+step in flight. Under a parser the model says the marks of reasoning too.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from typing import Any
 from conformance.features.structured_output import reasoning
 from conformance.features.structured_output.tags import TEXT, const, real_grammar, tag, tags, whole
 
-ABOUT = reasoning.ABOUT.replace(", regex}]`", ", structural_tag}]`").replace(
-    ' (of the scheduler; `"parser"`, `"enable_in_reasoning"`)', " (of the scheduler)"
-)
-RUNS = 160
+ABOUT = reasoning.ABOUT.replace(", regex}]`", ", structural_tag}]`")
+RUNS = 240
 ONE = tag("ab", "c", const("ba"))
 SPECS = tuple(
     json.dumps(whole(form))
@@ -49,17 +48,27 @@ def cases() -> Iterator[dict[str, Any]]:
 class _Run(reasoning.Run):
     def drawn(self, seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         rng, config = self.rng, reasoning.config_of(self.rng, seed)
-        del config["parser"], config["enable_in_reasoning"]
+        letters = [*b"abc", reasoning.START, reasoning.END]
+        if seed & 4:
+            del config["parser"], config["enable_in_reasoning"], letters[3:]
         requests = [
             {
                 "request_id": f"r{number}",
-                "prompt_token_ids": [110 + number, *rng.choices(b"abc", k=rng.randint(2, 10))],
+                "prompt_token_ids": [110 + number, *rng.choices(letters, k=rng.randint(2, 10))],
                 "max_tokens": rng.randint(6, 24),
                 "structural_tag": rng.choice(SPECS),
             }
             for number in range(rng.randint(1, 4))
         ]
         return config, requests
+
+    def constrain(self, request: Any, asked: dict[str, Any]) -> None:
+        """With its kind, which the real manager asks for where the reasoning ends."""
+        from vllm.sampling_params import StructuredOutputsParams
+
+        params = StructuredOutputsParams(structural_tag=asked["structural_tag"])
+        request.structured_output_request.params = params
+        super().constrain(request, asked)
 
     def matcher(self, asked: dict[str, Any]) -> Any:
         return real_grammar(self.peer, asked["structural_tag"], self.k).matcher
@@ -71,6 +80,8 @@ class _Run(reasoning.Run):
 
     def possible(self, mask: int) -> int:
         """One of a tag's letters, nearly always; sometimes the end."""
+        if "parser" in self.config and mask >> reasoning.END & 1 and self.rng.random() < 0.15:
+            return self.rng.choice((reasoning.START, reasoning.END, reasoning.END))
         wanted = [token for token in b"abc" if mask >> token & 1]
         if wanted and self.rng.random() < 0.95:
             return self.rng.choice(wanted)

@@ -37,7 +37,7 @@ def test_the_page_says_what_the_recording_holds() -> None:
 
 
 def test_a_dozen_of_the_runs_has_the_real_plans_drafts_masks_and_texts() -> None:
-    which = [case for number, case in enumerate(tags.runs()) if number % 64 < 4]
+    which = tags.runs()[::19]
     assert len({str(case["config"].get("speculative")) for case in which}) == 3
     assert tags.differing_runs(which) == []
 
@@ -51,7 +51,7 @@ def test_the_page_says_what_the_runs_hold() -> None:
     held = tags.told_of_runs()
     rows = [[name, f"{count:,}"] for name, count in held.items()]
     assert markdown_table(["the runs", "how many"], rows) in tags.README.read_text("utf-8")
-    assert len(held) == 9 and all(held.values())
+    assert len(held) == 11 and all(held.values())
 
 
 @pytest.mark.slow
