@@ -4,9 +4,9 @@
 
 Each specification goes through `vllm/v1/structured_output/backend_xgrammar.py:268`
 `validate_xgrammar_grammar`. Those in `TAGS` are then compiled by
-`vllm/v1/structured_output/backend_xgrammar.py:36` `XgrammarBackend`, and walked over bytes and over
-the vocabulary of words of `masks.py`: tokens that its mask allows, drawn by seed, often such as the
-specification itself is written with. A walk ends with a token of any kind.
+`vllm/v1/structured_output/backend_xgrammar.py:77` `XgrammarBackend.compile_grammar` and walked over
+bytes and over the vocabulary of words of `masks.py`: tokens that its mask allows, drawn by seed,
+often such as the specification itself is written with. A walk ends with a token of any kind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ABOUT = (
     '...]], "masks": ["hex of the number whose bit t is token t"], "real": [[index into masks, one '
     'per prefix, the empty one first]], "last": [[token, whether it is taken after the text]]}`. '
     'Before them `{"vocabulary": name, "tokens": [hex], "eos"}`, behind them `{"spec", "taken": '
-    "whether the door takes it}`."
+    'whether the door takes it}`, and last `{"spec", "after": text, "mask": hex}`.'
 )
 WALKS = {"bytes": 30, "words": 8}
 LONGEST = 48
@@ -68,7 +68,8 @@ _OLDER = [
     {"begin": "<function=city>", "schema": CITY["json_schema"], "end": "</function>"},
     {"begin": "<function=ok>", "schema": {"type": "boolean"}, "end": "</function>"},
 ]
-_ANALYSIS = "<|channel|>analysis"  # as `vllm/reasoning/gptoss_reasoning_parser.py:21` has it
+_ANALYSIS = "<|channel|>analysis"
+"""As `vllm/reasoning/gptoss_reasoning_parser.py:21` `no_func_reasoning_tag` has it."""
 
 TAGS: dict[str, Any] = {
     "the older spelling": {
@@ -128,6 +129,9 @@ DOOR: tuple[Any, ...] = (
     )),
 )  # fmt: skip
 
+OVERLOOKED = whole(tags(["abc", "b"], [tag("abc", "!"), tag("bd", "!")])), b"ab"
+"""A text that ends with a trigger, inside of what another trigger begins with."""
+
 
 def cases() -> Iterator[dict[str, Any]]:
     """Walks over bytes, over words, then what the door says of every specification."""
@@ -146,6 +150,10 @@ def cases() -> Iterator[dict[str, Any]]:
             yield {"vocabulary": name, "name": title, "spec": spec, **walks.taken(WALKS[name])}
     for spec in (*TAGS.values(), *DOOR):
         yield {"spec": spec, "taken": door_takes(json.dumps(spec))}
+    peer, (spec, text) = peers.XGrammar(), OVERLOOKED
+    grammar = real_grammar(peer, json.dumps(spec))
+    assert grammar.accept_tokens("", list(text))
+    yield {"spec": spec, "after": text.decode(), "mask": hex(peer.mask(grammar.matcher))[2:]}
 
 
 def door_takes(spec: str) -> bool:

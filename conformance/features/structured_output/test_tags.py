@@ -23,9 +23,18 @@ def test_on_every_walk_the_masks_and_the_last_verdict_are_the_real_ones() -> Non
 
 
 def test_what_the_real_door_refuses_is_refused_here() -> None:
-    door = tags.recorded()[2]
+    door = tags.recorded()[2][:-1]
     assert not [c["spec"] for c in door if not c["taken"] and tags.is_taken(c["spec"])]
     assert len({c["taken"] for c in door}) == 2
+
+
+def test_the_real_grammar_overlooks_a_trigger_inside_of_another_and_such_a_pair_is_refused() -> (
+    None
+):
+    case = tags.recorded()[2][-1]
+    assert case["after"] == "ab" and case["spec"]["format"]["triggers"] == ["abc", "b"]
+    assert int(case["mask"], 16) == tags.reasoning_replay.FULL
+    assert not tags.is_taken(case["spec"])
 
 
 @pytest.mark.slow
