@@ -3,6 +3,7 @@
 Promises: free text holds any bytes but a trigger, what it excludes and what ends the tag around it;
 whatever is read of a trigger, over however many tokens, counts; a tag is its `begin`, its content
 and one of its ends; formats and options that were not compared with xgrammar are refused by name.
+A special token stands for no text, so that none of them is part of a trigger.
 Both spellings of `vllm/v1/structured_output/backend_xgrammar.py:93` `compile_grammar`: the older
 one with `structures` and `triggers`, and xgrammar's own with `format`.
 """
@@ -76,6 +77,9 @@ def parse_structural_tag(
     """
     try:
         found = json.loads(spec)
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise GrammarError("structural_tag: holds half of a surrogate pair") from None
     except ValueError as error:
         raise GrammarError(f"structural_tag: not JSON ({error})") from None
     if not isinstance(found, Mapping) or found.get("type", "structural_tag") != "structural_tag":
@@ -245,12 +249,12 @@ class _Compiler:
         forbidden = [each.encode() for each in excludes]
         triggers = {trigger.encode(): body for trigger, body in after.items()}
         looked_for = [*forbidden, *triggers]
-        begins = sorted({each[:n] for each in looked_for for n in range(len(each))})
+        begins = {each[:n] for each in looked_for for n in range(len(each))}
         letters = sorted({byte for each in looked_for for byte in each})
         self._num_texts += 1
         names = {state: f"text {self._num_texts} {state!r}" for state in begins}
         again = Call(names[b""]) if goes_on else EMPTY
-        for state in begins:
+        for state in sorted(begins):
             targets: dict[bytes, int] = defaultdict(int)
             targets[b""] = ALL_BYTES
             options: list[Expression] = [EMPTY]

@@ -115,6 +115,11 @@ def test_json_in_tags_may_have_any_space_and_rules_of_equal_names_stay_apart():
     ("spec", "words"),
     [
         ("", "not JSON"),
+        ('{"format": {"type": "const_string", "value": "\\ud800"}}', "half of a surrogate pair"),
+        (
+            '{"format": %s}' % ('{"type": "sequence", "elements": [' * 3000 + "{}" + "]}" * 3000),
+            "nested too deeply",
+        ),
         ("[1]", "need an object of type 'structural_tag'"),
         ('{"type": "x", "format": {}}', "need an object of type 'structural_tag'"),
         ("{}", "need format, or structures and triggers"),
