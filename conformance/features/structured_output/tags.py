@@ -129,6 +129,9 @@ DOOR: tuple[Any, ...] = (
     )),
 )  # fmt: skip
 
+DRAWN = 80
+"""Specifications drawn by seed, of texts that overlap one another as often as not."""
+
 OVERLOOKED = whole(tags(["abc", "b"], [tag("abc", "!"), tag("bd", "!")])), b"ab"
 """A text that ends with a trigger, inside of what another trigger begins with."""
 
@@ -145,15 +148,45 @@ def cases() -> Iterator[dict[str, Any]]:
         hexed = [token.hex() for token in tokens]
         yield {"vocabulary": name, "tokens": hexed, "eos": eos}
         peer = peers.XGrammar(tokens, eos)
-        for title, spec in TAGS.items():
+        asked = [(title, spec, WALKS[name]) for title, spec in TAGS.items()]
+        if name == "bytes":
+            seeds = (f"drawn {number}" for number in range(DRAWN))
+            asked += [(seed, drawn(random.Random(seed)), 6) for seed in seeds]
+        for title, spec, count in asked:
             walks = _Walks(peer, tokens, eos, spec, random.Random(f"{name} {title}"))
-            yield {"vocabulary": name, "name": title, "spec": spec, **walks.taken(WALKS[name])}
+            yield {"vocabulary": name, "name": title, "spec": spec, **walks.taken(count)}
     for spec in (*TAGS.values(), *DOOR):
         yield {"spec": spec, "taken": door_takes(json.dumps(spec))}
     peer, (spec, text) = peers.XGrammar(), OVERLOOKED
     grammar = real_grammar(peer, json.dumps(spec))
     assert grammar.accept_tokens("", list(text))
     yield {"spec": spec, "after": text.decode(), "mask": hex(peer.mask(grammar.matcher))[2:]}
+
+
+def drawn(rng: random.Random) -> dict[str, Any]:
+    """Tags over three letters. No trigger stands in another, nor in what free text may not hold."""
+
+    def some(least: int, most: int) -> str:
+        return "".join(rng.choice("ab<") for _ in range(rng.randint(least, most)))
+
+    while True:
+        triggers = list({some(1, 3): None for _ in range(rng.randint(1, 2))})
+        excludes = [some(1, 3) for _ in range(rng.randint(0, 2))]
+        ends = [some(1, 3) for _ in range(rng.choice((0, 0, 1, 2)))]
+        around = [*triggers, *excludes, *ends]
+        if not any(t in each for t in triggers for each in around if each != t):
+            break
+    contents = (const(some(0, 2)), const("x"), LIST, TEXT)
+    found = [
+        tag(trigger + some(0, 2), some(1, 3), rng.choice(contents))
+        for trigger in triggers
+        for _ in range(rng.randint(1, 2))
+    ]
+    options = {each: rng.random() < 0.2 for each in ("at_least_one", "stop_after_first")}
+    form = tags(triggers, found, excludes=excludes, **options)
+    if ends:
+        form = tag("[", ends, form)
+    return whole(sequence(form, const(some(1, 2))) if rng.random() < 0.2 else form)
 
 
 def door_takes(spec: str) -> bool:

@@ -19,7 +19,7 @@ def test_on_a_quarter_of_the_walks_the_masks_are_the_real_ones() -> None:
 @pytest.mark.slow
 def test_on_every_walk_the_masks_and_the_last_verdict_are_the_real_ones() -> None:
     found = tags.recorded()[1]
-    assert len(found) == 40 and tags.differing(found) == []
+    assert len(found) == 120 and tags.differing(found) == []
 
 
 def test_what_the_real_door_refuses_is_refused_here() -> None:
