@@ -80,6 +80,15 @@ def _parsed(key: Key, refuse_as_xgrammar: bool, effort: Effort) -> Grammar:
 
         schema = json.loads(spec)
         return parse_json_schema(schema, compact, closed, refuse_as_xgrammar, effort)
+    if kind == "structural_tag":
+        from mini_vllm.structured_output.json_schema import parse_json_schema
+        from mini_vllm.structured_output.structural_tag import parse_structural_tag
+
+        return parse_structural_tag(
+            spec,
+            lambda schema: parse_json_schema(schema, compact, closed, refuse_as_xgrammar, effort),
+            effort,
+        )
     raise GrammarError(f"{kind}: not supported")
 
 

@@ -174,7 +174,7 @@ class _Builder:
                     start = self.after(expression.body, start)
             self.skips[start].append(end)
         else:
-            raise GrammarError(f"rule {expression.rule!r} inside of a string")
+            raise GrammarError(f"{expression} inside of a string")
         return end
 
 

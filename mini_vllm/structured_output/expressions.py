@@ -41,6 +41,13 @@ class Chars:
 
 
 @dataclass(frozen=True, slots=True)
+class Bytes:
+    """One byte, of a character or not: bit b of `allowed` stands for byte b."""
+
+    allowed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Concat:
     """One after the other; none: the empty text."""
 
@@ -70,7 +77,7 @@ class Call:
     rule: str
 
 
-Expression = Literal | Chars | Concat | Choice | Repeat | Call
+Expression = Literal | Chars | Bytes | Concat | Choice | Repeat | Call
 
 EMPTY = Concat(())
 NOTHING = Choice(())

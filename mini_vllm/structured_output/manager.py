@@ -97,7 +97,7 @@ class StructuredOutputManager(Feature):
 
         def make(*arguments: Any, **named: Any) -> Request:
             request: Any = kind(*arguments, **named)
-            request.constraint = Constraint(key, grammar, self.reasoner)
+            request.constraint = Constraint(key, grammar, self.reasoner, self.num_drafts > 0)
             request.waits_for = "grammar"
             return request
 

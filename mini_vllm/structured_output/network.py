@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mini_vllm.structured_output.expressions import (
+    Bytes,
     Call,
     Chars,
     Choice,
@@ -126,6 +127,9 @@ class _Builder:
             return start
         if isinstance(expression, Chars):
             return self._chars(expression, start)
+        if isinstance(expression, Bytes):
+            network.moves[start].append((expression.allowed, end := self.state()))
+            return end
         if isinstance(expression, Concat):
             for part in expression.parts:
                 start = self.after(part, start)
@@ -216,7 +220,7 @@ class _Builder:
             return sum(map(self._size, expression.parts[: _COPIED + 1]))
         if isinstance(expression, Choice):
             return 1 + sum(map(self._size, expression.options[: _COPIED + 1]))
-        if isinstance(expression, Call):
+        if isinstance(expression, Bytes | Call):
             return 1
         copies = expression.least + 1 if expression.most is None else expression.most
         return 1 + min(copies, _COPIED) * self._size(expression.body)

@@ -43,7 +43,9 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
     """Taken for upstream's sake; only its backend `outlines` reads it, so it must be None."""
     structural_tag: str | None = None
-    """Refused: see `grammar_of`."""
+    """Free text with tags in it, as JSON text: `{"type": "structural_tag", "format": {...}}` or the
+    older `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`. JSON in a tag may have
+    any space between its parts, whatever `disable_any_whitespace` says."""
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -112,6 +114,10 @@ class StructuredOutputsParams:
             return "json", '{"type": "object"}', compact, closed
         if self.choice is not None:
             return "choice", json_text.dumps(list(self.choice)), False, False
+        if self.structural_tag is not None:
+            if config.backend == "guidance":
+                raise GrammarError("structural_tag: need backend auto or xgrammar")
+            return "structural_tag", self.structural_tag, False, True
         return self.kind, getattr(self, self.kind), False, False
 
 

@@ -31,13 +31,25 @@ POLL_SECONDS = 0.0001
 class Constraint:
     """One request's grammar: first on its way, then with a place in it."""
 
-    def __init__(self, key: Key, grammar: Grammar, reasoner: ReasoningParser | None = None) -> None:
+    def __init__(
+        self,
+        key: Key,
+        grammar: Grammar,
+        reasoner: ReasoningParser | None = None,
+        has_drafts: bool = False,
+    ) -> None:
         self.key, self.grammar = key, grammar
         self.reasoner = reasoner
         """None: the grammar reads from the first token."""
+        self.reads_last_step = has_drafts and key[0] == "structural_tag"
+        """Whether the grammar reads the tokens of the step that ends the reasoning: a structural
+        tag does where there are drafts."""
         self.reasoning_ended: int | None = None
         """How many tokens the request had when its reasoning was seen to have ended."""
-        self._num_known = 0  # tokens that an update has appended
+        self.reads_from = 0
+        """How many tokens stand before the first that the grammar then reads."""
+        self.num_begun = 0
+        """How many tokens stand before those of the step that is updated next."""
         self.step_start = 0
         """How many tokens stand before the first row of the step that runs."""
         self.compilation: Compilation | None = None
@@ -75,42 +87,48 @@ class Constraint:
         if self.reasoner is None:
             return prompt
         if self.reasoning_ended is not None:
-            return self.reasoning_ended
+            return self.reads_from
         tokens: Sequence[int] = request.all_token_ids
-        ends = [self.step_start]
+        steps = [(self.num_begun, self.step_start)]
         if in_flight:
-            tokens, ends = [*tokens, *in_flight], [*ends, len(tokens) + len(in_flight)]
+            steps.append((self.step_start, len(tokens) + len(in_flight)))
+            tokens = [*tokens, *in_flight]
         ended = self.reasoner.is_reasoning_end_streaming
-        return next((end for end in ends if end > prompt and ended(tokens[end - 1 : end])), None)
+        for start, end in steps:
+            if end > prompt and ended(tokens[end - 1 : end]):
+                return start if self.reads_last_step else end
+        return None
 
     def begin_step(self, request: Request, num_tokens: int) -> None:
         """A step runs whose first row follows `num_tokens` tokens."""
         is_first, self.step_start = not self.step_start, num_tokens
-        self._num_known = request.num_tokens
+        self.num_begun = request.num_tokens
         if self.reasoning_ended is not None and self.reasoning_ended > request.num_tokens:
             self.reasoning_ended = None  # a step was taken back
         if self.reasoner is not None and is_first:
             prompt = request.all_token_ids[: request.num_prompt_tokens]
             if self.reasoner.is_reasoning_end(prompt):
-                self.reasoning_ended = len(prompt)
+                self.reasoning_ended = self.reads_from = len(prompt)
 
     def follow(self, request: Request) -> bool:
         """Read the tokens that an update has appended; False: the grammar refuses one.
 
-        The tokens of a step that ends the reasoning are not read, and the step is told by its last
-        token: the counter stands behind the drafts that were accepted. A request that was preempted
-        with a step in flight is told by all its tokens. As
+        Of a step that ends the reasoning no token is read, or all are, see `reads_last_step`. The
+        step is told by its last token: the counter stands behind the drafts that were accepted. A
+        request that was preempted with a step in flight is told by all its tokens. As
         `vllm/v1/structured_output/__init__.py:322` `StructuredOutputManager.should_advance`.
         """
-        num_new, self._num_known = request.num_tokens - self._num_known, request.num_tokens
         if self.reasoner is None or self.reasoning_ended is not None:
             return self.catch_up(request)
+        num_new = request.num_tokens - self.num_begun
         num_pending = max(request.num_output_placeholders - num_new, 0)
         start = request.num_computed_tokens - num_pending
         if start < 0:
             start = max(request.num_tokens + start, 0)
         if self.reasoner.is_reasoning_end_streaming(request.all_token_ids[start:]):
             self.reasoning_ended = request.num_tokens
+            self.reads_from = self.num_begun if self.reads_last_step else request.num_tokens
+            return self.catch_up(request)
         return True
 
     def catch_up(self, request: Request, start: int | None = None) -> bool:
@@ -153,6 +171,7 @@ class _Constrained:
     ) -> bool:
         """As `Request.append_output_tokens`; a refused token ends it behind the others."""
         request: Any = self
+        self.constraint.num_begun = request.num_tokens
         ended = False
         for token_id in token_ids:
             request.append_output_token(token_id)

@@ -43,10 +43,11 @@ def cases() -> Iterator[dict[str, Any]]:
     logging.disable(logging.ERROR)
     peer = peers.XGrammar()
     for seed in range(RUNS):
-        yield _Run(peer, random.Random(f"reasoning {seed}"), seed).recorded()
+        yield Run(peer, random.Random(f"reasoning {seed}"), seed).recorded()
 
 
-def _config(rng: random.Random, seed: int) -> dict[str, Any]:
+def config_of(rng: random.Random, seed: int) -> dict[str, Any]:
+    """A scheduler's config; every fourth seed has the same kind of steps."""
     is_async, k = bool(seed & 1), (0, 3)[seed >> 1 & 1]
     config = {
         "parser": list(PARSERS)[seed % 3],
@@ -83,21 +84,23 @@ def _requests(rng: random.Random) -> list[dict[str, Any]]:
     ]
 
 
-class _Run:
+class Run:
+    """One run of the real scheduler; what it draws and which grammars it has can be overridden."""
+
     def __init__(self, peer: Any, rng: random.Random, seed: int) -> None:
         from conformance import real
 
         self.rng, self.real, self.peer = rng, real, peer
-        self.config, self.requests = _config(rng, seed), _requests(rng)
+        self.config, self.requests = self.drawn(seed)
         self.k = self.config.get("speculative", {}).get("num_speculative_tokens", 0)
         self.acceptance = rng.choice((0.3, 0.7, 0.95))
         self.scheduler = real.make_scheduler(self.config, self.config["async_scheduling"])
-        self._reason()
+        self.open_manager()
         self.live: dict[str, Any] = {}
         for asked in self.requests:
             add = {"arrival_time": 0.0, "priority": 0, "ignore_eos": False, "grammar": True}
             request = real.make_request({**asked, **add}, self.config["block_size"], EOS)
-            request.structured_output_request.grammar = self._grammar(asked["regex"])
+            self.constrain(request, asked)
             self.live[asked["request_id"]] = request
             self.scheduler.add_request(request)
         ids = list(self.live)
@@ -105,39 +108,54 @@ class _Run:
         self.offered: dict[str, dict[str, list[int]]] = {each: {} for each in ids}
         self.masks: dict[str, list[str]] = {each: [] for each in ids}
 
-    def _reason(self) -> None:
-        """Give the real manager its parser and a backend that makes rows of bits."""
+    def drawn(self, seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The scheduler's config, and the requests."""
+        return config_of(self.rng, seed), _requests(self.rng)
+
+    def open_manager(self) -> None:
+        """Give the real manager a backend that makes rows of bits, and its parser if it has one."""
         from importlib import import_module
 
         import xgrammar
 
+        manager = self.scheduler.structured_output_manager
+        manager.backend = SimpleNamespace(
+            allocate_token_bitmask=lambda rows: xgrammar.allocate_token_bitmask(rows, SIZE)
+        )
+        if "parser" not in self.config:
+            return
         module, name = PARSERS[self.config["parser"]]
         kind = getattr(import_module(f"vllm.reasoning.{module}"), name)
         around = "seed:think" if self.config["parser"] == "seed_oss" else "think"
         vocab = {f"<{around}>": START, f"</{around}>": END}
-        manager = self.scheduler.structured_output_manager
         manager.tokenizer = SimpleNamespace(get_vocab=lambda: vocab)
         manager.reasoner_cls = kind
         manager.enable_in_reasoning = self.config["enable_in_reasoning"]
-        manager.backend = SimpleNamespace(
-            allocate_token_bitmask=lambda rows: xgrammar.allocate_token_bitmask(rows, SIZE)
-        )
 
-    def _grammar(self, regex: str) -> Any:
+    def matcher(self, asked: dict[str, Any]) -> Any:
+        """xgrammar's matcher of a request."""
+        return self.peer.matcher("regex", asked["regex"])
+
+    def constrain(self, request: Any, asked: dict[str, Any]) -> None:
+        """Give a real request its grammar."""
+        request.structured_output_request.grammar = self._grammar(asked)
+
+    def _grammar(self, asked: dict[str, Any]) -> Any:
         """The real grammar, which says what it has taken."""
         from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
         class Grammar(XgrammarGrammar):
             def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-                if taken := super().accept_tokens(request_id, tokens):
-                    self.read += tokens
+                before = self.num_processed_tokens
+                taken = super().accept_tokens(request_id, tokens)
+                self.read += tokens[: self.num_processed_tokens - before]
                 return bool(taken)
 
             def rollback(self, num_tokens: int) -> None:
                 super().rollback(num_tokens)
                 del self.read[len(self.read) - num_tokens :]
 
-        grammar = Grammar(vocab_size=SIZE, matcher=self.peer.matcher("regex", regex), ctx=None)
+        grammar = Grammar(vocab_size=SIZE, matcher=self.matcher(asked), ctx=None)
         grammar.read = []
         return grammar
 
@@ -212,13 +230,13 @@ class _Run:
                 said.append(EOS)
                 continue
             for mask, draft in zip(masks[request_id], [*drafts, None], strict=True):
-                said.append(self._say(mask, draft))
+                said.append(self.say(mask, draft))
                 self.masks[request_id].append(hex(mask)[2:])
                 if said[-1] != draft:
                     break
         return sampled
 
-    def _say(self, mask: int, draft: int | None) -> int:
+    def say(self, mask: int, draft: int | None) -> int:
         """The draft, often, where it is possible; else a token that is."""
         possible = draft is not None and draft >= 0 and mask >> draft & 1
         if draft is not None and possible and self.rng.random() < self.acceptance:
@@ -226,7 +244,15 @@ class _Run:
         if mask == (1 << SIZE) - 1:
             [token] = self.rng.choices((97, 98, 32, START, END, EOS), (8, 8, 8, 2, 4, 1))
             return token
+        return self.possible(mask)
+
+    def possible(self, mask: int) -> int:
+        """A token that is allowed."""
         return self.rng.choice([token for token in range(SIZE) if mask >> token & 1])
+
+    def is_read(self, request: Any) -> bool:
+        """Whether the grammar reads what the request says next."""
+        return bool(request.structured_output_request.reasoning_ended)
 
     def _drafts(self, samples: list[str]) -> dict[str, list[int]]:
         """What a drafter says after an update: thoughts, or what the grammar could take."""
@@ -237,12 +263,11 @@ class _Run:
                 continue
             drafts = self.rng.choices((97, 98, 32, END), (4, 4, 2, 3), k=self.k)
             grammar = request.structured_output_request.grammar
-            if request.structured_output_request.reasoning_ended and self.rng.random() < 0.8:
+            if self.is_read(request) and self.rng.random() < 0.8:
                 matcher = grammar.matcher.fork()
                 for index in range(self.k):
                     mask = self.peer.mask(matcher)
-                    options = [t for t in range(SIZE) if mask >> t & 1]
-                    drafts[index] = self.rng.choice(options)
+                    drafts[index] = self.possible(mask)
                     if drafts[index] == EOS or not matcher.accept_token(drafts[index]):
                         break
             self.offered[request_id][str(request.num_output_tokens)] = drafts

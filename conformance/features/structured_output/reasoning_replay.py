@@ -77,8 +77,17 @@ def drafter(case: dict[str, Any]) -> Any:
     return lambda context, n, k: known.get(tuple(context), [0] * k)[:k]
 
 
-def replayed(case: dict[str, Any]) -> dict[str, Any]:
+def replayed(case: dict[str, Any], kind: str = "regex") -> dict[str, Any]:
     """What the mini engine makes of a run, in the recording's words."""
+    names = {"parser": "reasoning_parser", "enable_in_reasoning": "enable_in_reasoning"}
+    gate = {ours: case["config"][theirs] for theirs, ours in names.items()}
+    return played(case, Thinking(case["config"]["parser"]), gate, kind)
+
+
+def played(
+    case: dict[str, Any], tokenizer: ByteTokenizer, outputs_config: dict[str, Any], kind: str
+) -> dict[str, Any]:
+    """As `replayed`, of requests whose constraint is of this kind."""
     config, script = case["config"], Script(case)
     names = (
         "async_scheduling", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
@@ -87,21 +96,18 @@ def replayed(case: dict[str, Any]) -> dict[str, Any]:
     knobs = {name: config[name] for name in names}
     engine = LLMEngine(
         Flat(),
-        tokenizer=Thinking(config["parser"]),
+        tokenizer=tokenizer,
         parts=EngineParts(
             sampler=lambda: script, rooms={"spec_decode": {"drafter": drafter(case)}}
         ),
-        structured_outputs_config={
-            "reasoning_parser": config["parser"],
-            "enable_in_reasoning": config["enable_in_reasoning"],
-        },
+        structured_outputs_config=outputs_config,
         **({"speculative_config": config["speculative"]} if "speculative" in config else {}),
         **knobs,
     )
     manager: Any = engine.feature("structured_outputs")
     requests: dict[str, Any] = {}
     for number, asked in enumerate(case["requests"]):
-        wanted = StructuredOutputsParams(regex=asked["regex"])
+        wanted = StructuredOutputsParams(**{kind: asked[kind]})
         key = wanted.key(manager.config)
         manager.compiler.submit(key, manager.parser.parse(key)).future.result()
         params = SamplingParams(
@@ -186,8 +192,8 @@ looks at every token of a step for the end
 
 reads the token that ends the reasoning
 @ structured_output.request
--            self.reasoning_ended = request.num_tokens
-+            self.reasoning_ended = request.num_tokens - 1
+-            self.reads_from = self.num_begun if self.reads_last_step else request.num_tokens
++            self.reads_from = request.num_tokens - 1
 
 does not look into the prompt
 @ structured_output.request
@@ -206,13 +212,13 @@ takes a prompt without marks for one whose reasoning has ended
 
 does not see tokens in flight
 @ structured_output.request
--        ends = [self.step_start]
+-        steps = [(self.num_begun, self.step_start)]
 +        return None
 
 sees the end in flight one step late
 @ structured_output.request
--            tokens, ends = [*tokens, *in_flight], [*ends, len(tokens) + len(in_flight)]
-+            tokens = [*tokens, *in_flight]
+-            steps.append((self.step_start, len(tokens) + len(in_flight)))
++            pass
 
 looks at the last token alone after a preemption
 @ structured_output.request
@@ -222,8 +228,8 @@ looks at the last token alone after a preemption
 
 looks for the end in drafts
 @ structured_output.request
--        ends = [self.step_start]
-+        ends = range(self.step_start, request.num_tokens + 1)
+-        steps = [(self.num_begun, self.step_start)]
++        steps = [(end, end) for end in range(self.step_start, request.num_tokens + 1)]
 
 lets the grammar judge thoughts
 @ structured_output.manager

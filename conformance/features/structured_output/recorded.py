@@ -32,6 +32,18 @@ PARTS = {
         "tokens a grammar reads, with drafts and with a step in flight",
         "`test_reasoning.py`",
     ),
+    "grammar_tags": _library(
+        "grammar_tags", "tags",
+        "structural tags: what the real front door takes, and xgrammar's masks in the real "
+        "backend's grammars, over bytes and over words",
+        "`test_tags.py`",
+    ),
+    "grammar_tags_runs": _library(
+        "grammar_tags_runs", "tags_runs",
+        "the real scheduler and manager with structural tags: plans, drafts, masks and texts, with "
+        "drafts and with a step in flight",
+        "`test_tags.py`",
+    ),
     "grammar_language": _library(
         "grammar_language", "language",
         "which texts xgrammar and llguidance take as JSON of a schema, beside `jsonschema`",

@@ -7,6 +7,7 @@ Promises: fields, defaults and what is refused are vLLM's, with its status, `typ
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -42,6 +43,28 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+
+
+class StructuralTagResponseFormat(Body):
+    type: Literal["structural_tag"]
+    format: Any
+
+
+class LegacyStructuralTag(Body):
+    begin: str
+    structural_tag_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    end: str
+
+
+class LegacyStructuralTagResponseFormat(Body):
+    """The older spelling of a structural tag."""
+
+    type: Literal["structural_tag"]
+    structures: list[LegacyStructuralTag]
+    triggers: list[str]
+
+
+AnyResponseFormat = ResponseFormat | StructuralTagResponseFormat | LegacyStructuralTagResponseFormat
 
 
 class StructuredOutputs(Body):
@@ -82,7 +105,7 @@ class Generation(Body):
     max_tokens: int | None = None
     n: int | None = 1
     presence_penalty: float | None = 0.0
-    response_format: ResponseFormat | None = None
+    response_format: AnyResponseFormat | None = None
     seed: int | None = Field(None, **_INT64)
     stop: str | list[str] | None = []
     stream: bool | None = False
@@ -177,10 +200,13 @@ class Generation(Body):
         if self.structured_outputs is not None:
             named = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
             kinds = {k: v for k, v in named.items() if k in StructuredOutputsParams.__slots__}
-        if self.response_format is not None and self.response_format.type == "json_object":
+        form = self.response_format
+        if isinstance(form, StructuralTagResponseFormat | LegacyStructuralTagResponseFormat):
+            kinds["structural_tag"] = json.dumps(form.model_dump(by_alias=True))
+        elif form is not None and form.type == "json_object":
             kinds["json_object"] = True
-        elif self.response_format is not None and self.response_format.json_schema is not None:
-            kinds["json"] = self.response_format.json_schema.json_schema
+        elif form is not None and form.json_schema is not None:
+            kinds["json"] = form.json_schema.json_schema
         if not kinds:
             return None
         if kinds.get("choice") is not None:

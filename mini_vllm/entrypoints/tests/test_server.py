@@ -204,6 +204,26 @@ def test_a_character_that_the_cap_cuts_is_not_in_the_text(port: int, stream: boo
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "ab"
 
 
+YES = {"type": "json_schema", "json_schema": {"enum": ["yes"]}}
+ONE_TAG = {
+    "type": "triggered_tags", "triggers": ["<a"], "at_least_one": True, "stop_after_first": True,
+    "tags": [{"type": "tag", "begin": "<a>", "content": YES, "end": "</a>"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+def test_a_structural_tag_is_a_response_format(port: int, path: str) -> None:
+    said = {"messages": [{"role": "user", "content": "a"}]} if path == CHATS else {"prompt": "a"}
+    form = {"type": "structural_tag", "format": ONE_TAG}
+    status, answer = ask(port, path, said | {"response_format": form, "max_tokens": 20})
+    [choice] = answer["choices"]
+    assert status == 200 and choice["finish_reason"] == "stop"
+    assert (choice.get("text") or choice["message"]["content"]) == '<a>"yes"</a>'
+    refused = form | {"format": {"type": "regex", "pattern": "a"}}
+    status, answer = ask(port, path, said | {"response_format": refused})
+    assert status == 400 and "format 'regex': need one of" in answer["error"]["message"]
+
+
 def test_the_first_token_of_a_prompt_is_no_context_of_the_others(port: int) -> None:
     body = {"prompt": "\N{ROCKET}ab", "echo": True, "logprobs": 1, "max_tokens": 1}
     _, answer = ask(port, COMPLETIONS, body)

@@ -29,6 +29,11 @@ PERSON = {
 }
 
 
+SPACES = json.dumps({  # after every space a tag
+    "structures": [{"begin": " [", "schema": {"enum": [1, 22, 333]}, "end": "]"}],
+    "triggers": [" "],
+})  # fmt: skip
+
 DRAFT_MODEL = {"method": "draft_model", "model": "models/byte-draft", "num_speculative_tokens": 2}
 
 
@@ -70,6 +75,7 @@ def test_every_kind_of_constraint_is_kept_beside_a_free_request():
         asking(8),
         asking(16, grammar='root ::= "<" [a-z]{1,5} ">"'),
         asking(64, json_object=True),
+        asking(24, structural_tag=SPACES),
     ]
     made = engine(structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True})
     found = texts(made, ["The "] * len(params), params)
@@ -79,6 +85,7 @@ def test_every_kind_of_constraint_is_kept_beside_a_free_request():
     assert 0 <= json.loads(found[2][0])["age"] <= 150
     assert re.fullmatch("<[a-z]{1,5}>", found[4][0])
     assert [reason for _, reason in found[:3]] == ["stop"] * 3
+    assert re.fullmatch(r"([^ ]| \[(1|22|333)\])+( \[?[1-3]*)?", found[6][0]) and "]" in found[6][0]
 
 
 @pytest.mark.slow
@@ -97,8 +104,14 @@ def test_every_kind_of_constraint_is_kept_beside_a_free_request():
     ids=["drafts", "async", "async with drafts", "chunks", "preemption"],
 )
 def test_texts_do_not_depend_on_how_the_steps_are_cut(knobs):
-    prompts = ["na na na na na ", "The date is 2024-01-01, 2024-01-", "[1, 1, 1, 1, "]
+    prompts = [
+        "na na na na na ",
+        "The date is 2024-01-01, 2024-01-",
+        "[1, 1, 1, 1, ",
+        "a [1] b [1]",
+    ]
     params = [asking(regex="(na ){3,8}b"), asking(regex=DATE), asking(20, json={"type": "integer"})]
+    params.append(asking(12, structural_tag=SPACES))
     plain = texts(engine(dtype="float64"), prompts, params)
     made = LLMEngine("byte-llama", **{"num_blocks": 256, "dtype": "float64"} | knobs)
     assert texts(made, prompts, params) == plain
