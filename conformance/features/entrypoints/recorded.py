@@ -9,6 +9,21 @@ PARTS = {
         "texts cut at every place",
         "`test_tool_parsers.py`, lab 16-01",
     ),
+    "tool_families": cases(
+        "entrypoints", "tool_families",
+        "the parsers of other families: `vllm/tool_parsers/glm4_moe_tool_parser.py:50` "
+        "`Glm4MoeModelToolParser`, `vllm/tool_parsers/qwen3coder_tool_parser.py:41` "
+        "`Qwen3CoderToolParser`, `vllm/tool_parsers/mistral_tool_parser.py:115` "
+        "`MistralToolParser`; texts cut at every place",
+        "`test_tool_families.py`",
+    ),
+    "tool_chats": cases(
+        "entrypoints", "tool_chats",
+        "`vllm/entrypoints/openai/chat_completion/serving.py:400` "
+        "`OpenAIServingChat.chat_completion_stream_generator` with each family and each "
+        "`tool_choice`: chunks and whole messages",
+        "`test_tool_families.py`",
+    ),
     "reasoning_parsers": cases(
         "entrypoints", "reasoning_parsers",
         "`vllm/reasoning/deepseek_r1_reasoning_parser.py:10` `DeepSeekR1ReasoningParser` before a "

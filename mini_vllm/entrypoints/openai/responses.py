@@ -30,7 +30,7 @@ from mini_vllm.entrypoints.openai.serving import (
     raise_if_failed,
     sse,
 )
-from mini_vllm.entrypoints.openai.tool_parsers import ToolCall, parse_calls, required_calls
+from mini_vllm.entrypoints.openai.tool_parsers import ToolCall, required_calls
 from mini_vllm.sampling_params import SamplingParams
 
 RESPONSE = answer(
@@ -99,6 +99,9 @@ class ResponsesServing:
             wrong.append("skip_special_tokens=false")
         if isinstance(request.tool_choice, dict) and request.tool_choice.get("type") != "function":
             wrong.append(f"tool_choice of type {request.tool_choice.get('type')!r}")
+        forced = request.named_tool is not None or request.tool_choice == "required"
+        if forced and not self.served.forces_json:
+            wrong.append("tool_choice that forces a call, with this --tool-call-parser,")
         if self.served.reasoning_tags is not None:
             wrong.append("/v1/responses with --reasoning-parser")
         elif self.served.engine.about.image is not None and _has_picture(request):
@@ -413,9 +416,8 @@ class _Response:
             return None, [ToolCall(request.named_tool, text)]
         if request.tool_choice == "required":
             return None, required_calls(text)
-        if request.tool_choice == "auto" and self.chat.served.tool_parser:
-            content, calls = parse_calls(text)
-            return (content if not calls or (content or "").strip() else None), calls
+        if request.tool_choice == "auto":
+            return self.chat.extract_tool_calls(text)
         return text, []
 
     # ------------------------------------------------------------------ streamed
@@ -429,7 +431,9 @@ class _Response:
             grown, parser = Grown(), self.chat.tool_stream()
             async for delta in self._deltas():
                 grown.take(delta)
-                message = {"content": delta.text} if parser is None else parser.feed(delta.text)
+                message: dict[str, Any] | None = {"content": delta.text}
+                if parser is not None:
+                    message = parser.feed(delta.text, delta.token_ids)
                 for event in items.feed(message or {}, self._noted(delta)):
                     yield items.numbered(event)
             for event in items.closed():

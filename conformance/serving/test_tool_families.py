@@ -1,0 +1,217 @@
+"""Our families of tool parsers against the real ones: texts in pieces, and chats around them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic", reason="needs pydantic (the extra serve)")
+
+from conformance import mutants, parts
+from conformance.features.entrypoints import tool_chats, tool_families
+from conformance.features.entrypoints.tool_families import (
+    FORMS,
+    SAME,
+    TOOLS,
+    VOCABULARY,
+    fed,
+    form_of,
+    nameless,
+)
+from conformance.serving.wrong_families import WRONG, WRONG_CHATS
+from mini_vllm.entrypoints.async_llm import Delta
+from mini_vllm.entrypoints.openai import (
+    chat,
+    tool_parsers,
+    tool_parsers_glm,
+    tool_parsers_qwen,
+    tool_schemas,
+)
+from mini_vllm.entrypoints.openai.chat import Chat
+from mini_vllm.entrypoints.openai.protocol_chat import ChatCompletionRequest, Tool
+from mini_vllm.entrypoints.openai.serving import Grown, Served
+from mini_vllm.entrypoints.openai.tool_parser_manager import get_tool_parser
+from mini_vllm.entrypoints.openai.tool_parsers import ToolParser
+from mini_vllm.sampling_params import SamplingParams
+
+FAMILIES = ("glm45", "glm47", "qwen3_coder")
+OFFERED = [Tool(**tool) for tool in TOOLS]
+
+cases = functools.cache(parts.load)
+
+
+def made(family: type[ToolParser], case: Mapping[str, Any]) -> ToolParser:
+    choice = case["choice"]
+    return family(VOCABULARY, () if choice is None else OFFERED, choice)
+
+
+def said_to(parser: ToolParser, pieces: Iterator[tuple[str, list[int]]]) -> list[Any]:
+    """Its deltas, as they are recorded."""
+    said: list[Any] = []
+    for piece, ids in pieces:
+        try:
+            said.append(nameless(parser.feed(piece, ids)))
+        except (TypeError, OverflowError) as error:
+            return [*said, {"raises": type(error).__name__}]
+    return said
+
+
+def whole_of(parser: ToolParser, text: str) -> list[Any]:
+    content, calls = parser.extract_tool_calls(text)
+    return [content, [[form_of(call.id), call.name, call.arguments] for call in calls]]
+
+
+def differing(name: str, family: type[ToolParser], every: int = 1) -> tuple[int, str]:
+    """Texts and streams compared, one in `every`; the first that is otherwise."""
+    asked = [case for case in cases("tool_families") if case["family"] == name]
+    for count, case in enumerate(asked, 1):
+        text = case["text"]
+        if (ours := whole_of(made(family, case), text)) != case["whole"]:
+            return count, f"{text!r}: {case['whole']} theirs, {ours} ours"
+    for case in asked:
+        text = case["text"]
+        for lengths, late, deltas in case["cuts"][count % every :: every]:
+            ours, count = said_to(made(family, case), fed(text, lengths, late)), count + 1
+            if ours != deltas:
+                return count, f"{text!r} cut {lengths}, {late}: {deltas} theirs, {ours} ours"
+    return count, ""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_texts_and_deltas_are_the_real_parser_s(name: str) -> None:
+    count, first = differing(name, get_tool_parser(name), every=40)
+    assert count > 100
+    assert not first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_delta_at_every_cut_is_the_real_parser_s(name: str) -> None:
+    count, first = differing(name, get_tool_parser(name))
+    assert count > 4000
+    assert not first
+
+
+def chat_of(family: type[ToolParser], asked: Mapping[str, Any], made: Any = Chat) -> Chat:
+    """A chat with the recorded tools, without an engine."""
+    engine: Any = SimpleNamespace()
+    served = Served(engine, "m", 100, "m", tool_parser=family, vocab=VOCABULARY)
+    request = ChatCompletionRequest(messages=[], tools=TOOLS, stream=True, **asked)
+    return made(served, request, "r", [], "p", [0], [0], SamplingParams())
+
+
+def streamed(chat: Chat, case: Mapping[str, Any], lengths: Sequence[int]) -> list[Any]:
+    """The choices of our chunks."""
+    choice, parser, found = Grown(), chat._parser(), []
+    pieces = tool_chats.pieces_of(case["text"], lengths)
+    for number, (piece, ids) in enumerate(pieces, 1):
+        reason = case["reason"] if number == len(pieces) else None
+        delta = Delta(0, piece, ids, [], reason)
+        choice.take(delta)
+        if chunk := chat._chunk(delta, choice, parser):
+            (told,) = chunk["choices"]
+            nameless(told["delta"])
+            found.append(told)
+    return found
+
+
+def whole(chat: Chat, case: Mapping[str, Any]) -> Any:
+    """The choice of our answer."""
+    choice = chat._choice(0, Grown(case["text"], finish_reason=case["reason"]))
+    nameless(choice["message"])
+    return choice
+
+
+def differing_chat(name: str, every: int = 1, made: Any = Chat) -> tuple[int, str]:
+    """Answers and streams compared, of one chat in `every`; the first that is otherwise."""
+    family, count = get_tool_parser(name), 0
+    asked = [case for case in cases("tool_chats") if case["family"] == name]
+    for case in asked[::every]:
+        about, count = f"{case['text']!r} for {case['asked']}", count + 1
+        if (ours := whole(chat_of(family, case["asked"], made), case)) != case["whole"]:
+            return count, f"{about}: {case['whole']} theirs, {ours} ours"
+        for lengths, chunks in case["cuts"]:
+            ours = streamed(chat_of(family, case["asked"], made), case, lengths)
+            count += 1
+            if ours != chunks:
+                return count, f"{about} cut {lengths}: {chunks} theirs, {ours} ours"
+    return count, ""
+
+
+@pytest.mark.parametrize("name", ["hermes", *FAMILIES])
+def test_chunks_and_finish_reasons_of_a_chat_are_the_real_server_s(name: str) -> None:
+    count, first = differing_chat(name, every=4)
+    assert count > 90
+    assert not first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hermes", *FAMILIES])
+def test_every_chunk_of_every_chat_is_the_real_server_s(name: str) -> None:
+    count, first = differing_chat(name)
+    assert count == 9 * (70 if name.startswith("glm") else 46)
+    assert not first
+
+
+def test_the_same_calls_are_the_same_in_every_family() -> None:
+    expected = list(SAME.items())
+    for name, form in FORMS.items():
+        if name not in ("hermes", *FAMILIES):
+            continue
+        text = "".join(form(call, **given) for call, given in SAME.items())
+        family = get_tool_parser(name)
+        _, calls = family(VOCABULARY, OFFERED).extract_tool_calls(text)
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == expected, name
+
+        parser = family(VOCABULARY, OFFERED)
+        for piece, ids in fed(text, tool_families.token_lengths(text), 0):
+            parser.feed(piece, ids)
+        sent = [(call.name, json.loads(call.arguments)) for call in parser.calls if call.name]
+        bare = name == "glm47"  # whose call without arguments and line end is never named
+        assert sent == (expected[:2] if bare else expected), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "name", "old", "new"),
+    WRONG,
+    ids=[f"{w[0].__name__.rpartition('_')[2]}, {w[1]}" for w in WRONG],
+)
+def test_the_recorded_texts_catch_a_family_that(
+    module: ModuleType, name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = mutants.edited(module, old, new)
+    if module is tool_schemas:
+        for user in (tool_parsers_glm, tool_parsers_qwen):
+            for function in ("properties_of", "types_of", "coerced"):
+                if hasattr(user, function):
+                    monkeypatch.setattr(user, function, getattr(wrong, function))
+    for family in reversed(FAMILIES):
+        right = get_tool_parser(family)
+        tried = right if module is tool_schemas else getattr(wrong, right.__name__, None)
+        if tried and differing(family, tried)[1]:
+            return
+    pytest.fail(f"no recorded text is read otherwise by a family that {name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "name", "old", "new"), WRONG_CHATS, ids=[w[1] for w in WRONG_CHATS]
+)
+def test_the_recorded_chats_catch_one_that(
+    module: ModuleType, name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = mutants.edited(module, old, new)
+    made: Any = wrong.Chat if module is chat else Chat
+    if module is tool_parsers:
+        monkeypatch.setattr(chat, "last_delta", wrong.last_delta)
+        monkeypatch.setattr(tool_parsers.Sent, "expected", wrong.Sent.expected)
+    for family in ("hermes", *FAMILIES):
+        if differing_chat(family, made=made)[1]:
+            return
+    pytest.fail(f"no recorded chat differs from one that {name}")
