@@ -33,8 +33,9 @@ from mini_vllm.entrypoints.openai import (
     tool_schemas,
 )
 from mini_vllm.entrypoints.openai.chat import Chat
+from mini_vllm.entrypoints.openai.messages import BlockEvents
 from mini_vllm.entrypoints.openai.protocol_chat import ChatCompletionRequest, Tool
-from mini_vllm.entrypoints.openai.serving import Grown, Served
+from mini_vllm.entrypoints.openai.serving import Grown, Served, sse
 from mini_vllm.entrypoints.openai.tool_parser_manager import get_tool_parser
 from mini_vllm.entrypoints.openai.tool_parsers import ToolParser
 from mini_vllm.sampling_params import SamplingParams
@@ -82,6 +83,14 @@ def differing(name: str, family: type[ToolParser], every: int = 1) -> tuple[int,
     return count, ""
 
 
+@pytest.mark.upstream
+def test_families_have_upstream_s_names_and_classes() -> None:
+    from vllm.tool_parsers import _TOOL_PARSERS_TO_REGISTER
+
+    for name in FAMILIES:
+        assert get_tool_parser(name).__name__ == _TOOL_PARSERS_TO_REGISTER[name][1]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_and_deltas_are_the_real_parser_s(name: str) -> None:
     count, first = differing(name, get_tool_parser(name), every=40)
@@ -105,8 +114,8 @@ def chat_of(family: type[ToolParser], asked: Mapping[str, Any], made: Any = Chat
     return made(served, request, "r", [], "p", [0], [0], SamplingParams())
 
 
-def streamed(chat: Chat, case: Mapping[str, Any], lengths: Sequence[int]) -> list[Any]:
-    """The choices of our chunks."""
+def streamed(chat: Chat, case: Mapping[str, Any], lengths: Sequence[int]) -> list[str]:
+    """The events of our stream."""
     choice, parser, found = Grown(), chat._parser(), []
     pieces = tool_chats.pieces_of(case["text"], lengths)
     for number, (piece, ids) in enumerate(pieces, 1):
@@ -114,10 +123,15 @@ def streamed(chat: Chat, case: Mapping[str, Any], lengths: Sequence[int]) -> lis
         delta = Delta(0, piece, ids, [], reason)
         choice.take(delta)
         if chunk := chat._chunk(delta, choice, parser):
-            (told,) = chunk["choices"]
-            nameless(told["delta"])
-            found.append(told)
-    return found
+            found.append(sse(chunk))
+    return [*found, sse("[DONE]")]
+
+
+def blocks(events: Sequence[str]) -> list[Any]:
+    """What our `/v1/messages` makes of them."""
+    made = BlockEvents()
+    said = [event for each in [events[0], *events] for event in made.feed(each)][1:]
+    return tool_chats.blocks_of([sse(event) for event in said])
 
 
 def whole(chat: Chat, case: Mapping[str, Any]) -> Any:
@@ -135,11 +149,12 @@ def differing_chat(name: str, every: int = 1, made: Any = Chat) -> tuple[int, st
         about, count = f"{case['text']!r} for {case['asked']}", count + 1
         if (ours := whole(chat_of(family, case["asked"], made), case)) != case["whole"]:
             return count, f"{about}: {case['whole']} theirs, {ours} ours"
-        for lengths, chunks in case["cuts"]:
-            ours = streamed(chat_of(family, case["asked"], made), case, lengths)
+        for lengths, *theirs in case["cuts"]:
+            events = streamed(chat_of(family, case["asked"], made), case, lengths)
+            ours = [tool_chats.choices_of(events), blocks(events) if theirs[1] else None]
             count += 1
-            if ours != chunks:
-                return count, f"{about} cut {lengths}: {chunks} theirs, {ours} ours"
+            if ours != theirs:
+                return count, f"{about} cut {lengths}: {theirs} theirs, {ours} ours"
     return count, ""
 
 

@@ -19,6 +19,7 @@ from conformance.features.entrypoints.tool_families import (
     SAME,
     TOOLS,
     VOCABULARY,
+    form_of,
     ids_of,
     nameless,
 )
@@ -27,9 +28,9 @@ Case = dict[str, Any]
 
 ABOUT = (
     '`{"family", "text", "asked", "reason", "whole": a choice, "cuts": [[lengths of the pieces, '
-    "choices of the chunks]]}`. `asked`: what the request says of calls, beside the tools of "
-    "`tool_families.py`. A piece comes with its tokens, one of length 0 with the end's. Ids keep "
-    "their form alone."
+    "choices of the chunks, blocks]]}`. `asked`: what the request says of calls, beside the tools "
+    "of `tool_families.py`. A piece comes with its tokens, one of length 0 with the end's. Blocks: "
+    "the events of `/v1/messages`, for the choice auto. Ids keep their form alone."
 )
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 ASKED: tuple[dict[str, Any], ...] = (
@@ -103,19 +104,44 @@ async def outputs(pieces: Sequence[tuple[str, list[int]]], reason: str) -> Async
         yield RequestOutput("r", "p", [EOS], None, [output], last)
 
 
-async def _streamed(server: Any, request: Any, pieces: Any, reason: str) -> list[Any]:
+async def _streamed(server: Any, request: Any, pieces: Any, reason: str) -> list[str]:
+    """The events of a stream without the first, which says who speaks."""
     tokenizer = SimpleNamespace(get_vocab=lambda: VOCABULARY)
-    found = []
-    async for event in server.chat_completion_stream_generator(
+    events = server.chat_completion_stream_generator(
         request, outputs(pieces, reason), "r", "m", [], tokenizer, SimpleNamespace()
-    ):
-        data = event.removeprefix("data: ").strip()
-        if data != "[DONE]":
-            chunk = json.loads(data)
-            (choice,) = chunk["choices"]
-            nameless(choice["delta"])
-            found.append(choice)
-    return found[1:]  # the first says who speaks
+    )
+    return [event async for event in events][1:]
+
+
+def choices_of(events: Sequence[str]) -> list[Any]:
+    """The choice of each event that has one."""
+    data = (event.removeprefix("data: ").strip() for event in events)
+    found = [json.loads(each)["choices"][0] for each in data if each != "[DONE]"]
+    for choice in found:
+        nameless(choice["delta"])
+    return found
+
+
+async def _blocks(events: Sequence[str]) -> list[Any]:
+    """What `/v1/messages` makes of a chat's events."""
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    async def chat() -> AsyncIterator[str]:
+        for event in [events[0], *events]:  # the first only begins the message
+            yield event
+
+    server: Any = object.__new__(AnthropicServingMessages)
+    return blocks_of([event async for event in server.message_stream_converter(chat())][1:])
+
+
+def blocks_of(events: Sequence[str]) -> list[Any]:
+    """The data of each event, ids by their form."""
+    found = [json.loads(event.partition("data: ")[2]) for event in events]
+    for event in found:
+        block = event.get("content_block") or {}
+        if "id" in block:
+            block["id"] = form_of(block["id"])
+    return found
 
 
 async def _whole(server: Any, request: Any, text: str, reason: str) -> Any:
@@ -145,8 +171,9 @@ def cases() -> Iterator[Case]:
                 for lengths in cuts_of(text):
                     request = ChatCompletionRequest(**body)
                     pieces = pieces_of(text, lengths)
-                    streamed = _streamed(server, request, pieces, reason)
-                    cuts.append([lengths, asyncio.run(streamed)])
+                    events = asyncio.run(_streamed(server, request, pieces, reason))
+                    blocks = asyncio.run(_blocks(events)) if asked == ASKED[0] else None
+                    cuts.append([lengths, choices_of(events), blocks])
                 yield {
                     "family": family, "text": text, "asked": asked, "reason": reason,
                     "whole": asyncio.run(whole), "cuts": cuts,

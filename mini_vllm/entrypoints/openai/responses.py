@@ -30,7 +30,7 @@ from mini_vllm.entrypoints.openai.serving import (
     raise_if_failed,
     sse,
 )
-from mini_vllm.entrypoints.openai.tool_parsers import ToolCall, required_calls
+from mini_vllm.entrypoints.openai.tool_parsers import HermesStream, ToolCall, required_calls
 from mini_vllm.sampling_params import SamplingParams
 
 RESPONSE = answer(
@@ -99,9 +99,8 @@ class ResponsesServing:
             wrong.append("skip_special_tokens=false")
         if isinstance(request.tool_choice, dict) and request.tool_choice.get("type") != "function":
             wrong.append(f"tool_choice of type {request.tool_choice.get('type')!r}")
-        forced = request.named_tool is not None or request.tool_choice == "required"
-        if forced and not self.served.forces_json:
-            wrong.append("tool_choice that forces a call, with this --tool-call-parser,")
+        if self.served.tool_parser not in (None, HermesStream):
+            wrong.append("/v1/responses with a --tool-call-parser other than hermes")
         if self.served.reasoning_tags is not None:
             wrong.append("/v1/responses with --reasoning-parser")
         elif self.served.engine.about.image is not None and _has_picture(request):
