@@ -11,6 +11,7 @@ from mini_vllm.entrypoints.openai import (
     chat,
     tool_parsers,
     tool_parsers_glm,
+    tool_parsers_mistral,
     tool_parsers_qwen,
     tool_schemas,
 )
@@ -18,6 +19,7 @@ from mini_vllm.entrypoints.openai import (
 Wrong = tuple[ModuleType, str, str, str]
 GLM = tool_parsers_glm
 QWEN = tool_parsers_qwen
+MISTRAL = tool_parsers_mistral
 SCHEMAS = tool_schemas
 
 
@@ -32,8 +34,8 @@ WRONG: tuple[Wrong, ...] = (
     (
         GLM,
         "keeps content that is blank",
-        "(content if content.strip() else None)",
-        "(content or None)",
+        "said_in(text[: text.find(OPEN)])",
+        "text[: text.find(OPEN)]",
     ),
     (
         GLM,
@@ -276,18 +278,6 @@ WRONG_CHATS: tuple[Wrong, ...] = (
     ),
     (
         chat,
-        "keeps blank content beside a call",
-        "content if content and content.strip() else None, calls",
-        "content or None, calls",
-    ),
-    (
-        chat,
-        "takes the parser's content without calls",
-        "        if not calls:\n            return text, []\n",
-        "",
-    ),
-    (
-        chat,
         "offers the parser no tools",
         "request.tools or (), request.tool_choice)",
         "(), request.tool_choice)",
@@ -327,5 +317,11 @@ WRONG_CHATS: tuple[Wrong, ...] = (
         "forgets the name in a last delta",
         'name = own.get("function", {}).get("name")',
         "name = None",
+    ),
+    (
+        tool_parsers,
+        "keeps blank content beside a call",
+        "content if content and content.strip() else None",
+        "content or None",
     ),
 )

@@ -49,7 +49,7 @@ def serve(
         bool, typer.Option(help="Take templates from requests.")
     ] = False,
     tool_call_parser: Annotated[
-        str | None, typer.Option(help="hermes, glm45, glm47, qwen3_coder; none leaves text.")
+        str | None, typer.Option(help="hermes, glm45, glm47, mistral, qwen3_coder, or none.")
     ] = None,
     tool_parser_plugin: Annotated[
         Path | None, typer.Option(help="A file that registers a parser of your own.")

@@ -240,6 +240,7 @@ def form_of(call_id: str) -> str:
 def cases() -> Iterator[Case]:
     """The cases; the same every time."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
+    from vllm.entrypoints.openai.engine.serving import OpenAIServing
     from vllm.parser.abstract_parser import _WrappedParser
     from vllm.tool_parsers import ToolParserManager
 
@@ -263,9 +264,9 @@ def cases() -> Iterator[Case]:
                     deltas.append({"raises": type(error).__name__})
                     break
             cuts.append([lengths, late, deltas])
-        found = Parser(tokenizer, tools).extract_tool_calls(text, request)
-        calls = [[form_of(c.id), c.function.name, c.function.arguments] for c in found.tool_calls]
-        yield {
-            "family": family, "text": text, "choice": choice, "whole": [found.content, calls],
-            "cuts": cuts,
-        }  # fmt: skip
+        found, content = OpenAIServing._parse_tool_calls_from_content(
+            request, tokenizer, True, Parser.tool_parser_cls, text
+        )
+        calls = [[form_of(c.id), c.name, c.arguments] for c in found or ()]
+        whole = None if choice == "none" else [content, calls]
+        yield {"family": family, "text": text, "choice": choice, "whole": whole, "cuts": cuts}

@@ -261,8 +261,8 @@ class Chat:
         """Content and calls."""
         if text is None:
             return None, []
-        if self.parses:
-            content, calls = self.extract_tool_calls(text)
+        if self.parses and (parser := self.family()):
+            content, calls = parser.extract_tool_calls(text)
             return "" if self.forced else content, calls
         if self.request.named_tool is not None:
             return "", [ToolCall(self.request.named_tool, text)]
@@ -270,15 +270,8 @@ class Chat:
             return "", required_calls(text)
         return text, []
 
-    def extract_tool_calls(self, text: str) -> tuple[str | None, list[ToolCall]]:
-        """Content and calls of free text; where no call is found, all of it is content."""
-        parser = self._family()
-        content, calls = parser.extract_tool_calls(text) if parser else (text, [])
-        if not calls:
-            return text, []
-        return content if content and content.strip() else None, calls
-
-    def _family(self) -> ToolParser | None:
+    def family(self) -> ToolParser | None:
+        """A new parser of the server's family, for one choice."""
         family, request = self.served.tool_parser, self.request
         if family is None:
             return None
@@ -317,7 +310,7 @@ class Chat:
         if self.forced and self.served.forces_json:
             name = self.request.named_tool
             return RequiredStream() if name is None else NamedStream(name)
-        return self._family()  # whatever tools are offered
+        return self.family()  # whatever tools are offered
 
     def chunks(self) -> AsyncGenerator[str, None]:
         """The events of the stream, the last one `[DONE]`."""

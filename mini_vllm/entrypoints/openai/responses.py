@@ -415,8 +415,8 @@ class _Response:
             return None, [ToolCall(request.named_tool, text)]
         if request.tool_choice == "required":
             return None, required_calls(text)
-        if request.tool_choice == "auto":
-            return self.chat.extract_tool_calls(text)
+        if request.tool_choice == "auto" and (parser := self.chat.family()):
+            return parser.extract_tool_calls(text)
         return text, []
 
     # ------------------------------------------------------------------ streamed

@@ -23,6 +23,7 @@ _FAMILIES = {
     "hermes": ("tool_parsers", "HermesStream"),
     "glm45": ("tool_parsers_glm", "Glm4MoeModelToolParser"),
     "glm47": ("tool_parsers_glm", "Glm47MoeModelToolParser"),
+    "mistral": ("tool_parsers_mistral", "MistralToolParser"),
     "qwen3_coder": ("tool_parsers_qwen", "Qwen3CoderToolParser"),
 }
 """Module and class by name; the names are upstream's."""

@@ -44,6 +44,11 @@ def held_back(text: str, tag: str) -> int:
     return 0
 
 
+def said_in(content: str | None) -> str | None:
+    """Content beside calls, None for a blank one."""
+    return content if content and content.strip() else None
+
+
 def parse_calls(text: str) -> tuple[str | None, list[ToolCall]]:
     """Content and calls of a whole text in Hermes' format; a text that is broken is all content.
 
@@ -100,7 +105,7 @@ class ToolParser:
     """Whether a forced call is made by a constraint, as JSON; if not, `feed` reads it too."""
 
     def extract_tool_calls(self, text: str) -> tuple[str | None, list[ToolCall]]:
-        """Content and calls of a whole text."""
+        """Content and calls of a whole text, which is all content where it calls nothing."""
         raise NotImplementedError
 
     def feed(self, piece: str, token_ids: Sequence[int] = ()) -> dict[str, Any] | None:
@@ -116,8 +121,9 @@ class HermesStream(ToolParser):
     """Characters of content that were sent."""
 
     def extract_tool_calls(self, text: str) -> tuple[str | None, list[ToolCall]]:
-        """As `parse_calls`."""
-        return parse_calls(text)
+        """As `parse_calls`; blank content beside calls is none."""
+        content, calls = parse_calls(text)
+        return said_in(content) if calls else content, calls
 
     def feed(self, piece: str, token_ids: Sequence[int] = ()) -> dict[str, Any] | None:
         """What a piece adds to the message, None while nothing can be said.

@@ -22,6 +22,7 @@ from mini_vllm.entrypoints.openai.tool_parsers import (
     ToolParser,
     call_id,
     held_back,
+    said_in,
 )
 from mini_vllm.entrypoints.openai.tool_schemas import properties_of, types_of
 
@@ -70,8 +71,7 @@ class Glm4MoeModelToolParser(ToolParser):
             return text, []
         if not calls:
             return text, []
-        content = text[: text.find(OPEN)]
-        return (content if content.strip() else None), calls
+        return said_in(text[: text.find(OPEN)]), calls
 
     def _call(self, found: re.Match[str]) -> ToolCall:
         name, pairs = found[1].strip(), _PAIR.findall(found[2] or "")

@@ -14,7 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mini_vllm.entrypoints.openai.tool_parsers import CLOSE, OPEN, Sent, ToolCall, ToolParser
+from mini_vllm.entrypoints.openai.tool_parsers import (
+    CLOSE,
+    OPEN,
+    Sent,
+    ToolCall,
+    ToolParser,
+    said_in,
+)
 from mini_vllm.entrypoints.openai.tool_schemas import coerced, properties_of, types_of
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -62,8 +69,9 @@ class Qwen3CoderToolParser(ToolParser):
             found = [self._call(body) for block in blocks for body in _CALL.findall(block)]
         except Exception:  # a parameter without a name, or a number beyond every float
             return text, []
+        calls = [call for call in found if call is not None]
         begin = text.find(OPEN) if OPEN in text else text.find(FUNCTION)
-        return text[:begin] or None, [call for call in found if call is not None]
+        return (said_in(text[:begin]), calls) if calls else (text, [])
 
     def _call(self, body: str) -> ToolCall | None:
         """What stands behind `<function=`; None without the end of the name."""

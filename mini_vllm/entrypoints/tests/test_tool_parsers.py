@@ -72,6 +72,8 @@ def test_harmony_is_refused_with_its_reason() -> None:
 def test_a_vocabulary_without_a_family_s_tags_is_refused() -> None:
     said = refused(tool_call_parser="qwen3_coder")
     assert "this one lacks <tool_call> and </tool_call>" in said
+    with pytest.raises(ValueError, match=r"this one lacks \[ARGS\]"):  # calls are a list there
+        manager.get_tool_parser("mistral")({"[TOOL_CALLS]": 5})
 
 
 def test_a_plug_in_registers_a_parser_by_its_name(tmp_path: Path) -> None:
