@@ -85,7 +85,7 @@ def serve_engine(
         lora_modules: folders of adapters by the name that clients call them.
 
     Raises:
-        ValueError: an unknown parser, or one whose tags the vocabulary lacks; a plug-in that fails;
+        ValueError: an unknown parser, or one whose tags no text will have; a plug-in that fails;
             an adapter that cannot be loaded; a name taken twice; a model without `max_model_len`;
             or what the engine refuses.
     """
@@ -106,6 +106,11 @@ def serve_engine(
     vocab = {name: number for number, name in pieces.items()}
     if parser is not None:
         parser(vocab)  # one whose tags it lacks is refused
+        if lost := [tag for tag in parser.tags if tag in specials.values()]:
+            raise ValueError(
+                f"tool_call_parser={tool_call_parser!r}: need {' and '.join(lost)} in texts, which "
+                "leave out what the tokenizer marks as special"
+            )
     tags = Tags.of(vocab) if reasoning_parser else None
     if isinstance(engine, LLMEngine):
         asking = AsyncLLM(with_adapters(engine, modules))

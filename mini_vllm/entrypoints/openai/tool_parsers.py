@@ -103,6 +103,8 @@ class ToolParser:
 
     supports_required_and_named: ClassVar[bool] = True
     """Whether a forced call is made by a constraint, as JSON; if not, `feed` reads it too."""
+    tags: ClassVar[tuple[str, ...]] = ()
+    """What is read in a text, and must not be left out of it as a special token."""
 
     def extract_tool_calls(self, text: str) -> tuple[str | None, list[ToolCall]]:
         """Content and calls of a whole text, which is all content where it calls nothing."""
@@ -119,6 +121,8 @@ class HermesStream(ToolParser):
 
     num_sent: int = 0
     """Characters of content that were sent."""
+
+    tags: ClassVar[tuple[str, ...]] = OPEN, CLOSE
 
     def extract_tool_calls(self, text: str) -> tuple[str | None, list[ToolCall]]:
         """As `parse_calls`; blank content beside calls is none."""

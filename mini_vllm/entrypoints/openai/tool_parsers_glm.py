@@ -26,10 +26,10 @@ from mini_vllm.entrypoints.openai.tool_parsers import (
 )
 from mini_vllm.entrypoints.openai.tool_schemas import properties_of, types_of
 
-KEY, VALUE, VALUE_END = "<arg_key>", "<arg_value>", "</arg_value>"
+KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _REGION = re.compile(f"{OPEN}.*?{CLOSE}", re.DOTALL)
-_KEY = re.compile(f"{KEY}(.*?)</arg_key>", re.DOTALL)
-_PAIR = re.compile(rf"{KEY}(.*?)</arg_key>\s*{VALUE}(.*?){VALUE_END}", re.DOTALL)
+_KEY = re.compile(f"{KEY}(.*?){KEY_END}", re.DOTALL)
+_PAIR = re.compile(rf"{KEY}(.*?){KEY_END}\s*{VALUE}(.*?){VALUE_END}", re.DOTALL)
 
 
 def _dumped(value: Any) -> str:
@@ -56,6 +56,7 @@ class Glm4MoeModelToolParser(ToolParser):
     """Where the text begins of which nothing was sent as content."""
 
     supports_required_and_named: ClassVar[bool] = False
+    tags: ClassVar[tuple[str, ...]] = OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END
     detail: ClassVar[re.Pattern[str]] = re.compile(rf"{OPEN}([^\n]*)\n(.*){CLOSE}", re.DOTALL)
     """A whole call: its name, and its pairs."""
 

@@ -12,7 +12,7 @@ import random
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mini_vllm.entrypoints.openai.tool_parsers import Sent, ToolCall, ToolParser, said_in
 
@@ -37,6 +37,8 @@ class MistralToolParser(ToolParser):
     """Of the call that is being read, None once it was sent."""
     seen: bool = False
     """Whether the token before a call has come, with its text or without."""
+
+    tags: ClassVar[tuple[str, ...]] = (CALLS,)
 
     def __post_init__(self) -> None:
         if missing := [tag for tag in (CALLS, ARGUMENTS) if tag not in self.vocab]:

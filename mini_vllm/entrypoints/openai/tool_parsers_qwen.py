@@ -12,7 +12,7 @@ import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mini_vllm.entrypoints.openai.tool_parsers import (
     CLOSE,
@@ -52,6 +52,8 @@ class Qwen3CoderToolParser(ToolParser):
     """What a piece may say of it."""
     num_parameters: int = 0
     """Of the call, that were sent."""
+
+    tags: ClassVar[tuple[str, ...]] = OPEN, CLOSE
 
     def __post_init__(self) -> None:
         if missing := [tag for tag in (OPEN, CLOSE) if tag not in self.vocab]:

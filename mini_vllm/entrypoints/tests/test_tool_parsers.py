@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,16 @@ def test_a_vocabulary_without_a_family_s_tags_is_refused() -> None:
     assert "this one lacks <tool_call> and </tool_call>" in said
     with pytest.raises(ValueError, match=r"this one lacks \[ARGS\]"):  # calls are a list there
         manager.get_tool_parser("mistral")({"[TOOL_CALLS]": 5})
+
+
+def test_tags_that_are_left_out_of_texts_are_refused(tmp_path: Path) -> None:
+    """vLLM keeps special tokens where tools are offered; this engine never does."""
+    vocab = {"[TOOL_CALLS]": 5, "[ARGS]": 6}
+    added = [{"id": 5, "content": "[TOOL_CALLS]", "special": True}]
+    tokenizer = {"model": {"vocab": vocab}, "added_tokens": added}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match=r"'mistral': need \[TOOL_CALLS\] in texts"):
+        serve_engine(make_engine, model=str(tmp_path), tool_call_parser="mistral")
 
 
 def test_a_plug_in_registers_a_parser_by_its_name(tmp_path: Path) -> None:
