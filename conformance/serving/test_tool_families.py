@@ -229,3 +229,52 @@ def test_the_recorded_chats_catch_one_that(
         if differing_chat(family, made=made)[1]:
             return
     pytest.fail(f"no recorded chat differs from one that {name}")
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"function": {"name": "f"}},
+        {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"a": None}}},
+        {"function": {"strict": False, "name": "f", "description": None, "defer_loading": True}},
+        {"defer_loading": False, "x": 1, "function": {"name": "f", "parameters": {}}},
+    ],
+)
+def test_a_template_gets_the_tool_that_vllm_gives_it(tool: dict[str, Any]) -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
+
+    theirs = ChatCompletionToolsParam(**tool).model_dump()
+    assert json.dumps(Tool(**tool).offered()) == json.dumps(theirs)
+
+
+def constraint_of(name: str, strict: bool | None) -> Any:
+    """What vLLM's parser makes of a choice left to the model, None for no constraint."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
+    function: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
+    function |= {} if strict is None else {"strict": strict}
+    body = {"messages": [], "tools": [{"type": "function", "function": function}]}
+    request = ChatCompletionRequest(**body)
+    tokenizer: Any = SimpleNamespace(get_vocab=lambda: VOCABULARY)
+    parser = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools)
+    made = parser.adjust_request(request).structured_outputs
+    return None if made is None else json.loads(made.structural_tag)
+
+
+@pytest.mark.upstream
+def test_strict_is_read_by_one_family_of_ours_and_with_a_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.tool_parsers import abstract_tool_parser
+
+    names = ("hermes", *FAMILIES)
+    assert [constraint_of(name, True) for name in names] == [None] * len(names)
+    monkeypatch.setattr(abstract_tool_parser, "VLLM_ENFORCE_STRICT_TOOL_CALLING", True)
+    assert [name for name in names if constraint_of(name, True)] == ["qwen3_coder"]
+    schemas = [
+        constraint_of("qwen3_coder", strict)["format"]["tags"][0]["content"]["json_schema"]
+        for strict in (True, None, False)
+    ]
+    assert schemas == [{"type": "object"}, {"type": "object"}, True]

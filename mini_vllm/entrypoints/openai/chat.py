@@ -83,7 +83,7 @@ class ChatServing:
             "continue_final_message": request.continue_final_message,
             "chat_template_kwargs": request.chat_template_kwargs,
         }
-        return messages, render(template, messages, request.tools, options)
+        return messages, render(template, messages, request.tool_dicts(), options)
 
     def begin(self, request: ChatCompletionRequest, header: str | None) -> Chat:
         """Check a request; nothing has reached the engine when it is refused.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -92,6 +93,11 @@ def serve_engine(
     if tool_parser_plugin is not None:
         import_tool_parser(tool_parser_plugin)
     parser = None if tool_call_parser is None else get_tool_parser(tool_call_parser)
+    strict = os.environ.get("VLLM_ENFORCE_STRICT_TOOL_CALLING", "0")
+    if parser is not None and strict != "0":
+        raise ValueError(
+            f"VLLM_ENFORCE_STRICT_TOOL_CALLING={strict}: need 0, no structural tag is made of tools"
+        )
     if reasoning_parser not in (None, "deepseek_r1"):
         raise ValueError(f"reasoning_parser={reasoning_parser!r}: need 'deepseek_r1', or none")
     name, modules = served_model_name or model, lora_modules or {}

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import PrivateAttr, ValidationError
 
 from mini_vllm.entrypoints.async_llm import Delta
 from mini_vllm.entrypoints.openai.chat import Chat, ChatServing
@@ -41,7 +41,12 @@ MAX_STORED = 1024
 
 
 class _AsChat(ChatCompletionRequest):
-    """The chat that is asked for; its limit has another name."""
+    """The chat that is asked for; its limit has another name, and its tools another form."""
+
+    _offered: list[dict[str, Any]] | None = PrivateAttr(None)
+
+    def tool_dicts(self) -> list[dict[str, Any]] | None:
+        return self._offered
 
     def output_limit(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_completion_tokens
@@ -275,7 +280,9 @@ def chat_of(request: ResponsesRequest, messages: list[dict[str, Any]]) -> ChatCo
         if form.type == "json_schema":  # json_object constrains nothing there
             body["structured_outputs"] = {"json": form.json_schema}
     try:
-        return _AsChat.model_validate(body)
+        chat = _AsChat.model_validate(body)
+        chat._offered = body.get("tools")
+        return chat
     except ValidationError as error:
         raise APIError(f"input: {error.errors(include_url=False)[0]['msg']}") from None
 

@@ -14,6 +14,7 @@ from mini_vllm.tests.server_support import ask, serving  # isort: skip
 from mini_vllm.engine import LLMEngine  # isort: skip
 from mini_vllm.entrypoints.openai import tool_parser_manager as manager  # isort: skip
 from mini_vllm.entrypoints.openai.launch import make_engine, serve_engine  # isort: skip
+from mini_vllm.entrypoints.openai.protocol_chat import Tool  # isort: skip
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}},
@@ -75,6 +76,25 @@ def test_a_vocabulary_without_a_family_s_tags_is_refused() -> None:
     assert "this one lacks <tool_call> and </tool_call>" in said
     with pytest.raises(ValueError, match=r"this one lacks \[ARGS\]"):  # calls are a list there
         manager.get_tool_parser("mistral")({"[TOOL_CALLS]": 5})
+
+
+def test_strict_calls_are_not_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENFORCE_STRICT_TOOL_CALLING", "1")
+    said = refused(tool_call_parser="hermes")
+    assert said.startswith("VLLM_ENFORCE_STRICT_TOOL_CALLING=1: need 0")
+
+
+def test_a_template_sees_what_a_tool_says_beside_its_schema() -> None:
+    given = {"function": {"strict": True, "name": "f"}, "defer_loading": False}
+    function = {"name": "f", "description": None, "parameters": None, "defer_loading": False}
+    expected = {
+        "type": "function",
+        "function": {**function, "strict": True},
+        "defer_loading": False,
+    }
+    offered = Tool(**given).offered()
+    assert json.dumps(offered) == json.dumps(expected)
+    assert list(Tool(function={"name": "f"}).offered()["function"]) == list(function)[:3]
 
 
 def test_tags_that_are_left_out_of_texts_are_refused(tmp_path: Path) -> None:
