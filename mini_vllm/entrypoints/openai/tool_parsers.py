@@ -87,7 +87,7 @@ class Sent:
 class ToolParser:
     """What a family of parsers is; each reads one choice of one answer, whole or in pieces.
 
-    Mirrors `vllm/tool_parsers/abstract_tool_parser.py:39` `ToolParser`.
+    Mirrors `vllm/tool_parsers/abstract_tool_parser.py:43` `ToolParser`.
     """
 
     vocab: Mapping[str, int] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """What the schema of a tool says of one argument: its types, and a text as a value of them.
 
 Mirrors `vllm/tool_parsers/utils.py:158` `find_tool_properties`,
-`vllm/tool_parsers/utils.py:438` `extract_types_from_schema` and
-`vllm/tool_parsers/utils.py:507` `coerce_to_schema_type`.
+`vllm/tool_parsers/utils.py:453` `extract_types_from_schema` and
+`vllm/tool_parsers/utils.py:526` `coerce_to_schema_type`.
 """
 
 from __future__ import annotations
