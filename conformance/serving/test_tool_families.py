@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ from conformance.serving.wrong_families import WRONG, WRONG_CHATS
 from mini_vllm.entrypoints.async_llm import Delta
 from mini_vllm.entrypoints.openai import (
     chat,
+    reasoning_parsers,
     tool_parsers,
     tool_parsers_glm,
     tool_parsers_qwen,
@@ -35,6 +37,7 @@ from mini_vllm.entrypoints.openai import (
 from mini_vllm.entrypoints.openai.chat import Chat
 from mini_vllm.entrypoints.openai.messages import BlockEvents
 from mini_vllm.entrypoints.openai.protocol_chat import ChatCompletionRequest, Tool
+from mini_vllm.entrypoints.openai.reasoning_parsers import ReasoningFirst, Tags, ThinkingStream
 from mini_vllm.entrypoints.openai.serving import Grown, Served, sse
 from mini_vllm.entrypoints.openai.tool_parser_manager import get_tool_parser
 from mini_vllm.entrypoints.openai.tool_parsers import ToolParser
@@ -51,7 +54,16 @@ def made(family: type[ToolParser], case: Mapping[str, Any]) -> ToolParser:
     return family(VOCABULARY, () if choice is None else OFFERED, choice)
 
 
-def said_to(parser: ToolParser, pieces: Iterator[tuple[str, list[int]]]) -> list[Any]:
+def stream(family: type[ToolParser], case: Mapping[str, Any]) -> ToolParser | ReasoningFirst:
+    if not tool_families.thinks(case["text"]):
+        return made(family, case)
+    tags = Tags.of(VOCABULARY)
+    return ReasoningFirst(ThinkingStream(tags), made(family, case), over=False)
+
+
+def said_to(
+    parser: ToolParser | ReasoningFirst, pieces: Iterator[tuple[str, list[int]]]
+) -> list[Any]:
     """Its deltas, as they are recorded."""
     said: list[Any] = []
     for piece, ids in pieces:
@@ -77,7 +89,7 @@ def differing(name: str, family: type[ToolParser], every: int = 1) -> tuple[int,
     for case in asked:
         text = case["text"]
         for lengths, late, deltas in case["cuts"][count % every :: every]:
-            ours, count = said_to(made(family, case), fed(text, lengths, late)), count + 1
+            ours, count = said_to(stream(family, case), fed(text, lengths, late)), count + 1
             if ours != deltas:
                 return count, f"{text!r} cut {lengths}, {late}: {deltas} theirs, {ours} ours"
     return count, ""
@@ -199,6 +211,8 @@ def test_the_recorded_texts_catch_a_family_that(
     module: ModuleType, name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = mutants.edited(module, old, new)
+    if module is reasoning_parsers:
+        monkeypatch.setitem(globals(), "ReasoningFirst", wrong.ReasoningFirst)
     if module is tool_schemas:
         for user in (tool_parsers_glm, tool_parsers_qwen):
             for function in ("properties_of", "types_of", "coerced"):
@@ -206,7 +220,8 @@ def test_the_recorded_texts_catch_a_family_that(
                     monkeypatch.setattr(user, function, getattr(wrong, function))
     for family in reversed(FAMILIES):
         right = get_tool_parser(family)
-        tried = right if module is tool_schemas else getattr(wrong, right.__name__, None)
+        shared = module in (reasoning_parsers, tool_schemas)
+        tried = right if shared else getattr(wrong, right.__name__, None)
         if tried and differing(family, tried)[1]:
             return
     pytest.fail(f"no recorded text is read otherwise by a family that {name}")
@@ -278,3 +293,20 @@ def test_strict_is_read_by_one_family_of_ours_and_with_a_variable(
         for strict in (True, None, False)
     ]
     assert schemas == [{"type": "object"}, {"type": "object"}, True]
+
+
+@pytest.mark.upstream
+def test_vllm_goes_on_when_a_plug_in_fails_and_replaces_a_name(tmp_path: Path) -> None:
+    from vllm.tool_parsers import ToolParserManager
+
+    path = tmp_path / "a_plug_in_that_fails.py"
+    path.write_text("import no_such_module")
+    ToolParserManager.import_tool_parser(str(path))
+    with pytest.raises(KeyError, match="not found"):
+        ToolParserManager.get_tool_parser("of_the_plug_in")
+    before = dict(ToolParserManager.lazy_parsers)
+    try:
+        ToolParserManager.register_module("hermes")(type("Mine", (), {}))
+        assert ToolParserManager.lazy_parsers["hermes"][1] == "Mine"
+    finally:
+        ToolParserManager.lazy_parsers = before

@@ -9,6 +9,7 @@ from types import ModuleType
 
 from mini_vllm.entrypoints.openai import (
     chat,
+    reasoning_parsers,
     tool_parsers,
     tool_parsers_glm,
     tool_parsers_mistral,
@@ -212,6 +213,18 @@ WRONG: tuple[Wrong, ...] = (
     ),
     (SCHEMAS, "takes every enum for strings", "type(value)] for", "str] for"),
     (SCHEMAS, "knows no choice of types", '("anyOf", "oneOf", "allOf")', "()"),
+    (
+        reasoning_parsers,
+        "reads the tokens of thoughts as content",
+        "token_ids = token_ids[token_ids.index(self.thinking.tags.end) + 1 :]",
+        "pass",
+    ),
+    (
+        reasoning_parsers,
+        "reads no tokens behind thoughts",
+        "self.rest.feed(piece, token_ids)",
+        "self.rest.feed(piece)",
+    ),
     (
         SCHEMAS,
         "knows one type of several",

@@ -23,7 +23,7 @@ ABOUT = (
     "ids come that many pieces before their text. A delta is what the client is sent, None for "
     'nothing, `{"raises"}` for an error; ids keep their form alone.'
 )
-TAGS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]")
+TAGS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
 VOCABULARY = {tag: number for number, tag in enumerate(TAGS, 1)}
 SPLIT = "|".join(map(re.escape, TAGS))
 EOS = 0
@@ -149,7 +149,7 @@ MISTRAL = (
 
 
 def _asked() -> Iterator[tuple[str, str, str | None]]:
-    """Family, text, and the choice of tools."""
+    """Family, text, and the choice of tools; a text that begins with `<think>` is thought aloud."""
     for family, texts in (
         ("glm45", GLM), ("glm47", GLM), ("qwen3_coder", QWEN), ("mistral", MISTRAL),
     ):  # fmt: skip
@@ -158,8 +158,17 @@ def _asked() -> Iterator[tuple[str, str, str | None]]:
         for choice in ("none", None, "required"):
             if choice != "required" or family.startswith("glm"):
                 yield family, f"a {FORMS[family]('now')}", choice
+        call = FORMS[family]("now")
+        yield family, f"<think>so {call}</think>a {call}", "auto"
+        yield family, f"<think>so {call}</think>a", "auto"
+        yield family, f"<think></think>{call}", "auto"
     for family, form in FORMS.items():
         yield family, "".join(form(name, **given) for name, given in SAME.items()), "auto"
+
+
+def thinks(text: str) -> bool:
+    """Whether a server that reads it parses reasoning, too."""
+    return text.startswith("<think>")
 
 
 def ids_of(piece: str) -> list[int]:
@@ -242,6 +251,7 @@ def cases() -> Iterator[Case]:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
     from vllm.entrypoints.openai.engine.serving import OpenAIServing
     from vllm.parser.abstract_parser import _WrappedParser
+    from vllm.reasoning.deepseek_r1_reasoning_parser import DeepSeekR1ReasoningParser
     from vllm.tool_parsers import ToolParserManager
 
     tokenizer = SimpleNamespace(get_vocab=lambda: VOCABULARY)
@@ -251,6 +261,7 @@ def cases() -> Iterator[Case]:
 
         class Parser(_WrappedParser):
             tool_parser_cls = ToolParserManager.get_tool_parser(family)
+            reasoning_parser_cls = DeepSeekR1ReasoningParser if thinks(text) else None
 
         tools = offered if choice is not None else None
         request: Any = SimpleNamespace(tools=tools, tool_choice=choice)
@@ -268,5 +279,5 @@ def cases() -> Iterator[Case]:
             request, tokenizer, True, Parser.tool_parser_cls, text
         )
         calls = [[form_of(c.id), c.name, c.arguments] for c in found or ()]
-        whole = None if choice == "none" else [content, calls]
+        whole = None if choice == "none" or thinks(text) else [content, calls]
         yield {"family": family, "text": text, "choice": choice, "whole": whole, "cuts": cuts}

@@ -109,7 +109,8 @@ def serve_engine(
     folder = resolve(model)
     defaults = generation_defaults(folder)
     pieces, specials = names_of_tokens(folder)
-    vocab = {name: number for number, name in pieces.items()}
+    parses = parser is not None or reasoning_parser is not None
+    vocab = {name: number for number, name in pieces.items()} if parses else {}
     if parser is not None:
         parser(vocab)  # one whose tags it lacks is refused
         if lost := [tag for tag in parser.tags if tag in specials.values()]:

@@ -57,7 +57,7 @@ class Served:
     specials: Mapping[int, str] = field(default_factory=dict)
     """Names of the special tokens."""
     vocab: Mapping[str, int] = field(default_factory=dict)
-    """Ids of the tokens by those names."""
+    """Ids of the tokens by those names, for a server that parses."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
