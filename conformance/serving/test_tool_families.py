@@ -81,7 +81,7 @@ def whole_of(parser: ToolParser, text: str) -> list[Any]:
 
 def differing(name: str, family: type[ToolParser], every: int = 1) -> tuple[int, str]:
     """Texts and streams compared, one in `every`; the first that is otherwise."""
-    asked = [case for case in cases("tool_families") if case["family"] == name]
+    asked = cases(f"tool_families-{name}")
     for count, case in enumerate(asked, 1):
         text = case["text"]
         if case["whole"] and (ours := whole_of(made(family, case), text)) != case["whole"]:
@@ -156,8 +156,7 @@ def whole(chat: Chat, case: Mapping[str, Any]) -> Any:
 def differing_chat(name: str, every: int = 1, made: Any = Chat) -> tuple[int, str]:
     """Answers and streams compared, of one chat in `every`; the first that is otherwise."""
     family, count = get_tool_parser(name), 0
-    asked = [case for case in cases("tool_chats") if case["family"] == name]
-    for case in asked[::every]:
+    for case in cases(f"tool_chats-{name}")[::every]:
         about, count = f"{case['text']!r} for {case['asked']}", count + 1
         if (ours := whole(chat_of(family, case["asked"], made), case)) != case["whole"]:
             return count, f"{about}: {case['whole']} theirs, {ours} ours"

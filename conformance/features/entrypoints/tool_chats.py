@@ -27,7 +27,7 @@ from conformance.features.entrypoints.tool_families import (
 Case = dict[str, Any]
 
 ABOUT = (
-    '`{"family", "text", "asked", "reason", "whole": a choice, "cuts": [[lengths of the pieces, '
+    '`{"text", "asked", "reason", "whole": a choice, "cuts": [[lengths of the pieces, '
     "choices of the chunks, blocks]]}`. `asked`: what the request says of calls, beside the tools "
     "of `tool_families.py`. A piece comes with its tokens, one of length 0 with the end's. Blocks: "
     "the events of `/v1/messages`, for the choice auto. Ids keep their form alone."
@@ -154,27 +154,26 @@ async def _whole(server: Any, request: Any, text: str, reason: str) -> Any:
     return choice
 
 
-def cases() -> Iterator[Case]:
-    """The cases; the same every time."""
+def cases(family: str) -> Iterator[Case]:
+    """The cases of one family; the same every time."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-    for family in FORMS:
-        server = server_of(family)
-        for text in texts_of(family):
-            for asked in ASKED:
-                if server.tool_parser.supports_required_and_named and not possible(text, asked):
-                    continue
-                body = {"messages": [], "model": "m", "tools": TOOLS, "stream": True, **asked}
-                reason = "length" if len(text) % 3 == 0 else "stop"
-                whole = _whole(server, ChatCompletionRequest(**body), text, reason)
-                cuts = []
-                for lengths in cuts_of(text):
-                    request = ChatCompletionRequest(**body)
-                    pieces = pieces_of(text, lengths)
-                    events = asyncio.run(_streamed(server, request, pieces, reason))
-                    blocks = asyncio.run(_blocks(events)) if asked == ASKED[0] else None
-                    cuts.append([lengths, choices_of(events), blocks])
-                yield {
-                    "family": family, "text": text, "asked": asked, "reason": reason,
-                    "whole": asyncio.run(whole), "cuts": cuts,
-                }  # fmt: skip
+    server = server_of(family)
+    for text in texts_of(family):
+        reason = "length" if len(text) % 3 == 0 else "stop"
+        for asked in ASKED:
+            if server.tool_parser.supports_required_and_named and not possible(text, asked):
+                continue
+            body = {"messages": [], "model": "m", "tools": TOOLS, "stream": True, **asked}
+            whole = _whole(server, ChatCompletionRequest(**body), text, reason)
+            cuts = []
+            for lengths in cuts_of(text):
+                request = ChatCompletionRequest(**body)
+                pieces = pieces_of(text, lengths)
+                events = asyncio.run(_streamed(server, request, pieces, reason))
+                blocks = asyncio.run(_blocks(events)) if asked == ASKED[0] else None
+                cuts.append([lengths, choices_of(events), blocks])
+            yield {
+                "text": text, "asked": asked, "reason": reason, "whole": asyncio.run(whole),
+                "cuts": cuts,
+            }  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 Case = dict[str, Any]
 
 ABOUT = (
-    '`{"family", "text", "choice", "whole": [content, calls], "cuts": [[lengths of the pieces, '
+    '`{"text", "choice", "whole": [content, calls], "cuts": [[lengths of the pieces, '
     "late, deltas]]}`. The recorder's `TOOLS` are offered, none with the choice None. `late`: the "
     "ids come that many pieces before their text. A delta is what the client is sent, None for "
     'nothing, `{"raises"}` for an error; ids keep their form alone.'
@@ -148,22 +148,20 @@ MISTRAL = (
 )  # fmt: skip
 
 
-def _asked() -> Iterator[tuple[str, str, str | None]]:
-    """Family, text, and the choice of tools; a text that begins with `<think>` is thought aloud."""
-    for family, texts in (
-        ("glm45", GLM), ("glm47", GLM), ("qwen3_coder", QWEN), ("mistral", MISTRAL),
-    ):  # fmt: skip
-        for text in texts:
-            yield family, text, "auto"
-        for choice in ("none", None, "required"):
-            if choice != "required" or family.startswith("glm"):
-                yield family, f"a {FORMS[family]('now')}", choice
-        call = FORMS[family]("now")
-        yield family, f"<think>so {call}</think>a {call}", "auto"
-        yield family, f"<think>so {call}</think>a", "auto"
-        yield family, f"<think></think>{call}", "auto"
-    for family, form in FORMS.items():
-        yield family, "".join(form(name, **given) for name, given in SAME.items()), "auto"
+TEXTS = {"glm45": GLM, "glm47": GLM, "qwen3_coder": QWEN, "mistral": MISTRAL}
+
+
+def _asked(family: str) -> Iterator[tuple[str, str | None]]:
+    """A text and the choice of tools; one that begins with `<think>` is thought aloud."""
+    call = FORMS[family]("now")
+    yield from ((text, "auto") for text in TEXTS[family])
+    for choice in ("none", None, "required"):
+        if choice != "required" or family.startswith("glm"):
+            yield f"a {call}", choice
+    yield f"<think>so {call}</think>a {call}", "auto"
+    yield f"<think>so {call}</think>a", "auto"
+    yield f"<think></think>{call}", "auto"
+    yield "".join(FORMS[family](name, **given) for name, given in SAME.items()), "auto"
 
 
 def thinks(text: str) -> bool:
@@ -246,8 +244,8 @@ def form_of(call_id: str) -> str:
     return re.sub(r"[0-9a-f]{16,}$|^[0-9A-Za-z]{9}$", "ID", call_id)
 
 
-def cases() -> Iterator[Case]:
-    """The cases; the same every time."""
+def cases(family: str) -> Iterator[Case]:
+    """The cases of one family; the same every time."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
     from vllm.entrypoints.openai.engine.serving import OpenAIServing
     from vllm.parser.abstract_parser import _WrappedParser
@@ -256,8 +254,8 @@ def cases() -> Iterator[Case]:
 
     tokenizer = SimpleNamespace(get_vocab=lambda: VOCABULARY)
     offered = [ChatCompletionToolsParam(**tool) for tool in TOOLS]
-    rng = random.Random(1645)
-    for family, text, choice in _asked():
+    rng = random.Random(family)
+    for text, choice in _asked(family):
 
         class Parser(_WrappedParser):
             tool_parser_cls = ToolParserManager.get_tool_parser(family)
@@ -280,4 +278,4 @@ def cases() -> Iterator[Case]:
         )
         calls = [[form_of(c.id), c.name, c.arguments] for c in found or ()]
         whole = None if choice == "none" or thinks(text) else [content, calls]
-        yield {"family": family, "text": text, "choice": choice, "whole": whole, "cuts": cuts}
+        yield {"text": text, "choice": choice, "whole": whole, "cuts": cuts}
