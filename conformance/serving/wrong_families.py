@@ -10,6 +10,7 @@ from types import ModuleType
 from mini_vllm.entrypoints.openai import (
     chat,
     reasoning_parsers,
+    serving,
     tool_parsers,
     tool_parsers_glm,
     tool_parsers_mistral,
@@ -336,5 +337,11 @@ WRONG_CHATS: tuple[Wrong, ...] = (
         "keeps blank content beside a call",
         "content if content and content.strip() else None",
         "content or None",
+    ),
+    (
+        serving,
+        "takes what a value raises for a fault of the server",
+        "except (ValueError, TypeError, OverflowError) as error:",
+        "except () as error:",
     ),
 )

@@ -30,7 +30,7 @@ ABOUT = (
     '`{"text", "asked", "reason", "whole": a choice, "cuts": [[lengths of the pieces, '
     "choices of the chunks, blocks]]}`. `asked`: what the request says of calls, beside the tools "
     "of `tool_families.py`. A piece comes with its tokens, one of length 0 with the end's. Blocks: "
-    "the events of `/v1/messages`, for the choice auto. Ids keep their form alone."
+    "the events of `/v1/messages`, for the choice auto. Ids keep their form alone, errors no words."
 )
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 ASKED: tuple[dict[str, Any], ...] = (
@@ -39,6 +39,12 @@ ASKED: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 JSON = ('[{"name": "now", "parameters": {}}]', '[{"name": "now", "par', '{"city": "Oslo"}', '{"ci')
 """What a constraint lets a model say: the first two for "required", the others for a named tool."""
+
+RAISING = {
+    "glm45": FORMS["glm45"]("f", x="..."), "glm47": FORMS["glm47"]("f", x="..."),
+    "qwen3_coder": FORMS["qwen3_coder"]("note", ratio="1e999"),
+}  # fmt: skip
+"""A call in which a family's parser raises an error."""
 
 
 def texts_of(family: str) -> list[str]:
@@ -49,6 +55,7 @@ def texts_of(family: str) -> list[str]:
         "No call.", f"Let me look. {weather}", weather + note + now, weather + now, now,
         f" {now}", weather[: len(weather) * 2 // 3], weather[: weather.find("O") + 2],
         f"{weather} and {weather[:-6]}", "A <tool_call><function=f", *JSON,
+        *([RAISING[family]] if family in RAISING else []),
     ]  # fmt: skip
 
 
@@ -114,11 +121,16 @@ async def _streamed(server: Any, request: Any, pieces: Any, reason: str) -> list
 
 
 def choices_of(events: Sequence[str]) -> list[Any]:
-    """The choice of each event that has one."""
-    data = (event.removeprefix("data: ").strip() for event in events)
-    found = [json.loads(each)["choices"][0] for each in data if each != "[DONE]"]
-    for choice in found:
-        nameless(choice["delta"])
+    """The choice of each event, or its error without words; not `[DONE]`."""
+    found = []
+    for event in events[:-1]:
+        data = json.loads(event.removeprefix("data: "))
+        if "error" in data:
+            found.append({**data["error"], "message": ""})
+        else:
+            (choice,) = data["choices"]
+            nameless(choice["delta"])
+            found.append(choice)
     return found
 
 
@@ -135,9 +147,11 @@ async def _blocks(events: Sequence[str]) -> list[Any]:
 
 
 def blocks_of(events: Sequence[str]) -> list[Any]:
-    """The data of each event, ids by their form."""
+    """The data of each event, ids by their form, errors without words."""
     found = [json.loads(event.partition("data: ")[2]) for event in events]
     for event in found:
+        if "error" in event:
+            event["error"]["message"] = ""
         block = event.get("content_block") or {}
         if "id" in block:
             block["id"] = form_of(block["id"])

@@ -349,6 +349,8 @@ async def framed(chunks: AsyncGenerator[Mapping[str, Any], None]) -> AsyncGenera
                 yield sse(chunk)
     except APIError as error:
         yield sse(error.body())
+    except (ValueError, TypeError, OverflowError) as error:  # upstream takes them for the client's
+        yield sse(APIError(str(error)).body())
     except Exception as error:
         yield sse(APIError(str(error), "InternalServerError", 500).body())
     yield sse("[DONE]")
