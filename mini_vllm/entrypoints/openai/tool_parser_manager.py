@@ -2,8 +2,12 @@
 
 Promises: a family is imported when its name is asked for. A name that is not there, and a plug-in
 that fails, is refused by name before a model is loaded; upstream logs the second and goes on
-(`vllm/tool_parsers/abstract_tool_parser.py:338` `ToolParserManager.import_tool_parser`). Mirrors
-`vllm/tool_parsers/abstract_tool_parser.py:192` `ToolParserManager`.
+(`vllm/tool_parsers/abstract_tool_parser.py:338` `ToolParserManager.import_tool_parser`).
+
+Not served is harmony, the format of gpt-oss: `vllm/tool_parsers/openai_tool_parser.py:35`
+`OpenAIToolParser` reads token ids of a vocabulary that the package `openai_harmony` fetches, so
+there was nothing to record it on. Mirrors `vllm/tool_parsers/abstract_tool_parser.py:192`
+`ToolParserManager`.
 """
 
 from __future__ import annotations
