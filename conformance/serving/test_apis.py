@@ -166,7 +166,8 @@ MUTANTS: dict[str, tuple[str, str, str, str]] = {
         RESPONSES, "_Response", "1.0 if greedy else params.top_p", "self.request.top_p or 1.0"
     ),
     "a blank text before a call is a message": (
-        RESPONSES, "_Response", ' or (content or "").strip() else None', " or content else None"
+        RESPONSES, "_Response", "return parser.extract_tool_calls(text)",
+        "return text.partition('<')[0], parser.extract_tool_calls(text)[1]"
     ),
     "a forced call does not show as a format": (
         RESPONSES, "_Response", "if forced is None:", "if True:"

@@ -48,7 +48,12 @@ def serve(
     trust_request_chat_template: Annotated[
         bool, typer.Option(help="Take templates from requests.")
     ] = False,
-    tool_call_parser: Annotated[str | None, typer.Option(help="hermes; none leaves text.")] = None,
+    tool_call_parser: Annotated[
+        str | None, typer.Option(help="hermes, glm45, glm47, mistral, qwen3_coder, or none.")
+    ] = None,
+    tool_parser_plugin: Annotated[
+        Path | None, typer.Option(help="A file that registers a parser of your own.")
+    ] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="deepseek_r1; none.")] = None,
     reasoning_config: Annotated[
         str | None, typer.Option(help="The marks around reasoning, as JSON in vLLM's keys.")
@@ -124,8 +129,8 @@ def serve(
     served = launch.serve_engine(
         make_engine, model=model, knobs=knobs, served_model_name=served_model_name,
         chat_template=template, trust_request_chat_template=trust_request_chat_template,
-        tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser,
-        lora_modules=adapters,
+        tool_call_parser=tool_call_parser, tool_parser_plugin=tool_parser_plugin,
+        reasoning_parser=reasoning_parser, lora_modules=adapters,
     )  # fmt: skip
     try:
         launch.run(

@@ -2,6 +2,27 @@
 
 from conformance.features import Part, cases, run
 
+PARSERS = {
+    "glm45": "`vllm/tool_parsers/glm4_moe_tool_parser.py:50` `Glm4MoeModelToolParser`",
+    "glm47": "`vllm/tool_parsers/glm47_moe_tool_parser.py:25` `Glm47MoeModelToolParser`",
+    "qwen3_coder": "`vllm/tool_parsers/qwen3coder_tool_parser.py:41` `Qwen3CoderToolParser`",
+    "mistral": "`vllm/tool_parsers/mistral_tool_parser.py:115` `MistralToolParser`",
+}
+"""Families of tool parsers by upstream's names."""
+CHATS = (
+    "`vllm/entrypoints/openai/chat_completion/serving.py:400` "
+    "`OpenAIServingChat.chat_completion_stream_generator`"
+)
+
+
+def _of(recorder: str, family: str, what: str) -> Part:
+    """What a recorder makes of one family of tool parsers."""
+    return Part(
+        f"parts/{recorder}-{family}.jsonl.gz", f"features.entrypoints.{recorder}:cases", what,
+        "`test_tool_families.py`", options={"family": family},
+    )  # fmt: skip
+
+
 PARTS = {
     "tool_parsers": cases(
         "entrypoints", "tool_parsers",
@@ -9,6 +30,10 @@ PARTS = {
         "texts cut at every place",
         "`test_tool_parsers.py`, lab 16-01",
     ),
+    **{f"tool_families-{name}": _of("tool_families", name, f"{parser}, texts cut at every place")
+       for name, parser in PARSERS.items()},
+    **{f"tool_chats-{name}": _of("tool_chats", name, f"{CHATS}, `{name}`, each `tool_choice`")
+       for name in ("hermes", *PARSERS)},
     "reasoning_parsers": cases(
         "entrypoints", "reasoning_parsers",
         "`vllm/reasoning/deepseek_r1_reasoning_parser.py:10` `DeepSeekR1ReasoningParser` before a "

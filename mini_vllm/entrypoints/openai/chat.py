@@ -36,17 +36,17 @@ from mini_vllm.entrypoints.openai.serving import (
 )
 from mini_vllm.entrypoints.openai.templates import flat, render
 from mini_vllm.entrypoints.openai.tool_parsers import (
-    HermesStream,
     NamedStream,
     RequiredStream,
     ToolCall,
-    parse_calls,
+    ToolParser,
+    last_delta,
     required_calls,
 )
 from mini_vllm.input_processor import Prompt
 from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
 
-_Parser = HermesStream | NamedStream | RequiredStream | ReasoningFirst
+_Parser = ToolParser | NamedStream | RequiredStream | ReasoningFirst
 
 
 class ChatServing:
@@ -83,7 +83,7 @@ class ChatServing:
             "continue_final_message": request.continue_final_message,
             "chat_template_kwargs": request.chat_template_kwargs,
         }
-        return messages, render(template, messages, request.tools, options)
+        return messages, render(template, messages, request.tool_dicts(), options)
 
     def begin(self, request: ChatCompletionRequest, header: str | None) -> Chat:
         """Check a request; nothing has reached the engine when it is refused.
@@ -111,7 +111,8 @@ class ChatServing:
         if request.use_beam_search:
             params = beam_params_of(served, request, len(ids))
         else:
-            params = served.params_of(request, most, self.forced(request))
+            forced = self.forced(request) if served.forces_json else None
+            params = served.params_of(request, most, forced)
         request_id = new_id("chatcmpl", request, header)
         return Chat(served, request, request_id, conversation, text, prompt, ids, params)
 
@@ -168,13 +169,18 @@ class Chat:
         return self.request.n or 1
 
     @property
+    def forced(self) -> bool:
+        """Whether the request wants a call, or a certain one."""
+        return self.request.named_tool is not None or self.request.tool_choice == "required"
+
+    @property
     def parses(self) -> bool:
         """Whether calls are looked for in free text."""
-        return (
-            bool(self.request.tools)
-            and self.request.tool_choice in ("auto", None)
-            and bool(self.served.tool_parser)
-        )
+        if not self.request.tools or self.served.tool_parser is None:
+            return False
+        if self.forced:
+            return not self.served.forces_json
+        return self.request.tool_choice in ("auto", None)
 
     def head(self, kind: str) -> dict[str, Any]:
         """What every answer and chunk begins with."""
@@ -235,7 +241,8 @@ class Chat:
         if self.request.echo:
             content = self.echoed() + (content or "")
         reason = choice.finish_reason
-        if (calls and self.parses) or (request.tool_choice == "required" and reason == "stop"):
+        called = bool(calls) and self.parses and not self.forced
+        if called or (request.tool_choice == "required" and reason == "stop"):
             reason = "tool_calls"
         message = {
             "role": self.role, "content": content, "refusal": None, "annotations": None,
@@ -254,11 +261,21 @@ class Chat:
         """Content and calls."""
         if text is None:
             return None, []
+        if self.parses and (parser := self.family()):
+            content, calls = parser.extract_tool_calls(text)
+            return "" if self.forced else content, calls
         if self.request.named_tool is not None:
             return "", [ToolCall(self.request.named_tool, text)]
         if self.request.tool_choice == "required":
             return "", required_calls(text)
-        return parse_calls(text) if self.parses else (text, [])
+        return text, []
+
+    def family(self) -> ToolParser | None:
+        """A new parser of the server's family, for one choice."""
+        family, request = self.served.tool_parser, self.request
+        if family is None:
+            return None
+        return family(self.served.vocab, request.tools or (), request.tool_choice)
 
     def logprobs_of(self, ids: Sequence[int], noted: Sequence[Any]) -> dict[str, Any]:
         """The `logprobs` object of consecutive tokens."""
@@ -289,12 +306,11 @@ class Chat:
             return self.tool_stream()
         return ReasoningFirst(ThinkingStream(tags), self.tool_stream(), tags.ended(self.ids))
 
-    def tool_stream(self) -> HermesStream | NamedStream | RequiredStream | None:
-        if self.request.named_tool is not None:
-            return NamedStream(self.request.named_tool)
-        if self.request.tool_choice == "required":
-            return RequiredStream()
-        return HermesStream() if self.served.tool_parser else None  # whatever tools are offered
+    def tool_stream(self) -> ToolParser | NamedStream | RequiredStream | None:
+        if self.forced and self.served.forces_json:
+            name = self.request.named_tool
+            return RequiredStream() if name is None else NamedStream(name)
+        return self.family()  # whatever tools are offered
 
     def chunks(self) -> AsyncGenerator[str, None]:
         """The events of the stream, the last one `[DONE]`."""
@@ -368,23 +384,20 @@ class Chat:
         ended = delta.finish_reason is not None
         message: dict[str, Any] | None = {"content": delta.text}
         if parser is not None:
-            if isinstance(parser, ReasoningFirst):
-                message = parser.feed(delta.text, delta.token_ids)
-            else:
-                message = parser.feed(delta.text)
+            message = parser.feed(delta.text, delta.token_ids)
             if message is None:
                 if not ended and not back:
                     return None
                 message = {}
         assert message is not None
         choice.called = choice.called or bool(message.get("tool_calls"))
-        if isinstance(parser, ReasoningFirst):
-            parser = parser.rest  # type: ignore[assignment]
-        if isinstance(parser, HermesStream):  # a tag is enough, whatever stands behind it
-            choice.called = choice.called or bool(parser.calls)
+        reader = parser.rest if isinstance(parser, ReasoningFirst) else parser
+        calls = reader.calls if isinstance(reader, ToolParser) else []
         reason = delta.finish_reason
-        if ended and choice.called and request.named_tool is None:
-            reason = "tool_calls"
+        if ended and (calls or (choice.called and request.named_tool is None)):
+            reason = "tool_calls"  # a call that was begun is enough, whatever stands behind it
+        if ended and calls:
+            message = last_delta(message, calls)
         if request.parallel_tool_calls is False and message.get("tool_calls"):
             message["tool_calls"] = [c for c in message["tool_calls"] if c["index"] == 0]
         noted = self.logprobs_of(delta.token_ids, delta.logprobs) if request.logprobs else None

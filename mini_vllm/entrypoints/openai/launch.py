@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mini_vllm.engine import LLMEngine
@@ -20,6 +22,7 @@ from mini_vllm.entrypoints.openai.http import HTTPServer, listening
 from mini_vllm.entrypoints.openai.reasoning_parsers import Tags
 from mini_vllm.entrypoints.openai.server import MAX_CONCURRENT, build_app
 from mini_vllm.entrypoints.openai.serving import Served, version
+from mini_vllm.entrypoints.openai.tool_parser_manager import get_tool_parser, import_tool_parser
 from mini_vllm.llm import LLM
 from mini_vllm.models.loader import resolve
 
@@ -64,8 +67,8 @@ def serve_engine(
     engine: LLMEngine | Callable[..., LLMEngine], *, model: str,
     knobs: Mapping[str, Any] | None = None, served_model_name: str | None = None,
     chat_template: str | None = None, trust_request_chat_template: bool = False,
-    tool_call_parser: str | None = None, reasoning_parser: str | None = None,
-    lora_modules: Mapping[str, str] | None = None,
+    tool_call_parser: str | None = None, tool_parser_plugin: Path | None = None,
+    reasoning_parser: str | None = None, lora_modules: Mapping[str, str] | None = None,
 ) -> Served:  # fmt: skip
     """What a server serves; its engine runs from now on.
 
@@ -77,16 +80,24 @@ def serve_engine(
         served_model_name: what clients call it; default `model`.
         chat_template: Jinja text; default the checkpoint's.
         trust_request_chat_template: take templates from requests.
-        tool_call_parser: "hermes", or None for no calls in free text.
+        tool_call_parser: the name of a family, such as "hermes", or None for no calls in free text.
+        tool_parser_plugin: a file that registers a family of its own.
         reasoning_parser: "deepseek_r1", or None for a model that does not think in tags.
         lora_modules: folders of adapters by the name that clients call them.
 
     Raises:
-        ValueError: an unknown parser, an adapter that cannot be loaded, a name taken twice, a model
-            without `max_model_len`, or what the engine refuses.
+        ValueError: an unknown parser, or one whose tags no text will have; a plug-in that fails;
+            an adapter that cannot be loaded; a name taken twice; a model without `max_model_len`;
+            or what the engine refuses.
     """
-    if tool_call_parser not in (None, "hermes"):
-        raise ValueError(f"tool_call_parser={tool_call_parser!r}: need 'hermes', or none")
+    if tool_parser_plugin is not None:
+        import_tool_parser(tool_parser_plugin)
+    parser = None if tool_call_parser is None else get_tool_parser(tool_call_parser)
+    strict = os.environ.get("VLLM_ENFORCE_STRICT_TOOL_CALLING", "0")
+    if parser is not None and strict != "0":
+        raise ValueError(
+            f"VLLM_ENFORCE_STRICT_TOOL_CALLING={strict}: need 0, no structural tag is made of tools"
+        )
     if reasoning_parser not in (None, "deepseek_r1"):
         raise ValueError(f"reasoning_parser={reasoning_parser!r}: need 'deepseek_r1', or none")
     name, modules = served_model_name or model, lora_modules or {}
@@ -98,7 +109,16 @@ def serve_engine(
     folder = resolve(model)
     defaults = generation_defaults(folder)
     pieces, specials = names_of_tokens(folder)
-    tags = Tags.of({name: number for number, name in pieces.items()}) if reasoning_parser else None
+    parses = parser is not None or reasoning_parser is not None
+    vocab = {name: number for number, name in pieces.items()} if parses else {}
+    if parser is not None:
+        parser(vocab)  # one whose tags it lacks is refused
+        if lost := [tag for tag in parser.tags if tag in specials.values()]:
+            raise ValueError(
+                f"tool_call_parser={tool_call_parser!r}: need {' and '.join(lost)} in texts, which "
+                "leave out what the tokenizer marks as special"
+            )
+    tags = Tags.of(vocab) if reasoning_parser else None
     if isinstance(engine, LLMEngine):
         asking = AsyncLLM(with_adapters(engine, modules))
     else:
@@ -113,8 +133,8 @@ def serve_engine(
     return Served(
         asking, name, about.max_model_len, model, requests_of(modules), defaults,
         about.chat_template if chat_template is None else chat_template,
-        trust_request_chat_template, tool_call_parser, tags,
-        f"mini-vllm-{version()}-{mark}", pieces, specials,
+        trust_request_chat_template, parser, tags, f"mini-vllm-{version()}-{mark}", pieces,
+        specials, vocab,
     )  # fmt: skip
 
 

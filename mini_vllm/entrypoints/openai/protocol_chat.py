@@ -18,11 +18,27 @@ class Function(Body):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    defer_loading: bool | None = None
 
 
 class Tool(Body):
+    """A tool on offer. Fields that are not named here, `strict` among them, are kept: templates see
+    them, and nothing else reads them by default."""
+
     type: Literal["function"] = "function"
     function: Function
+    defer_loading: bool | None = None
+
+    def offered(self) -> dict[str, Any]:
+        """As a template gets it: what is left out is null there, but for `defer_loading`."""
+        tool = self.model_dump()
+        function = tool["function"]
+        if function["defer_loading"] is None:
+            function["defer_loading"] = self.defer_loading
+        for part in (tool, function):
+            if part["defer_loading"] is None:
+                del part["defer_loading"]
+        return tool
 
 
 class NamedFunction(Body):
@@ -105,6 +121,10 @@ class ChatCompletionRequest(Generation):
                 raise ValueError(f"tool_choice: need one of the tools, {names}")
         return data
 
+    def tool_dicts(self) -> list[dict[str, Any]] | None:
+        """The tools as a template gets them."""
+        return None if self.tools is None else [tool.offered() for tool in self.tools]
+
     @property
     def named_tool(self) -> str | None:
         """The one tool that must be called."""
@@ -136,6 +156,10 @@ class TokenizeRequest(Body):
     return_token_strs: bool | None = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def tool_dicts(self) -> list[dict[str, Any]] | None:
+        """The tools as a template gets them."""
+        return None if self.tools is None else [tool.offered() for tool in self.tools]
 
     @model_validator(mode="after")
     def _check_one(self) -> TokenizeRequest:

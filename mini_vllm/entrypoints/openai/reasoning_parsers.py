@@ -17,7 +17,7 @@ START, END = "<think>", "</think>"
 class PieceParser(Protocol):
     """Pieces of text in, deltas of a message out."""
 
-    def feed(self, piece: str) -> dict[str, Any] | None:
+    def feed(self, piece: str, token_ids: Sequence[int] = ()) -> dict[str, Any] | None:
         """What a piece adds to the message, None while nothing can be said."""
         ...
 
@@ -102,8 +102,9 @@ class ReasoningFirst:
             if self.thinking.tags.end not in token_ids:
                 return delta
             self.over, piece = True, (delta or {}).get("content") or ""
+            token_ids = token_ids[token_ids.index(self.thinking.tags.end) + 1 :]
         if self.rest is None:
             return {"content": piece} if delta is None else delta
         reasoning = (delta or {}).get("reasoning")
-        delta = self.rest.feed(piece)
+        delta = self.rest.feed(piece, token_ids)
         return {**(delta or {}), "reasoning": reasoning} if reasoning else delta

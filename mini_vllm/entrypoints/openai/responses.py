@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import PrivateAttr, ValidationError
 
 from mini_vllm.entrypoints.async_llm import Delta
 from mini_vllm.entrypoints.openai.chat import Chat, ChatServing
@@ -30,7 +30,7 @@ from mini_vllm.entrypoints.openai.serving import (
     raise_if_failed,
     sse,
 )
-from mini_vllm.entrypoints.openai.tool_parsers import ToolCall, parse_calls, required_calls
+from mini_vllm.entrypoints.openai.tool_parsers import HermesStream, ToolCall, required_calls
 from mini_vllm.sampling_params import SamplingParams
 
 RESPONSE = answer(
@@ -41,7 +41,12 @@ MAX_STORED = 1024
 
 
 class _AsChat(ChatCompletionRequest):
-    """The chat that is asked for; its limit has another name."""
+    """The chat that is asked for; its limit has another name, and its tools another form."""
+
+    _offered: list[dict[str, Any]] | None = PrivateAttr(None)
+
+    def tool_dicts(self) -> list[dict[str, Any]] | None:
+        return self._offered
 
     def output_limit(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_completion_tokens
@@ -99,6 +104,8 @@ class ResponsesServing:
             wrong.append("skip_special_tokens=false")
         if isinstance(request.tool_choice, dict) and request.tool_choice.get("type") != "function":
             wrong.append(f"tool_choice of type {request.tool_choice.get('type')!r}")
+        if self.served.tool_parser not in (None, HermesStream):
+            wrong.append("/v1/responses with a --tool-call-parser other than hermes")
         if self.served.reasoning_tags is not None:
             wrong.append("/v1/responses with --reasoning-parser")
         elif self.served.engine.about.image is not None and _has_picture(request):
@@ -273,7 +280,9 @@ def chat_of(request: ResponsesRequest, messages: list[dict[str, Any]]) -> ChatCo
         if form.type == "json_schema":  # json_object constrains nothing there
             body["structured_outputs"] = {"json": form.json_schema}
     try:
-        return _AsChat.model_validate(body)
+        chat = _AsChat.model_validate(body)
+        chat._offered = body.get("tools")
+        return chat
     except ValidationError as error:
         raise APIError(f"input: {error.errors(include_url=False)[0]['msg']}") from None
 
@@ -413,9 +422,8 @@ class _Response:
             return None, [ToolCall(request.named_tool, text)]
         if request.tool_choice == "required":
             return None, required_calls(text)
-        if request.tool_choice == "auto" and self.chat.served.tool_parser:
-            content, calls = parse_calls(text)
-            return (content if not calls or (content or "").strip() else None), calls
+        if request.tool_choice == "auto" and (parser := self.chat.family()):
+            return parser.extract_tool_calls(text)
         return text, []
 
     # ------------------------------------------------------------------ streamed
@@ -429,7 +437,9 @@ class _Response:
             grown, parser = Grown(), self.chat.tool_stream()
             async for delta in self._deltas():
                 grown.take(delta)
-                message = {"content": delta.text} if parser is None else parser.feed(delta.text)
+                message: dict[str, Any] | None = {"content": delta.text}
+                if parser is not None:
+                    message = parser.feed(delta.text, delta.token_ids)
                 for event in items.feed(message or {}, self._noted(delta)):
                     yield items.numbered(event)
             for event in items.closed():

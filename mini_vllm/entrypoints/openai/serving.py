@@ -20,6 +20,7 @@ from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, Stream
 from mini_vllm.entrypoints.openai.errors import APIError
 from mini_vllm.entrypoints.openai.protocol import Generation
 from mini_vllm.entrypoints.openai.reasoning_parsers import Tags
+from mini_vllm.entrypoints.openai.tool_parsers import ToolParser
 from mini_vllm.input_processor import Prompt
 from mini_vllm.sample.beam_search import BeamSearchSequence, Search, check_width
 from mini_vllm.sample.logprobs import Logprob
@@ -46,7 +47,8 @@ class Served:
     """Sampling parameters of the checkpoint's generation config."""
     chat_template: str | None = None
     trust_request_chat_template: bool = False
-    tool_parser: str | None = None
+    tool_parser: type[ToolParser] | None = None
+    """The family that reads calls in free text."""
     reasoning_tags: Tags | None = None
     """Where thinking begins and ends, for a model that thinks aloud."""
     fingerprint: str = "mini-vllm"
@@ -54,7 +56,14 @@ class Served:
     """The vocabulary's own names of its tokens, by id."""
     specials: Mapping[int, str] = field(default_factory=dict)
     """Names of the special tokens."""
+    vocab: Mapping[str, int] = field(default_factory=dict)
+    """Ids of the tokens by those names, for a server that parses."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def forces_json(self) -> bool:
+        """Whether a forced call is made by a constraint, as JSON, and not left to the model."""
+        return self.tool_parser is None or self.tool_parser.supports_required_and_named
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -340,6 +349,8 @@ async def framed(chunks: AsyncGenerator[Mapping[str, Any], None]) -> AsyncGenera
                 yield sse(chunk)
     except APIError as error:
         yield sse(error.body())
+    except (ValueError, TypeError, OverflowError) as error:  # upstream takes them for the client's
+        yield sse(APIError(str(error)).body())
     except Exception as error:
         yield sse(APIError(str(error), "InternalServerError", 500).body())
     yield sse("[DONE]")

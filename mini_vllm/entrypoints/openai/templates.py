@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mini_vllm.entrypoints.openai.errors import APIError
-from mini_vllm.entrypoints.openai.protocol_chat import Message, Tool
+from mini_vllm.entrypoints.openai.protocol_chat import Message
 
 TEXT_PARTS = ("text", "refusal", "input_text", "output_text")
 OURS = ("messages", "tools", "self", "chat_template", "tokenize")
@@ -55,7 +55,7 @@ def flat(messages: Sequence[Message], with_pictures: bool = False) -> list[dict[
 
 
 def render(
-    template: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None,
+    template: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None,
     request: Mapping[str, Any],
 ) -> str:  # fmt: skip
     """The prompt of a conversation.
@@ -75,12 +75,11 @@ def render(
         )
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = to_json
-    offered = None if tools is None else [_dumped(tool) for tool in tools]
     last = request.get("continue_final_message") and messages
     generation = {"add_generation_prompt": request.get("add_generation_prompt", True)}
     try:
         text = environment.from_string(template).render(
-            messages=list(messages), tools=offered, **(own | generation)
+            messages=list(messages), tools=tools, **(own | generation)
         )
     except Exception as error:
         raise APIError(f"chat template: {type(error).__name__}: {error}") from None
@@ -89,7 +88,3 @@ def render(
         end = text.rfind(final)
         text = text[: end + len(final)] if end >= 0 else text
     return text
-
-
-def _dumped(tool: Tool) -> dict[str, Any]:
-    return tool.model_dump(exclude_none=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -27,11 +28,12 @@ class ToolCall:
 
     name: str
     arguments: str
+    id: str = field(default_factory=call_id)
 
     def message(self) -> dict[str, Any]:
         """As a message holds it."""
         function = {"name": self.name, "arguments": self.arguments}
-        return {"id": call_id(), "type": "function", "function": function}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 def held_back(text: str, tag: str) -> int:
@@ -40,6 +42,11 @@ def held_back(text: str, tag: str) -> int:
         if text.endswith(tag[:count]):
             return count
     return 0
+
+
+def said_in(content: str | None) -> str | None:
+    """Content beside calls, None for a blank one."""
+    return content if content and content.strip() else None
 
 
 def parse_calls(text: str) -> tuple[str | None, list[ToolCall]]:
@@ -62,23 +69,67 @@ def parse_calls(text: str) -> tuple[str | None, list[ToolCall]]:
 
 
 @dataclass(slots=True)
-class _Sent:
-    """What a client has been told of one call."""
+class Sent:
+    """What a client has been sent of one call."""
 
     name: str | None = None
     arguments: str = ""
+    parsed: str = ""
+    """The arguments where a parser reads them twice; "": they are what was sent."""
+
+    @property
+    def expected(self) -> str:
+        """The arguments that the parser believes in, "{}" before there are any."""
+        return self.parsed or self.arguments or "{}"
 
 
 @dataclass(slots=True)
-class HermesStream:
+class ToolParser:
+    """What a family of parsers is; each reads one choice of one answer, whole or in pieces.
+
+    Mirrors `vllm/tool_parsers/abstract_tool_parser.py:43` `ToolParser`.
+    """
+
+    vocab: Mapping[str, int] = field(default_factory=dict)
+    """Ids of tokens by name."""
+    tools: Sequence[Any] = ()
+    """What the request offers, as `mini_vllm/entrypoints/openai/protocol_chat.py` `Tool`."""
+    tool_choice: Any = "auto"
+    """The request's; a tool's name in an object where one is named."""
+    text: str = ""
+    """All pieces so far."""
+    calls: list[Sent] = field(default_factory=list)
+    """Every call that has begun, in the order in which a client hears of them."""
+
+    supports_required_and_named: ClassVar[bool] = True
+    """Whether a forced call is made by a constraint, as JSON; if not, `feed` reads it too."""
+    tags: ClassVar[tuple[str, ...]] = ()
+    """What is read in a text, and must not be left out of it as a special token."""
+
+    def extract_tool_calls(self, text: str) -> tuple[str | None, list[ToolCall]]:
+        """Content and calls of a whole text, which is all content where it calls nothing."""
+        raise NotImplementedError
+
+    def feed(self, piece: str, token_ids: Sequence[int] = ()) -> dict[str, Any] | None:
+        """What a piece and its tokens add to the message, None while nothing can be said."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class HermesStream(ToolParser):
     """Pieces of a text in, deltas of a message out."""
 
-    text: str = ""
     num_sent: int = 0
     """Characters of content that were sent."""
-    calls: list[_Sent] = field(default_factory=list)
 
-    def feed(self, piece: str) -> dict[str, Any] | None:
+    tags: ClassVar[tuple[str, ...]] = OPEN, CLOSE
+
+    def extract_tool_calls(self, text: str) -> tuple[str | None, list[ToolCall]]:
+        """As `parse_calls`; blank content beside calls is none."""
+        content, calls = parse_calls(text)
+        return said_in(content) if calls else content, calls
+
+    def feed(self, piece: str, token_ids: Sequence[int] = ()) -> dict[str, Any] | None:
         """What a piece adds to the message, None while nothing can be said.
 
         The whole text is looked at again each time, so n pieces of one character read n(n + 1)/2.
@@ -98,7 +149,7 @@ class HermesStream:
         calls: list[dict[str, Any]] = []
         for index, (body, whole) in enumerate(self._bodies()):
             if index == len(self.calls):
-                self.calls.append(_Sent())
+                self.calls.append(Sent())
             sent = self.calls[index]
             if sent.name is None:
                 name = re.search(r'"name"\s*:\s*"([^"]+)"', body)
@@ -149,6 +200,31 @@ def _arguments_of(body: str, whole: bool) -> str | None:
     return text.rstrip().removesuffix("}").rstrip() if whole else text
 
 
+def last_delta(delta: dict[str, Any], calls: Sequence[Sent]) -> dict[str, Any]:
+    """The last delta of a stream, its arguments those of the last call that were not sent before.
+
+    What else such a delta says is lost, as in the real server: content, the arguments that follow a
+    name in it, and other calls. Mirrors
+    `vllm/entrypoints/openai/chat_completion/serving.py:1572`
+    `OpenAIServingChat._create_remaining_args_delta`.
+
+    Args:
+        delta: returned as it is if its first call says nothing of arguments, or there is none.
+        calls: of the stream, at least one.
+    """
+    deltas = delta.get("tool_calls")
+    newest = deltas[0]["function"].get("arguments") if deltas else None
+    if not deltas or newest is None:
+        return delta
+    index, last = len(calls) - 1, calls[-1]
+    before = last.arguments[: -len(newest)] if newest else last.arguments
+    own: dict[str, Any] = next((call for call in deltas if call["index"] == index), {})
+    name = own.get("function", {}).get("name")
+    function = {"name": name, "arguments": last.expected.replace(before, "", 1)}
+    call = {"id": own.get("id"), "type": own.get("type"), "index": index, "function": function}
+    return {"tool_calls": [call]}
+
+
 @dataclass(slots=True)
 class NamedStream:
     """The pieces of one named tool's arguments: everything the model says."""
@@ -156,7 +232,7 @@ class NamedStream:
     name: str
     begun: bool = False
 
-    def feed(self, piece: str) -> dict[str, Any] | None:
+    def feed(self, piece: str, token_ids: Sequence[int] = ()) -> dict[str, Any] | None:
         """One delta per piece; the first one names the call."""
         call: dict[str, Any] = {"index": 0, "function": {"arguments": piece}}
         if not self.begun:
@@ -180,7 +256,7 @@ class RequiredStream:
     named: bool = False
     """Whether the call that is being written has been named."""
 
-    def feed(self, piece: str) -> dict[str, Any] | None:
+    def feed(self, piece: str, token_ids: Sequence[int] = ()) -> dict[str, Any] | None:
         """What a piece adds to the message, None while nothing can be said."""
         before, self.text = self.text, self.text + piece
         calls = _objects(self.text)
