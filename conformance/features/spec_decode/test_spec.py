@@ -77,10 +77,11 @@ def test_every_drafter_is_kept() -> None:
     assert names == set(real_spec.METHODS)
 
 
-def test_two_tensor_ranks_of_the_real_engine_draft_and_accept_as_one() -> None:
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_two_tensor_ranks_of_the_real_engine_draft_and_accept_as_one(method: str) -> None:
     one, two = (
         real_spec.load(RECORDINGS / "engine" / f"spec-{run}-float32.jsonl.gz")
-        for run in ("ngram", "ngram-tp2")
+        for run in (method, f"{method}-tp2")
     )
     assert two["metrics"] == one["metrics"]
     for name in ("events", "steps", "outputs"):
