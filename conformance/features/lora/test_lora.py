@@ -102,7 +102,13 @@ TAKEN_THERE = (
     "has shape (1, 16), r=2 of",
     "holds values from nan",
     "holds no weights",
-    "the model has no model.layers.7.self_attn.q_proj to adapt; it has down_proj, gate_proj,",
+    "the model has no model.layers.7.self_attn.q_proj to adapt; it has down_proj, embed_tok",
+    "lm_head: lora_B is missing",
+    "lm_head.lora_B.weight has shape (16, 2), r=2 of adapter_config.json on lm_head implies (2",
+    "embed_tokens.lora_A.weight is not a supported LoRA weight",
+    "lm_head.lora_embedding_A is not a supported LoRA weight",
+    "lm_head.base_layer.weight has shape (300, 16), the model implies (257, 16)",
+    "embed_tokens.lora_embedding_A is not a supported LoRA weight",
 )
 """What the pinned loader reads without a word, by the words of the mini engine's refusal: some of
 it fails later, when a slot is filled."""
@@ -133,8 +139,8 @@ def test_whatever_the_real_loader_refuses_is_refused_here(
         helper = PEFTHelper.from_local_dir(str(path), 512)
         helper.validate_legal(RealLoRAConfig(max_lora_rank=8))
         LoRAModel.from_local_checkpoint(
-            str(path), set(lora_support.ALL), helper, lora_model_id=1, device="cpu",
-            dtype=torch.float32,
+            str(path), {*lora_support.ALL, "embed_tokens", "lm_head"}, helper, lora_model_id=1,
+            device="cpu", dtype=torch.float32, model_vocab_size=lora_support.CONFIG.vocab_size,
         )  # fmt: skip
     except Exception as error:
         refused = f"{type(error).__name__}: {error}"
