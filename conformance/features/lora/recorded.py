@@ -9,6 +9,14 @@ PARTS = {
         "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager._apply_adapters`, 30 steps",
         "`AdapterSlotCache`, `Adapters`",
     ),
+    "lora_embeddings": cases(
+        "lora", "lora_embeddings",
+        "`vllm/lora/layers/vocal_parallel_embedding.py:96` "
+        "`VocabParallelEmbeddingWithLoRA.forward` and "
+        "`vllm/lora/layers/logits_processor.py:141` `LogitsProcessorWithLoRA._get_logits`, mixed "
+        "batches under the real manager",
+        "`test_embeddings.py`",
+    ),
     "grids": cases(
         "lora", "grids",
         "`vllm/lora/ops/triton_ops/lora_shrink_op.py:132` `_lora_shrink` and "
