@@ -112,27 +112,33 @@ def add_adapters(manager: Any, case: Case) -> None:
                 helper,
                 device="cpu",
                 dtype=torch.float32,
-                model_vocab_size=case["vocab_size"],
+                model_vocab_size=case.get("vocab_size"),
             )
         )
 
 
-def run_step(manager: Any, step: Case) -> None:
-    """Fill the slots, set the mapping and call embedding and logits processor; adds the results."""
-    import torch
+def set_step(manager: Any, slots: list[int | None], of_token: list[int], of_row: list[int]) -> None:
+    """Fill the slots, and say whose tokens and whose rows of logits are where."""
     from vllm.lora.layers import LoRAMapping
 
     for number in list(manager._active_adapters):
         manager._deactivate_adapter(number)
         del manager._active_adapters[number]
-    for number in step["slots"]:
+    for number in slots:
         if number is not None:
             manager.activate_adapter(number)
-    assert manager.lora_index_to_id == step["slots"]
+    assert manager.lora_index_to_id == slots
+    manager._set_adapter_mapping(LoRAMapping(tuple(of_token), tuple(of_row), is_prefill=True))
+
+
+def run_step(manager: Any, step: Case) -> None:
+    """Call embedding and logits processor for a step; adds the results to it."""
+    import torch
+
     requests = step["requests"]
     of_token = [r["adapter"] for r in requests for _ in r["tokens"]]
     of_row = [r["adapter"] for r in requests for _ in range(step.get("asked", r["rows"]))]
-    manager._set_adapter_mapping(LoRAMapping(tuple(of_token), tuple(of_row), is_prefill=True))
+    set_step(manager, step["slots"], of_token, of_row)
     model = manager.model
     token_ids = torch.tensor([token for r in requests for token in r["tokens"]])
     calls = {

@@ -17,6 +17,12 @@ PARTS = {
         "batches under the real manager",
         "`test_embeddings.py`",
     ),
+    "lora_quantized": cases(
+        "lora", "lora_quantized",
+        "`vllm/lora/layers/base_linear.py:195` `BaseLinearLayerWithLoRA._apply_sync` over a layer "
+        "of block-scaled FP8, mixed batches under the real manager",
+        "`test_quantized.py`",
+    ),
     "grids": cases(
         "lora", "grids",
         "`vllm/lora/ops/triton_ops/lora_shrink_op.py:132` `_lora_shrink` and "
