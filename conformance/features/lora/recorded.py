@@ -40,4 +40,9 @@ PARTS = {
             ("", "a slot to spare", 4), ("-full", "every slot taken", 3),
         )
     },
+    "texts-lora-ends": run(
+        "texts-lora-ends", "features.lora.texts:recorded",
+        "greedy texts of the base and three adapters of embedding and head in one batch, a slot to "
+        "spare", "`texts lora`", max_loras=4, ends=True,
+    ),
 }  # fmt: skip

@@ -162,6 +162,16 @@ def test_the_texts_of_three_adapters_and_the_base_in_one_batch_are_the_real_engi
     }  # fmt: skip
 
 
+@pytest.mark.slow
+def test_the_texts_of_adapters_of_embedding_and_head_are_the_real_engines() -> None:
+    found = lora_texts.kept("texts-lora-ends")
+    assert (len(found["outputs"]), found["max_loras"]) == (64, 4)
+    for prompt in range(0, 64, 4):
+        assert len({tuple(text) for text in found["outputs"][prompt : prompt + 4]}) == 4
+    counts = lora_texts.differing(found, lora_texts.mini_ends(found), tuple(lora_texts.ENDS))
+    assert counts == {"": 0, "both": 0, "embedding": 0, "head": 0}
+
+
 def test_with_every_slot_taken_the_pinned_form_for_processors_adapts_base_rows() -> None:
     """A base row's slot is -1, which indexes the last one: its text is that of an adapter."""
     spare, full = lora_texts.kept(), lora_texts.kept("texts-lora-full")
