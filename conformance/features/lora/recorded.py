@@ -40,6 +40,11 @@ PARTS = {
             ("", "a slot to spare", 4), ("-full", "every slot taken", 3),
         )
     },
+    "lora-faults": run(
+        "lora-faults", "features.lora.faults:recorded",
+        "requests that end an engine with adapters: an id behind the vocabulary, logprobs of two "
+        "prompts", "`test_lora.py`",
+    ),
     "texts-lora-ends": run(
         "texts-lora-ends", "features.lora.texts:recorded",
         "greedy texts of the base and three adapters of embedding and head in one batch, a slot to "

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from conformance import parts
+from conformance import parts, recording
+from conformance.features.lora import faults
 from conformance.features.lora import texts as lora_texts
+from mini_vllm import LLM, SamplingParams
 from mini_vllm.lora.adapters import Adapters
 from mini_vllm.lora.config import LoRAConfig
 from mini_vllm.lora.request import LoRARequest
@@ -184,3 +187,52 @@ def test_with_every_slot_taken_the_pinned_form_for_processors_adapts_base_rows()
         for name, text in zip(lora_texts.NAMES, others, strict=True):
             taken[name] += base == text
     assert max(taken.values()) == 16
+
+
+# ------------------------------------------------------------------ what ends the real engine
+
+FAULTS = {run["run"]: run for run in recording.lines(lora_texts.KEPT / "lora-faults.jsonl.gz")}
+
+
+def answered(name: str, folder: Path, **knobs: Any) -> list[Any]:
+    """What the mini engine answers to a run of `faults.RUNS`."""
+    max_loras, prompts, adapter, prompt_logprobs = faults.RUNS[name]
+    llm = LLM(
+        faults.MODEL, **{"enable_lora": True, "max_loras": max_loras, "max_lora_rank": 8, **knobs}
+    )
+    wanted = lora_texts.adapter(
+        adapter, names=tuple(lora_texts.ENDS), folder=lora_texts.write_ends(folder)
+    )
+    params = SamplingParams(max_tokens=4, prompt_logprobs=prompt_logprobs)
+    return llm.generate(prompts, params, [wanted] * len(prompts))
+
+
+def test_a_base_request_with_an_id_behind_the_vocabulary_ends_the_real_engine_and_not_ours(
+    tmp_path,
+) -> None:
+    """One slot, the default: its embedding's A has no row behind the last one."""
+    assert "index out of range" in FAULTS["behind"]["error"]
+    [ours] = answered("behind", tmp_path)
+    [plain] = LLM(faults.MODEL).generate([faults.BEHIND], SamplingParams(max_tokens=4))
+    assert ours.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("name", ["two base prompts", "two prompts"])
+def test_logprobs_of_two_prompts_end_the_real_engine_on_a_processor_and_not_ours(
+    name, tmp_path
+) -> None:
+    assert "einsum" in FAULTS[name]["error"]
+    lengths = [len(result.prompt_logprobs) for result in answered(name, tmp_path)]
+    assert lengths == [len(prompt) for prompt in faults.PROMPTS]
+
+
+def test_logprobs_of_one_prompt_under_a_heads_adapter_are_the_real_engines(tmp_path) -> None:
+    """One row of the mapping serves all rows there, and it is the right one."""
+    run = FAULTS["one prompt"]
+    [ours] = answered("one prompt", tmp_path)
+    assert [list(ours.outputs[0].token_ids)] == run["outputs"]
+    [theirs] = run["prompt_logprobs"]
+    for mine, row in zip(ours.prompt_logprobs, theirs, strict=True):
+        assert (mine is None) == (row is None)
+        for token, logprob in (row or {}).items():
+            assert abs(mine[int(token)].logprob - logprob) < 1e-4
