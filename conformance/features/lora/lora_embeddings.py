@@ -34,19 +34,23 @@ PREFIX = "base_model.model"
 
 
 @contextlib.contextmanager
-def on_a_processor() -> Iterator[None]:
-    """One rank without a device: what the layers ask for when they are made."""
+def on_a_processor(wrapper: Any = None) -> Iterator[None]:
+    """One rank without a device: what the layers ask for when they are made.
+
+    Args:
+        wrapper: the class that computes deltas; by default `PunicaWrapperCPU`.
+    """
     from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.lora import lora_model, model_manager
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
     from vllm.utils import torch_utils
 
-    wrapper = mock.Mock(side_effect=PunicaWrapperCPU)
+    get_wrapper = mock.Mock(side_effect=wrapper or PunicaWrapperCPU)
     with (
         set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))),
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(model_manager, "get_punica_wrapper", wrapper),
+        mock.patch.object(model_manager, "get_punica_wrapper", get_wrapper),
         mock.patch.object(model_manager, "is_pin_memory_available", return_value=False),
         mock.patch.object(lora_model, "is_pin_memory_available", return_value=False),
         mock.patch.object(torch_utils.async_tensor_h2d, "__defaults__", (False,)),
@@ -73,15 +77,16 @@ def manager_of(case: Case) -> Any:
     from vllm.model_executor.models.llama import LlamaForCausalLM
 
     vocab_size, hidden_size = case["vocab_size"], case["hidden_size"]
+    dtype = dtype_of(case)
     model = torch.nn.Module()
     model.embedding_modules = LlamaForCausalLM.embedding_modules
     model.packed_modules_mapping, model.config = {}, SimpleNamespace()
     model.model = torch.nn.Module()
-    model.model.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size)
+    model.model.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, dtype)
     if case["kind"] == "qwen3 tied":
         model.lm_head = model.model.embed_tokens
     else:
-        model.lm_head = ParallelLMHead(vocab_size, hidden_size)
+        model.lm_head = ParallelLMHead(vocab_size, hidden_size, params_dtype=dtype)
         if case["kind"] == "llama tied":
             model.lm_head = model.lm_head.tie_weights(model.model.embed_tokens)
     model.logits_processor = LogitsProcessor(vocab_size)
@@ -90,9 +95,16 @@ def manager_of(case: Case) -> Any:
         layer.weight.data[:vocab_size] = torch.tensor(case[weight])
     config = LoRAConfig(
         max_loras=case["max_loras"], max_cpu_loras=8, max_lora_rank=MAX_LORA_RANK,
-        lora_dtype=torch.float32,
+        lora_dtype=dtype,
     )  # fmt: skip
     return LoRAModelManager(model, 16, 64, vocab_size, config, torch.device("cpu"))
+
+
+def dtype_of(case: Case) -> Any:
+    """Of weights, adapters and rows: float32 where the case does not say."""
+    import torch
+
+    return getattr(torch, case.get("dtype", "float32"))
 
 
 def add_adapters(manager: Any, case: Case) -> None:
@@ -111,7 +123,7 @@ def add_adapters(manager: Any, case: Case) -> None:
                 tensors,
                 helper,
                 device="cpu",
-                dtype=torch.float32,
+                dtype=dtype_of(case),
                 model_vocab_size=case.get("vocab_size"),
             )
         )
@@ -131,7 +143,7 @@ def set_step(manager: Any, slots: list[int | None], of_token: list[int], of_row:
     manager._set_adapter_mapping(LoRAMapping(tuple(of_token), tuple(of_row), is_prefill=True))
 
 
-def run_step(manager: Any, step: Case) -> None:
+def run_step(manager: Any, step: Case, dtype: Any) -> None:
     """Call embedding and logits processor for a step; adds the results to it."""
     import torch
 
@@ -143,7 +155,9 @@ def run_step(manager: Any, step: Case) -> None:
     token_ids = torch.tensor([token for r in requests for token in r["tokens"]])
     calls = {
         "embedded": lambda: model.model.embed_tokens(token_ids),
-        "logits": lambda: model.logits_processor(model.lm_head, torch.tensor(step["hidden"])),
+        "logits": lambda: model.logits_processor(
+            model.lm_head, torch.tensor(step["hidden"], dtype=dtype)
+        ),
     }
     for name, call in calls.items():
         try:
@@ -266,5 +280,5 @@ def completed(case: Case) -> Case:
     manager = manager_of(case)
     add_adapters(manager, case)
     for step in case["steps"]:
-        run_step(manager, step)
+        run_step(manager, step, dtype_of(case))
     return case

@@ -17,6 +17,12 @@ PARTS = {
         "batches under the real manager",
         "`test_embeddings.py`",
     ),
+    "lora_kernels": cases(
+        "lora", "lora_kernels",
+        "the same through the kernels of `vllm/lora/punica_wrapper/punica_gpu.py:33` "
+        "`PunicaWrapperGPU`, float16, interpreted",
+        "`test_embeddings.py`",
+    ),
     "lora_quantized": cases(
         "lora", "lora_quantized",
         "`vllm/lora/layers/base_linear.py:195` `BaseLinearLayerWithLoRA._apply_sync` over a layer "

@@ -1,6 +1,7 @@
 """Adapters of embedding and head as the pinned wrappers compute them, and where those are wrong.
 
-What they gave is in `recordings/parts/lora_embeddings.jsonl.gz`, by `lora_embeddings.py`.
+What they gave is in `recordings/parts/lora_embeddings.jsonl.gz`, by `lora_embeddings.py`, and in
+`lora_kernels.jsonl.gz` beside it, by the Triton kernels and `lora_kernels.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from mini_vllm.tests.lora_support import write_adapter
 CASES = parts.load("lora_embeddings")
 RIGHT = [case for case in CASES if not case["kind"].startswith("faults")]
 FAULTS, ONE_SLOT = (case for case in CASES if case["kind"].startswith("faults"))
+KERNELS, KERNEL_FAULTS, KERNEL_ONE_SLOT = parts.load("lora_kernels")
+HALF = 5e-3
+"""Of the largest value of a step, against kernels in float16, which round each of weights, rows,
+base and delta by up to 5e-4; 8e-4 is the most that was seen, and a mutant is off by 0.7."""
 TOLERANCE = 1e-5
 """Of the largest value of a step: both sides are float32, and sums differ in their order."""
 
@@ -117,6 +122,11 @@ def differences(case: dict[str, Any], folder: Path, **modules: ModuleType) -> tu
 def test_embedding_and_head_give_what_the_pinned_wrappers_give(case, tmp_path):
     """Mixed steps, rows of drafts, slots that are taken over, heads of three kinds."""
     assert max(differences(case, tmp_path)) < TOLERANCE
+
+
+def test_embedding_and_head_give_what_the_pinned_kernels_give(tmp_path):
+    """The Triton kernels, interpreted: float16 there, float32 here."""
+    assert max(differences(KERNELS, tmp_path)) < HALF
 
 
 MUTANTS = {
@@ -272,6 +282,21 @@ def test_prompt_rows_have_no_slot_of_their_own_at_the_pin(tmp_path):
     plain = np.array(step["hidden"]) @ np.array(FAULTS["head"]).T
     changed = np.abs(logits - plain).max(axis=1) > 0.1
     assert changed.tolist() == [True] * 3 + [False] * 3, "adapter 2 leaves the head as it is"
+
+
+def test_the_pinned_kernels_leave_base_rows_alone_and_have_the_two_other_faults(tmp_path):
+    """A row of a prompt behind the mapping's entries gets no delta, and no error says so."""
+    replay = Replay(KERNEL_FAULTS, tmp_path)
+    full, base, first, last, prompts = KERNEL_FAULTS["steps"]
+    for ours, recorded in zip(replay.step(full), (full["embedded"], full["logits"]), strict=True):
+        assert difference(ours, recorded) < HALF
+    assert not np.any(base["embedded"][0]) and np.any(first["embedded"][0])
+    assert last["embedded"] == KERNEL_ONE_SLOT["steps"][0]["embedded"] == "IndexError"
+    _, logits = replay.step(prompts)
+    plain = np.array(prompts["hidden"]) @ np.array(KERNEL_FAULTS["head"]).T
+    assert difference(logits[0], prompts["logits"][0]) < HALF
+    assert difference(plain[1:3], prompts["logits"][1:3]) < HALF
+    assert difference(logits[1:3], prompts["logits"][1:3]) > 0.1
 
 
 @pytest.mark.upstream
