@@ -136,8 +136,7 @@ class LoRAHead:
         """[num_rows, hidden_size] to logits [num_rows, vocab_size]."""
         logits = self.base(x)
         for slot, pair in enumerate(self.slots):
-            rows = self.step.row_slots == slot
-            if pair is not None and rows.any():
+            if pair is not None and (rows := self.step.row_slots == slot).any():
                 logits[rows] += self.delta(x[rows], *pair, 1.0)
         return logits
 

@@ -226,8 +226,8 @@ def test_with_every_slot_taken_base_rows_are_the_bases(tmp_path):
     [
         (" if slot != BASE]", "]"),
         (
-            "rows = self.step.row_slots == slot",
-            "rows = self.step.row_slots % len(self.slots) == slot",
+            "self.step.row_slots == slot)",
+            "self.step.row_slots % len(self.slots) == slot)",
         ),
     ],
     ids=["tokens", "rows of logits"],

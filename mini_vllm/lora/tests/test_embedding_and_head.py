@@ -37,7 +37,7 @@ LONG = [(7 * i) % 256 for i in range(60)]
 # ------------------------------------------------------------------ peft
 
 SAVED = {
-    "both": {"target_modules": ["embed_tokens", "lm_head", "q_proj", "down_proj"]},
+    "both": {"target_modules": ["embed_tokens", "lm_head", "q_proj", "o_proj"]},
     "embedding": {"target_modules": ["embed_tokens"], "use_rslora": True},
     "head": {"target_modules": ["lm_head"]},
 }
@@ -47,7 +47,9 @@ TIED = {"tied": {"target_modules": ["embed_tokens"], "ensure_weight_tying": True
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "llama tied", "qwen3", "qwen3 tied", "mixtral"])
+@pytest.mark.parametrize(
+    "family", ["llama", "llama tied", "qwen3", "qwen3 tied", "qwen3 moe", "mixtral"]
+)
 def test_folders_that_peft_saves_give_the_logits_and_tokens_of_peft(family, tmp_path):
     """Each in one batch with the base and the others; no slot to spare."""
     if importlib.util.find_spec("peft") is None:
