@@ -130,10 +130,17 @@ class Folders:
                 base = f"base_model.model.{name.removesuffix('.weight')}"
                 held[f"{base}.lora_A.weight"] = rng.normal(0, 0.4, (rank, shape[1]))
                 held[f"{base}.lora_B.weight"] = rng.normal(0, 0.4, (shape[0], rank))
+        targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        if number > 2:  # the others leave both ends as they are
+            vocab, hidden, base = DENSE.vocab_size, DENSE.hidden_size, "base_model.model"
+            held[f"{base}.model.embed_tokens.lora_embedding_A"] = rng.normal(0, 0.4, (rank, vocab))
+            held[f"{base}.model.embed_tokens.lora_embedding_B"] = rng.normal(0, 0.4, (hidden, rank))
+            held[f"{base}.lm_head.lora_A.weight"] = rng.normal(0, 0.4, (rank, hidden))
+            held[f"{base}.lm_head.lora_B.weight"] = rng.normal(0, 0.4, (vocab, rank))
+            targets += ["embed_tokens", "lm_head"]
         save_file(
             {n: t.astype(np.float32) for n, t in held.items()}, folder / "adapter_model.safetensors"
         )
-        targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
         raw = {"peft_type": "LORA", "bias": "none", "r": rank, "lora_alpha": 2 * rank}
         (folder / "adapter_config.json").write_text(json.dumps(raw | {"target_modules": targets}))
         return LoRARequest(f"a{number}", number, str(folder))

@@ -218,12 +218,21 @@ def test_a_hundred_texts_of_a_model_with_experts_are_the_mini_engines(run, tmp_p
 
 
 @pytest.mark.slow
-def test_three_adapters_and_the_base_in_one_batch_say_what_the_mini_engine_says(run, tmp_path):
-    """The shipped adapters, 64 rows, float32, greedy, a slot to spare."""
-    run("conformance.record", "texts-lora", "--out", str(tmp_path))
-    heard = lora_texts.kept(folder=tmp_path / "engine")
-    assert heard["outputs"] == lora_texts.kept()["outputs"]
-    assert not any(lora_texts.differing(heard, lora_texts.mini(heard)).values())
+@pytest.mark.parametrize(
+    ("name", "mini", "names"),
+    [
+        ("texts-lora", lora_texts.mini, lora_texts.NAMES),
+        ("texts-lora-ends", lora_texts.mini_ends, tuple(lora_texts.ENDS)),
+    ],
+)
+def test_three_adapters_and_the_base_in_one_batch_say_what_the_mini_engine_says(
+    run, tmp_path, name, mini, names
+):
+    """Shipped ones, or of embedding and head: 64 rows, float32, greedy, a slot to spare."""
+    run("conformance.record", name, "--out", str(tmp_path))
+    heard = lora_texts.kept(name, folder=tmp_path / "engine")
+    assert heard["outputs"] == lora_texts.kept(name)["outputs"]
+    assert not any(lora_texts.differing(heard, mini(heard), names).values())
 
 
 # ------------------------------------------------------------------ constraints

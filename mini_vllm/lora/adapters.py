@@ -19,10 +19,10 @@ from mini_vllm.checks import flag
 from mini_vllm.feature import Feature, RequestInput
 from mini_vllm.lora.config import LoRAConfig
 from mini_vllm.lora.gate import AdapterGate
-from mini_vllm.lora.layers import BASE, AdaptedModel, Pair, lora_delta
+from mini_vllm.lora.layers import BASE, AdaptedModel, lora_delta
 from mini_vllm.lora.request import LoRARequest, adapter_of
 from mini_vllm.lora.slots import AdapterSlotCache
-from mini_vllm.lora.weights import load_adapter, pack, projections
+from mini_vllm.lora.weights import HEAD, Pair, load_adapter, pack, projections
 from mini_vllm.models.registry import LoadedModel
 from mini_vllm.models.transformer import Transformer
 from mini_vllm.part_signatures import check_extra_keys
@@ -31,6 +31,10 @@ from mini_vllm.plan import SchedulerOutput
 
 if TYPE_CHECKING:
     from mini_vllm.features import EngineSetup
+
+
+MOST_TOKENS = 258_048
+"""`vllm/lora/layers/logits_processor.py:84` `LogitsProcessorWithLoRA.create_lora_weights`"""
 
 
 class Adapters(Feature):
@@ -42,8 +46,8 @@ class Adapters(Feature):
         """Wrap the projections of a loaded model.
 
         Raises:
-            ValueError: the model has no projections, or is quantized; or a part knows nothing
-                of extra keys.
+            ValueError: the model has no projections, is quantized, or has a vocabulary too large
+                for its head to be adapted; or a part knows nothing of extra keys.
         """
         if not isinstance(loaded.model, Transformer):
             kind = type(loaded.model).__name__
@@ -56,6 +60,11 @@ class Adapters(Feature):
             config.max_loras
         )
         self.projections = projections(loaded.model.config)
+        if HEAD in self.projections and loaded.model.config.vocab_size > MOST_TOKENS:
+            raise ValueError(
+                f"enable_lora=True: the model's vocab_size={loaded.model.config.vocab_size}: need "
+                f"at most {MOST_TOKENS}, since its head can be adapted"
+            )
         self.dtype = loaded.dtype
         self.model = AdaptedModel(
             loaded.model,

@@ -2,8 +2,9 @@
 
 Promises: the base product runs once over all rows; tokens are sorted by slot once per step, so an
 adapter's rows lie together and each layer does two thin products for each adapter, never one for
-each row; no B A is ever built. Mirrors `vllm/lora/layers/base_linear.py:206`
-`BaseLinearLayerWithLoRA._apply_lora_to_output` and
+each row; no B A is ever built. In an embedding a row of A^T is looked up in place of the first
+product. Mirrors
+`vllm/lora/layers/base_linear.py:206` `BaseLinearLayerWithLoRA._apply_lora_to_output` and
 `vllm/lora/ops/triton_ops/lora_kernel_metadata.py:109` `LoRAKernelMeta.prepare_tensors`.
 """
 
@@ -17,15 +18,14 @@ from typing import Any
 import numpy as np
 
 from mini_vllm.batch import ForwardBatch
-from mini_vllm.models.transformer import LinearLike, Transformer
+from mini_vllm.lora.weights import EMBEDDING, HEAD, Pair
+from mini_vllm.models.transformer import LinearLike, Transformer, embedded
 
 BASE = -1
 """The slot of rows without an adapter: `vllm/lora/punica_wrapper/utils.py:54` `convert_mapping`."""
 
 DeltaFn = Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
 """x [n, in], A [r, in], B [out, r] and a scaling to [n, out]."""
-Pair = tuple[np.ndarray, np.ndarray]
-"""A [r, in] and B [out, r], the scaling inside B."""
 
 
 def lora_delta(x: np.ndarray, a: np.ndarray, b: np.ndarray, scaling: float = 1.0) -> np.ndarray:
@@ -70,6 +70,8 @@ class Step:
     """[num_reqs] slot of each scheduled request, in scheduling order."""
     segments: list[tuple[int, int, int]] = field(default_factory=list)
     """(first token, token behind the last, slot), without the base's."""
+    row_slots: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """[num_rows] slot of each row of logits; of a batch of base requests alone none."""
     batch: ForwardBatch | None = None
 
 
@@ -95,13 +97,57 @@ class LoRALinear:
         return y
 
 
+class LoRAEmbedding:
+    """An embedding and, by slot, what is added to its rows.
+
+    As `vllm/lora/layers/vocal_parallel_embedding.py:96` `VocabParallelEmbeddingWithLoRA.forward`,
+    which for a token behind the vocabulary looks up another slot's row, or none: here such a token
+    is padding under an adapter, too.
+    """
+
+    def __init__(self, table: np.ndarray, step: Step, max_loras: int) -> None:
+        self.table, self.step = table, step
+        self.slots: list[Pair | None] = [None] * max_loras
+
+    def __call__(self, token_ids: np.ndarray) -> np.ndarray:
+        """[num_tokens] to [num_tokens, hidden_size], new."""
+        rows = embedded(self.table, token_ids)
+        for start, end, slot in self.step.segments:
+            pair = self.slots[slot]
+            if pair is not None:
+                a, b = pair
+                rows[start:end] += embedded(a.T, token_ids[start:end]) @ b.T
+        return rows
+
+
+class LoRAHead:
+    """A head and, by slot, what is added to its logits, which are one row for each token asked.
+
+    As `vllm/lora/layers/logits_processor.py:141` `LogitsProcessorWithLoRA._get_logits`.
+    """
+
+    def __init__(
+        self, base: LinearLike, step: Step, max_loras: int, delta: DeltaFn = lora_delta
+    ) -> None:
+        self.base, self.step, self.delta = base, step, delta
+        self.slots: list[Pair | None] = [None] * max_loras
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """[num_rows, hidden_size] to logits [num_rows, vocab_size]."""
+        logits = self.base(x)
+        for slot, pair in enumerate(self.slots):
+            if pair is not None and (rows := self.step.row_slots == slot).any():
+                logits[rows] += self.delta(x[rows], *pair, 1.0)
+        return logits
+
+
 class AdaptedModel:
-    """A transformer whose projections add deltas; the one it was made from stays as it was."""
+    """A transformer whose parts add deltas; the one it was made from stays as it was."""
 
     def __init__(
         self, model: Transformer, names: Sequence[str], max_loras: int, delta: DeltaFn = lora_delta
     ) -> None:
-        """Wrap the projections `names`, such as `model.layers.0.self_attn.qkv_proj`, once.
+        """Wrap the parts `names` once: `model.layers.0.self_attn.qkv_proj`, `lm_head` and others.
 
         As `vllm/lora/model_manager.py:375` `LoRAModelManager._create_lora_modules`.
         """
@@ -110,23 +156,37 @@ class AdaptedModel:
         self.layers: list[Any] = [copy.copy(layer) for layer in model.layers]
         self.transformer.layers = self.layers
         self.linears: dict[str, LoRALinear] = {}
+        self.embedding: LoRAEmbedding | None = None
+        self.head: LoRAHead | None = None
         for name in names:
-            layer, attribute = self.layers[int(name.split(".")[2])], name.rpartition(".")[2]
-            linear = LoRALinear(getattr(layer, attribute), self.step, max_loras, delta)
-            self.linears[name] = linear
-            setattr(layer, attribute, linear)
+            if name == EMBEDDING:
+                self.embedding = LoRAEmbedding(model.embed_tokens, self.step, max_loras)
+            elif name == HEAD:
+                self.head = LoRAHead(model.lm_head, self.step, max_loras, delta)
+                self.transformer.lm_head = self.head
+            else:
+                layer, attribute = self.layers[int(name.split(".")[2])], name.rpartition(".")[2]
+                linear = LoRALinear(getattr(layer, attribute), self.step, max_loras, delta)
+                self.linears[name] = linear
+                setattr(layer, attribute, linear)
 
     def set_slot(self, slot: int, pairs: dict[str, Pair]) -> None:
-        """Put an adapter into a slot; projections it does not name add nothing for it."""
+        """Put an adapter into a slot; parts it does not name add nothing for it."""
         for name, linear in self.linears.items():
             linear.slots[slot] = pairs.get(name)
+        if self.embedding is not None:
+            self.embedding.slots[slot] = pairs.get(EMBEDDING)
+        if self.head is not None:
+            self.head.slots[slot] = pairs.get(HEAD)
 
     def forward(self, batch: ForwardBatch) -> np.ndarray:
         """As `Transformer.forward`, with the slots that `step` has for the batch's requests."""
         if (self.step.slots == BASE).all():
-            self.step.segments = []
+            self.step.segments, self.step.row_slots = [], self.step.slots[:0]
         else:
             batch = self._grouped(batch)
+            if self.embedding is not None:
+                batch = replace(batch, inputs_embeds=self.embedding(batch.token_ids))
         self.step.batch = batch
         return self.transformer.forward(batch)
 
@@ -137,7 +197,9 @@ class AdaptedModel:
         """
         slots = self.step.slots
         counts = np.diff(batch.query_start_loc).astype(np.intp)
-        order, groups, _, starts = sort_by_slot(np.repeat(slots, counts))
+        token_slots = np.repeat(slots, counts)
+        self.step.row_slots = token_slots[batch.logits_indices]
+        order, groups, _, starts = sort_by_slot(token_slots)
         bounds = zip(starts[:-1].tolist(), starts[1:].tolist(), groups.tolist(), strict=True)
         self.step.segments = [(i, j, slot) for i, j, slot in bounds if slot != BASE]
         requests = np.argsort(slots, kind="stable")

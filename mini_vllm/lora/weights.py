@@ -23,8 +23,17 @@ from mini_vllm.models.loader import Shard
 from mini_vllm.models.transformer import ModelConfig
 
 Pair = tuple[np.ndarray, np.ndarray]
-_WEIGHT = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight")
-_UNSUPPORTED = ("modules_to_save", "use_dora", "rank_pattern", "alpha_pattern", "layer_replication")
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+ADAPTS_EMBEDDING = (
+    "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM",
+)  # fmt: skip
+"""Architectures that upstream lets adapt both: `vllm/model_executor/models/llama.py:510`
+`LlamaForCausalLM.embedding_modules`. Qwen2 has none."""
+_WEIGHT = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:([AB])\.weight|embedding_([AB]))")
+_BASE = re.compile(r"(?:base_model\.model\.)?(.+)\.base_layer\.weight")
+_UNSUPPORTED = (
+    "modules_to_save", "use_dora", "rank_pattern", "alpha_pattern", "layer_replication",
+)  # fmt: skip
 """Keys that must be absent, empty or false. The real engine refuses the first two and does not look
 at the others, which leaves their scaling or their layers wrong without a word."""
 
@@ -40,10 +49,11 @@ class Projection:
 
 
 def projections(config: ModelConfig) -> dict[str, tuple[Projection, ...]]:
-    """What can be adapted: by the name of the model's linear, the matrices packed in it, in order.
+    """What can be adapted: by the name of the model's part, the matrices packed in it, in order.
 
-    Every linear of the decoder layers except routers and experts. The real engine adapts those,
-    the embeddings and the head of some models as well.
+    Every linear of the decoder layers except routers and experts, which the real engine adapts as
+    well; and where the architecture has it so, the embedding and the head. An embedding takes the
+    vocabulary in: its A is [r, vocab_size], its B [hidden_size, r].
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     heads = config.num_attention_heads * config.head_dim
@@ -63,6 +73,9 @@ def projections(config: ModelConfig) -> dict[str, tuple[Projection, ...]]:
                 Projection(f"{mlp}.up_proj", hidden, inner),
             )
             found[f"{mlp}.down_proj"] = (Projection(f"{mlp}.down_proj", inner, hidden),)
+    if config.architecture in ADAPTS_EMBEDDING:
+        found[EMBEDDING] = (Projection(EMBEDDING, config.vocab_size, hidden),)
+        found[HEAD] = (Projection(HEAD, hidden, config.vocab_size),)
     return found
 
 
@@ -161,13 +174,16 @@ def _by_module(shard: Shard, known: Mapping[str, Projection]) -> dict[str, dict[
     """Per matrix the tensor that is its A and the one that is its B."""
     names: dict[str, dict[str, str]] = {}
     for tensor in shard.tensors:
+        if _is_base_weight(tensor, shard, known):
+            continue
         match = _WEIGHT.fullmatch(tensor)
-        if match is None:
+        if match is None or (match[3] is None) == (match[1] == EMBEDDING):
             raise ValueError(
                 f"{shard.path}: {tensor} is not a supported LoRA weight; need names that end in "
-                "lora_A.weight or lora_B.weight"
+                "lora_A.weight or lora_B.weight, of an embedding in lora_embedding_A or "
+                "lora_embedding_B"
             )
-        names.setdefault(match[1], {})[match[2]] = tensor
+        names.setdefault(match[1], {})[match[2] or match[3]] = tensor
     if not names:
         raise ValueError(f"{shard.path}: holds no weights")
     unexpected = sorted(set(names) - set(known))
@@ -176,3 +192,17 @@ def _by_module(shard: Shard, known: Mapping[str, Projection]) -> dict[str, dict[
         shown = ", ".join(unexpected[:3]) + (", ..." if len(unexpected) > 3 else "")
         raise ValueError(f"{shard.path}: the model has no {shown} to adapt; it has {kinds}")
     return names
+
+
+def _is_base_weight(tensor: str, shard: Shard, known: Mapping[str, Projection]) -> bool:
+    """Whether it is the base's own embedding or head, which PEFT may write beside the adapter's.
+
+    It is not loaded: `vllm/lora/utils.py:199` `is_base_embedding_weights`. One of another size is
+    refused, since its new tokens would be left out without a word.
+    """
+    match = _BASE.fullmatch(tensor)
+    if match is None or match[1] not in (EMBEDDING, HEAD) or EMBEDDING not in known:
+        return False
+    table = known[EMBEDDING]
+    shard.check(tensor, (table.in_features, table.out_features), "the model")
+    return True

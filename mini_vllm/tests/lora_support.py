@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from mini_vllm import EngineParts, LLMEngine, Sampler, SamplingParams
 from mini_vllm.lora.request import LoRARequest
-from mini_vllm.lora.weights import projections
+from mini_vllm.lora.weights import EMBEDDING, projections
 from mini_vllm.models.config import expected_shapes
 from mini_vllm.models.transformer import ModelConfig, Transformer
 
@@ -24,6 +25,9 @@ KINDS: list[dict[str, Any]] = [
     {"r": 1, "lora_alpha": 3, "target_modules": ("q_proj", "v_proj")},
     {"r": 5, "lora_alpha": 5, "target_modules": ("k_proj", "down_proj"), "use_rslora": True},
     {"r": 8, "lora_alpha": 2, "target_modules": ("o_proj", "up_proj")},
+    {"r": 3, "lora_alpha": 6, "target_modules": ("embed_tokens", "lm_head", "v_proj")},
+    {"r": 6, "lora_alpha": 2, "target_modules": ("embed_tokens",)},
+    {"r": 4, "lora_alpha": 6, "target_modules": ("lm_head",)},
 ]
 """Ranks, scalings and targets that differ, so that a mix-up shows."""
 
@@ -61,9 +65,13 @@ def write_adapter(
     for packed in projections(config).values():
         for p in packed:
             if p.name.rpartition(".")[2] in raw.get("target_modules", ()):
-                name = f"base_model.model.{p.name}"
-                held[f"{name}.lora_A.weight"] = rng.normal(0, size, (rank, p.in_features))
-                held[f"{name}.lora_B.weight"] = rng.normal(0, size, (p.out_features, rank))
+                name = f"base_model.model.{p.name}.lora"
+                a, b = (
+                    (f"{name}_embedding_A", f"{name}_embedding_B") if p.name == EMBEDDING
+                    else (f"{name}_A.weight", f"{name}_B.weight")
+                )  # fmt: skip
+                held[a] = rng.normal(0, size, (rank, p.in_features))
+                held[b] = rng.normal(0, size, (p.out_features, rank))
     held |= tensors or {}
     folder.mkdir(parents=True, exist_ok=True)
     kept = {n: t.astype(np.float32) for n, t in held.items() if t is not None}
@@ -83,8 +91,13 @@ def adapters(folder: Path, count: int = len(KINDS)) -> list[LoRARequest]:
 
 
 def merged(adapter: LoRARequest | None, config: ModelConfig = CONFIG) -> Transformer:
-    """The tiny model with W + s B A in the place of every W, read here by other code."""
+    """The tiny model with W + s B A in the place of every W, read here by other code.
+
+    An embedding's W is [vocab, hidden] and its B A the other way round; a head that shares it has
+    a W of its own afterwards.
+    """
     new = weights(config)
+    new.setdefault("lm_head.weight", new["model.embed_tokens.weight"])
     if adapter is not None:
         raw = json.loads((Path(adapter.lora_path) / "adapter_config.json").read_text())
         scaling = raw["lora_alpha"] / (math.sqrt(raw["r"]) if raw.get("use_rslora") else raw["r"])
@@ -95,7 +108,11 @@ def merged(adapter: LoRARequest | None, config: ModelConfig = CONFIG) -> Transfo
             )
             target = name.removeprefix("base_model.model.").replace(".lora_A", "")
             new[target] = new[target] + scaling * (b @ a)
-    return Transformer(config, new, "float64")
+        if (name := "base_model.model.model.embed_tokens.lora_embedding_A") in held:
+            a, b = (held[name[:-1] + half].astype(float) for half in "AB")
+            target = "model.embed_tokens.weight"
+            new[target] = new[target] + scaling * (b @ a).T
+    return Transformer(replace(config, tie_word_embeddings=False), new, "float64")
 
 
 class Watching(Sampler):

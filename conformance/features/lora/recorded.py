@@ -9,6 +9,26 @@ PARTS = {
         "`vllm/lora/worker_manager.py:258` `LRUCacheWorkerLoRAManager._apply_adapters`, 30 steps",
         "`AdapterSlotCache`, `Adapters`",
     ),
+    "lora_embeddings": cases(
+        "lora", "lora_embeddings",
+        "`vllm/lora/layers/vocal_parallel_embedding.py:96` "
+        "`VocabParallelEmbeddingWithLoRA.forward` and "
+        "`vllm/lora/layers/logits_processor.py:141` `LogitsProcessorWithLoRA._get_logits`, mixed "
+        "batches under the real manager",
+        "`test_embeddings.py`",
+    ),
+    "lora_kernels": cases(
+        "lora", "lora_kernels",
+        "the same through the kernels of `vllm/lora/punica_wrapper/punica_gpu.py:33` "
+        "`PunicaWrapperGPU`, float16, interpreted",
+        "`test_embeddings.py`",
+    ),
+    "lora_quantized": cases(
+        "lora", "lora_quantized",
+        "`vllm/lora/layers/base_linear.py:195` `BaseLinearLayerWithLoRA._apply_sync` over a layer "
+        "of block-scaled FP8, mixed batches under the real manager",
+        "`test_quantized.py`",
+    ),
     "grids": cases(
         "lora", "grids",
         "`vllm/lora/ops/triton_ops/lora_shrink_op.py:132` `_lora_shrink` and "
@@ -26,4 +46,14 @@ PARTS = {
             ("", "a slot to spare", 4), ("-full", "every slot taken", 3),
         )
     },
+    "lora-faults": run(
+        "lora-faults", "features.lora.faults:recorded",
+        "requests that end an engine with adapters: an id behind the vocabulary, logprobs of two "
+        "prompts", "`test_lora.py`",
+    ),
+    "texts-lora-ends": run(
+        "texts-lora-ends", "features.lora.texts:recorded",
+        "greedy texts of the base and three adapters of embedding and head in one batch, a slot to "
+        "spare", "`texts lora`", max_loras=4, ends=True,
+    ),
 }  # fmt: skip

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from conformance import parts
+from conformance import parts, recording
+from conformance.features.lora import faults
 from conformance.features.lora import texts as lora_texts
+from mini_vllm import LLM, SamplingParams
 from mini_vllm.lora.adapters import Adapters
 from mini_vllm.lora.config import LoRAConfig
 from mini_vllm.lora.request import LoRARequest
@@ -102,7 +105,13 @@ TAKEN_THERE = (
     "has shape (1, 16), r=2 of",
     "holds values from nan",
     "holds no weights",
-    "the model has no model.layers.7.self_attn.q_proj to adapt; it has down_proj, gate_proj,",
+    "the model has no model.layers.7.self_attn.q_proj to adapt; it has down_proj, embed_tok",
+    "lm_head: lora_B is missing",
+    "lm_head.lora_B.weight has shape (16, 2), r=2 of adapter_config.json on lm_head implies (2",
+    "embed_tokens.lora_A.weight is not a supported LoRA weight",
+    "lm_head.lora_embedding_A is not a supported LoRA weight",
+    "lm_head.base_layer.weight has shape (300, 16), the model implies (257, 16)",
+    "embed_tokens.lora_embedding_A is not a supported LoRA weight",
 )
 """What the pinned loader reads without a word, by the words of the mini engine's refusal: some of
 it fails later, when a slot is filled."""
@@ -133,8 +142,8 @@ def test_whatever_the_real_loader_refuses_is_refused_here(
         helper = PEFTHelper.from_local_dir(str(path), 512)
         helper.validate_legal(RealLoRAConfig(max_lora_rank=8))
         LoRAModel.from_local_checkpoint(
-            str(path), set(lora_support.ALL), helper, lora_model_id=1, device="cpu",
-            dtype=torch.float32,
+            str(path), {*lora_support.ALL, "embed_tokens", "lm_head"}, helper, lora_model_id=1,
+            device="cpu", dtype=torch.float32, model_vocab_size=lora_support.CONFIG.vocab_size,
         )  # fmt: skip
     except Exception as error:
         refused = f"{type(error).__name__}: {error}"
@@ -156,6 +165,16 @@ def test_the_texts_of_three_adapters_and_the_base_in_one_batch_are_the_real_engi
     }  # fmt: skip
 
 
+@pytest.mark.slow
+def test_the_texts_of_adapters_of_embedding_and_head_are_the_real_engines() -> None:
+    found = lora_texts.kept("texts-lora-ends")
+    assert (len(found["outputs"]), found["max_loras"]) == (64, 4)
+    for prompt in range(0, 64, 4):
+        assert len({tuple(text) for text in found["outputs"][prompt : prompt + 4]}) == 4
+    counts = lora_texts.differing(found, lora_texts.mini_ends(found), tuple(lora_texts.ENDS))
+    assert counts == {"": 0, "both": 0, "embedding": 0, "head": 0}
+
+
 def test_with_every_slot_taken_the_pinned_form_for_processors_adapts_base_rows() -> None:
     """A base row's slot is -1, which indexes the last one: its text is that of an adapter."""
     spare, full = lora_texts.kept(), lora_texts.kept("texts-lora-full")
@@ -168,3 +187,52 @@ def test_with_every_slot_taken_the_pinned_form_for_processors_adapts_base_rows()
         for name, text in zip(lora_texts.NAMES, others, strict=True):
             taken[name] += base == text
     assert max(taken.values()) == 16
+
+
+# ------------------------------------------------------------------ what ends the real engine
+
+FAULTS = {run["run"]: run for run in recording.lines(lora_texts.KEPT / "lora-faults.jsonl.gz")}
+
+
+def answered(name: str, folder: Path, **knobs: Any) -> list[Any]:
+    """What the mini engine answers to a run of `faults.RUNS`."""
+    max_loras, prompts, adapter, prompt_logprobs = faults.RUNS[name]
+    llm = LLM(
+        faults.MODEL, **{"enable_lora": True, "max_loras": max_loras, "max_lora_rank": 8, **knobs}
+    )
+    wanted = lora_texts.adapter(
+        adapter, names=tuple(lora_texts.ENDS), folder=lora_texts.write_ends(folder)
+    )
+    params = SamplingParams(max_tokens=4, prompt_logprobs=prompt_logprobs)
+    return llm.generate(prompts, params, [wanted] * len(prompts))
+
+
+def test_a_base_request_with_an_id_behind_the_vocabulary_ends_the_real_engine_and_not_ours(
+    tmp_path,
+) -> None:
+    """One slot, the default: its embedding's A has no row behind the last one."""
+    assert "index out of range" in FAULTS["behind"]["error"]
+    [ours] = answered("behind", tmp_path)
+    [plain] = LLM(faults.MODEL).generate([faults.BEHIND], SamplingParams(max_tokens=4))
+    assert ours.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("name", ["two base prompts", "two prompts"])
+def test_logprobs_of_two_prompts_end_the_real_engine_on_a_processor_and_not_ours(
+    name, tmp_path
+) -> None:
+    assert "einsum" in FAULTS[name]["error"]
+    lengths = [len(result.prompt_logprobs) for result in answered(name, tmp_path)]
+    assert lengths == [len(prompt) for prompt in faults.PROMPTS]
+
+
+def test_logprobs_of_one_prompt_under_a_heads_adapter_are_the_real_engines(tmp_path) -> None:
+    """One row of the mapping serves all rows there, and it is the right one."""
+    run = FAULTS["one prompt"]
+    [ours] = answered("one prompt", tmp_path)
+    assert [list(ours.outputs[0].token_ids)] == run["outputs"]
+    [theirs] = run["prompt_logprobs"]
+    for mine, row in zip(ours.prompt_logprobs, theirs, strict=True):
+        assert (mine is None) == (row is None)
+        for token, logprob in (row or {}).items():
+            assert abs(mine[int(token)].logprob - logprob) < 1e-4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,19 @@ from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.lora.config import LoRAConfig
 from mini_vllm.lora.request import LoRARequest
 from mini_vllm.lora.slots import AdapterSlotCache
-from mini_vllm.tests.lora_support import ALL, alone, answers, tiny, write_adapter
+from mini_vllm.models.transformer import ModelConfig, Transformer
+from mini_vllm.tests.lora_support import (
+    ALL,
+    CONFIG,
+    alone,
+    answers,
+    tiny,
+    weights,
+    write_adapter,
+)
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
+E, HEAD = "base_model.model.model.embed_tokens", "base_model.model.lm_head"
 ZEROS = np.zeros((2, 16))
 
 FOLDERS = [
@@ -45,11 +56,41 @@ FOLDERS = [
     ({"target_modules": ()}, "holds no weights"),
     (
         {"tensors": {f"{Q.replace('layers.0', 'layers.7')}.lora_A.weight": ZEROS}},
-        "the model has no model.layers.7.self_attn.q_proj to adapt; it has down_proj, gate_proj,",
+        "the model has no model.layers.7.self_attn.q_proj to adapt; it has down_proj, embed_tok",
+    ),
+    ({"tensors": {f"{HEAD}.lora_A.weight": ZEROS}}, "lm_head: lora_B is missing"),
+    (
+        {"tensors": {f"{HEAD}.lora_A.weight": ZEROS, f"{HEAD}.lora_B.weight": ZEROS.T}},
+        "lm_head.lora_B.weight has shape (16, 2), r=2 of adapter_config.json on lm_head implies (2",
     ),
     (
-        {"tensors": {"base_model.model.lm_head.lora_A.weight": ZEROS}},
-        "the model has no lm_head to adapt",
+        {
+            "tensors": {
+                f"{E}.lora_embedding_A": np.zeros((2, 300)),
+                f"{E}.lora_embedding_B": ZEROS.T,
+            }
+        },
+        "embed_tokens.lora_embedding_A has shape (2, 300), r=2 of adapter_config.json on model.em",
+    ),
+    (
+        {"tensors": {f"{E}.lora_A.weight": ZEROS}},
+        "embed_tokens.lora_A.weight is not a supported LoRA weight",
+    ),
+    (
+        {"tensors": {f"{HEAD}.lora_embedding_A": np.zeros((2, 257))}},
+        "lm_head.lora_embedding_A is not a supported LoRA weight",
+    ),
+    (
+        {"tensors": {f"{HEAD}.base_layer.weight": np.zeros((300, 16))}},
+        "lm_head.base_layer.weight has shape (300, 16), the model implies (257, 16)",
+    ),
+    (
+        {"tensors": {f"{Q}.base_layer.weight": np.zeros((16, 16))}},
+        "q_proj.base_layer.weight is not a supported LoRA weight",
+    ),
+    (
+        {"tensors": {"base_model.model.embed_tokens.lora_embedding_A": np.zeros((2, 257))}},
+        "embed_tokens.lora_embedding_A is not a supported LoRA weight",
     ),
     (
         {"tensors": {f"{Q}_norm.lora_A.weight": ZEROS}},
@@ -86,6 +127,27 @@ def test_a_folder_that_cannot_be_served_is_refused_at_the_door(lora, tmp_path, c
     write_adapter(tmp_path / "bad", seed=2, target_modules=ALL)
     expected = alone([1, 2, 3], bad)
     assert answers(lora, [[1, 2, 3]], [bad]) == [expected], "mended, it is served under its name"
+
+
+def test_an_architecture_without_embedding_modules_has_its_linears_adapted_alone(tmp_path):
+    """Qwen2 says nothing of its embedding and head, so upstream wraps neither."""
+    config = replace(CONFIG, architecture="Qwen2ForCausalLM")
+    lora = LLMEngine(Transformer(config, weights(config), "float64"), enable_lora=True)
+    for target, module in (("embed_tokens", "model.embed_tokens"), ("lm_head", "lm_head")):
+        path = write_adapter(tmp_path / target, target_modules=(target,))
+        with pytest.raises(ValueError, match=f"the model has no {module} to adapt; it has down_p"):
+            lora.add_request([1], lora_request=LoRARequest(target, 1, str(path)))
+
+
+def test_a_vocabulary_too_large_for_an_adapted_head_is_refused_before_any_adapter():
+    def engine(architecture, vocab_size):
+        config = ModelConfig(vocab_size, 2, 2, 1, 1, 1, 2, 16, architecture=architecture)
+        return LLMEngine(Transformer(config, weights(config)), enable_lora=True)
+
+    with pytest.raises(ValueError, match="vocab_size=258049: need at most 258048, since its head"):
+        engine("LlamaForCausalLM", 258_049)
+    engine("Qwen2ForCausalLM", 258_049)
+    engine("LlamaForCausalLM", 258_048)
 
 
 @pytest.mark.parametrize(
