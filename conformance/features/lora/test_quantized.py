@@ -16,7 +16,7 @@ from conformance import parts
 from conformance.mutants import edited
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.lora import layers, weights
-from mini_vllm.models.block_fp8 import BlockFp8Linear, quantize_weight
+from mini_vllm.models.block_fp8 import BlockFp8Linear, from_e4m3, quantize_weight
 from mini_vllm.models.config import expected_shapes
 from mini_vllm.models.transformer import Linear, LinearLike, Transformer
 from mini_vllm.tests.lora_support import CONFIG, write_adapter
@@ -32,7 +32,8 @@ def quantized(weight: np.ndarray, bias: np.ndarray | None = None, name: str = ""
     """The linear part: block-scaled FP8 in the layer, the head as it is."""
     if name == "lm_head":
         return Linear(weight, bias)
-    return BlockFp8Linear(*quantize_weight(weight, BLOCK), BLOCK)
+    codes, scale_inv = quantize_weight(weight, BLOCK)
+    return BlockFp8Linear(from_e4m3(codes), scale_inv, BLOCK)
 
 
 class _Layer(Transformer):
