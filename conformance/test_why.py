@@ -113,9 +113,17 @@ def steps(names: tuple[str, ...], count: int, seed: int) -> Iterator[tuple[Any, 
                     yield kept[0], request_id, span, count_of
 
 
+@pytest.fixture(autouse=True)
+def deep() -> Iterator[None]:
+    """Copies of an engine's state are as deep as its chains of blocks are long."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    yield
+    sys.setrecursionlimit(before)
+
+
 def check(names: tuple[str, ...], count: int, seed: int) -> Counter[str]:
     """How many reasons of each kind held."""
-    sys.setrecursionlimit(20_000)
     held: Counter[str] = Counter()
     for before, request_id, span, count_of in steps(names, count, seed):
         side, _, kind = span.kind.partition(": ")
@@ -168,7 +176,6 @@ def test_hundreds_of_reasons_of_every_kind():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pressure", "hybrid"])
 def test_as_many_blocks_as_are_missing_admit_a_request_and_one_less_does_not(name):
-    sys.setrecursionlimit(20_000)
     seen = 0
     for before, request_id, span, _ in steps((name,), 150, seed=11):
         if span.kind != "waits: blocks" or span.varies:
