@@ -178,8 +178,8 @@ def test_greedy_output_with_drafts_is_that_of_plain_decoding():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(5))
-def test_greedy_output_with_drafts_is_that_of_plain_decoding_250_times(part):
+@pytest.mark.parametrize("part", range(3))
+def test_greedy_output_with_drafts_is_that_of_plain_decoding_150_times(part):
     seen = sum((compare(seed) for seed in range(50 * part, 50 * part + 50)), Counter())
     assert all(seen[name] for name in HAPPENS), seen
 
