@@ -43,6 +43,7 @@ def test_the_short_form_fills_in_what_is_left_out():
     assert made["outputs"]["A"] == [workload_file.SAYS] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_the_short_form_of_a_workload_reads_back_as_the_same_workload(seed):
     made = combined.generate(seed)

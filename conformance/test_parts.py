@@ -69,6 +69,7 @@ def test_the_pool_keeps_the_real_order_references_and_contents() -> None:
         assert parts.replay_block_pool(case) == ""
 
 
+@pytest.mark.slow
 def test_the_manager_gives_the_real_blocks_and_leaves_the_real_state() -> None:
     for case in parts.load("kv_cache_manager"):
         assert parts.replay_kv_cache_manager(case) == ""
@@ -88,6 +89,7 @@ def test_the_sequences_reach_hits_evictions_refusals_and_shared_blocks() -> None
     assert any(max(op["refs"]) > 1 for op in manager_ops)
 
 
+@pytest.mark.slow
 def test_a_pool_that_frees_in_reverse_is_told_operation_field_and_values() -> None:
     class Reversed(BlockPool):
         def free_blocks(self, ordered_blocks: Any) -> None:
@@ -116,6 +118,7 @@ def test_a_queue_whose_counter_drifts_is_told() -> None:
     assert any("num_free_blocks is" in words for words in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attend", [paged_attention, paged_attention_reference])
 def test_attention_answers_what_the_real_kernel_answers(attend) -> None:
     """float32; outputs reach 3.6, and two orders of adding leave them about 1e-6 apart."""

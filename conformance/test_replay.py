@@ -140,6 +140,7 @@ def connected(field: str) -> dict[str, Any]:
     raise AssertionError(f"no recording with {field}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", replay.FIELDS)
 def test_a_change_of_any_field_is_a_difference(
     entry: dict[str, Any],

@@ -238,6 +238,7 @@ def test_a_scheduler_of_ones_own_is_refused():
 PRESSURE = RECORDINGS / "pressure.jsonl.gz"
 
 
+@pytest.mark.slow
 def test_a_recorded_request_is_explained_from_its_arrival_to_its_end():
     entry = next(iter(recording.read(PRESSURE, recording.UPSTREAM)))
     found = why.follow(PRESSURE, entry["seed"])

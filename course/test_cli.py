@@ -191,6 +191,7 @@ def test_a_time_limit_that_is_none_is_refused_in_one_line(course, starter, comma
     assert ran.code == 2 and ran.err.startswith("--time-limit is ") and ran.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_reset_that_cannot_keep_your_file_changes_nothing(
     course, starter, little_course, monkeypatch
 ):
@@ -300,6 +301,7 @@ def test_a_file_in_another_encoding_is_graded_kept_and_reset(course, starter, li
     assert kept[0].read_bytes().startswith(b"# caf\xe9") and starter.read_text() == text
 
 
+@pytest.mark.slow
 def test_reset_also_brings_back_a_deleted_starter(course, starter):
     text = starter.read_text()
     starter.unlink()
@@ -526,6 +528,7 @@ def test_a_model_that_is_not_there_is_refused_in_words(course):
     assert ran.code == 2 and "no-such-folder/at-all" in ran.err
 
 
+@pytest.mark.slow
 def test_doctor_names_what_is_missing_what_it_enables_and_how_to_get_it(course):
     ran = course("doctor")
     assert "ok       Python: " in ran.out
@@ -559,6 +562,7 @@ def test_run_real_refuses_by_name_what_was_not_compared_and_says_how_to_get_the_
         assert ran.code == 2 and ran.err.startswith("run --real: ") and word in ran.err
 
 
+@pytest.mark.slow
 def test_the_first_mend_is_shown_broken_then_whole(course, little_course):
     broken = course("first")
     assert broken.code == 1 and "the plan is empty while C, D have not finished" in broken.out

@@ -95,6 +95,7 @@ def test_cite_check_and_fix_work_from_the_command_line(course, pinned, little_co
     assert course("cite", "check").code == 0
 
 
+@pytest.mark.slow
 def test_a_path_that_is_not_there_is_refused_not_passed(course, pinned):
     for command in (("cite", "check"), ("cite", "fix"), ("cite", "link"), ("docs", "check")):
         ran = course(*command, "README.md", "no/such/page.md")

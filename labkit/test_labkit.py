@@ -27,6 +27,7 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_process_gives_its_last_answer_and_everything_it_said(tmp_path, capfd):
     ran = processes.start([script(tmp_path, (
         "from labkit.processes import answer, tell\n"
@@ -64,6 +65,7 @@ def test_a_process_that_fails_is_quoted_with_its_command(tmp_path):
         ran.needed()
 
 
+@pytest.mark.slow
 def test_a_result_of_a_process_that_failed_afterwards_does_not_count(tmp_path):
     text = "from labkit.processes import answer\nanswer({}); sys.exit(1)"
     assert processes.start([script(tmp_path, text)]).result is None
@@ -152,6 +154,7 @@ def test_the_folder_is_the_variables_then_the_one_installed_into_then_the_defaul
     assert environment.folder(tmp_path) == tmp_path / "mine"
 
 
+@pytest.mark.slow
 def test_an_environment_without_vllm_is_none(tmp_path):
     assert environment.look(tmp_path) is None
     python = environment.interpreter(tmp_path)

@@ -190,6 +190,7 @@ def ends(**parts):
     ]
 
 
+@pytest.mark.slow
 def test_requests_end_where_and_why_the_engines_own_check_ends_them(supplied):
     del supplied["step"]
     calls = mine.counted(supplied)

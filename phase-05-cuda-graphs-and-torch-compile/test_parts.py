@@ -30,6 +30,7 @@ def served(parts, mode):
     return tokens, engine.feature("compilation").model.steps
 
 
+@pytest.mark.slow
 def test_the_engine_runs_on_the_graphs_that_the_labs_dispatcher_names():
     (lab,) = [lab for lab in find_labs(PHASE.parent) if lab.id == "05-03"]
     supplied, owners = mine.parts_of([lab], lambda lab: True, lambda lab: lab.solution)

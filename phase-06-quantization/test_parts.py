@@ -85,6 +85,7 @@ def test_every_layer_of_the_engine_is_quantized_and_holds_that_many_bits(lab_id,
     assert 8 * held / 3_211_520 == pytest.approx(bits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lab_id", "least", "most"), [("06-01", 1e-4, 0.03), ("06-03", 0.02, 0.3)])
 def test_logits_are_near_the_exact_ones_and_not_equal(lab_id, least, most):
     tokens = np.array(list(PROMPTS[1].encode()))

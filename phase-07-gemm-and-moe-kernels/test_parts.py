@@ -18,6 +18,7 @@ SOLUTION = PHASE / "labs" / "lab-01-moe-routing" / "solution.py"
 PROMPTS = ["A router picks", "two experts", "for every token of a step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3-moe", "mixtral"])
 def test_the_engine_says_the_same_on_the_labs_experts(tmp_path, name):
     folder, calls = random_checkpoint(name, tmp_path), []
@@ -46,6 +47,7 @@ def test_the_manifest_supplies_the_part():
     assert [part.__name__ for part in parts.values()] == ["moe_forward_grouped"]
 
 
+@pytest.mark.slow
 def test_course_run_mine_serves_a_model_with_experts(tmp_path, monkeypatch, capsys):
     model = random_checkpoint("qwen3-moe", tmp_path / "model")
     (tmp_path / "course").mkdir()

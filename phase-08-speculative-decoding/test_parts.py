@@ -54,6 +54,7 @@ def test_the_engine_says_the_same_with_the_labs_drafter(supplied):
     assert stats.num_accepted_tokens >= 5, "the run accepts drafts of the lab"
 
 
+@pytest.mark.slow
 def test_the_labs_verifier_judges_every_draft_of_a_sampled_text(supplied, monkeypatch):
     """Its function is asked about every draft up to the first that is replaced."""
     module, asked = supplied["verifier"], []

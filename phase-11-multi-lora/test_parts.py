@@ -73,6 +73,7 @@ def test_the_engine_says_the_same_with_the_labs_slots_and_delta(supplied, max_lo
     assert (engine.feature("lora").stats()["evictions"] > 0) == (max_loras < 3)
 
 
+@pytest.mark.slow
 def test_course_run_mine_takes_both(tmp_path, monkeypatch, capsys):
     course = PassedCourse(tmp_path, ["11-01", "11-04"], monkeypatch, capsys)
     said = course.run("The scheduler", "--mine", "--adapter", "shout")

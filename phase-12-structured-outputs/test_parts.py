@@ -67,6 +67,7 @@ def test_the_engine_says_the_same_with_the_labs_masks_and_gate(supplied):
     assert re.fullmatch(rb"0x[0-9a-f]{2,6}", bytes(token for token in own[0] if token < 256))
 
 
+@pytest.mark.slow
 def test_course_run_mine_takes_both(tmp_path, monkeypatch, capsys):
     course = PassedCourse(tmp_path, ["12-01", "12-04"], monkeypatch, capsys)
     said = course.run("The address is ", "--mine", "--regex", "0x[0-9a-f]{4}")

@@ -58,6 +58,7 @@ def test_course_run_mine_takes_it(tmp_path, monkeypatch, capsys):
     assert "yours, from lab 13-03" in said, said
 
 
+@pytest.mark.slow
 def test_a_scheduler_without_gates_rests_where_the_model_sees(tmp_path, monkeypatch, capsys):
     course = PassedCourse(tmp_path, ["03-01"], monkeypatch, capsys)
     said = course.run("what is this?", "--mine", "--model", "byte-sees")

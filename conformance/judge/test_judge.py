@@ -95,6 +95,7 @@ def test_a_difference_is_shown_with_its_step_and_field(capsys, tmp_path):
     assert out.splitlines()[-1].endswith("1 differ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
@@ -111,6 +112,7 @@ def test_a_program_that_does_not_keep_to_the_format_is_told_how(capsys, tmp_path
     assert problem in err
 
 
+@pytest.mark.slow
 def test_a_program_that_never_answers_is_ended(capsys, tmp_path):
     silent = program(tmp_path, "pass")
     code, _, err = run(capsys, silent, *files("basic"), "--seed=0", "--seconds=0.2")

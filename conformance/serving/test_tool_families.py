@@ -105,6 +105,7 @@ def test_families_have_upstream_s_names_and_classes() -> None:
         assert get_tool_parser(name).__name__ == _TOOL_PARSERS_TO_REGISTER[name][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_and_deltas_are_the_real_parser_s(name: str) -> None:
     count, first = differing(name, get_tool_parser(name), every=40)
@@ -179,6 +180,7 @@ def differing_chat(name: str, every: int = 1, made: Any = Chat) -> tuple[int, st
     return count, ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hermes", *FAMILIES])
 def test_chunks_and_finish_reasons_of_a_chat_are_the_real_server_s(name: str) -> None:
     count, first = differing_chat(name, every=4)

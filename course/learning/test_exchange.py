@@ -249,6 +249,7 @@ def test_predictions_are_committed_as_course_predict_writes_them(course, asking,
     assert "blocks: you said 6; its test" in course("check", "90-08").out
 
 
+@pytest.mark.slow
 def test_a_prediction_that_is_committed_here_already_stays(course, asking, given):
     (asking / "predictions.yaml").write_text("blocks: 7\n", encoding="utf-8")
     path = given(said(blocks=6, share=0.9))

@@ -51,6 +51,7 @@ def headings(phase):
     return rows, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name[:8])
 def test_every_exercise_of_a_page_has_an_answer_that_can_be_given_on_it(phase):
     rows, found = headings(phase)

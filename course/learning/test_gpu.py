@@ -130,6 +130,7 @@ def test_the_cpu_needs_the_cpu_build(course, lab, monkeypatch):
     assert not (lab.folder / "captured").exists()
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_names_the_labs_that_run_without_one(course, lab, monkeypatch):
     on(monkeypatch, None)
     assert "With --cpu" not in course("gpu", "run").out, "no lab of this course can"
@@ -181,6 +182,7 @@ def test_one_run_that_fails_keeps_the_others_and_resuming_runs_it_alone(
     assert captured(second)["output"] == "another program\n"
 
 
+@pytest.mark.slow
 def test_a_run_is_heard_while_it_runs(course, lab, monkeypatch, tmp_path):
     heard, go_on = tmp_path / "heard", tmp_path / "go on"
     (lab.folder / "run.py").write_text(

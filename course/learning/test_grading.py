@@ -216,6 +216,7 @@ def test_tests_that_never_ran_are_named(little_course):
     assert "Without a result, since the tests ended early: test_zeta." in told
 
 
+@pytest.mark.slow
 def test_a_test_that_was_to_be_there_and_is_not_is_no_pass(little_course):
     lab = find_labs(little_course)[0]
     lab.starter.write_text(body("return -(-num_tokens // block_size)"))
@@ -223,6 +224,7 @@ def test_a_test_that_was_to_be_there_and_is_not_is_no_pass(little_course):
     assert not report.ok and "test_gone" in report.trouble
 
 
+@pytest.mark.slow
 def test_a_skip_of_the_tests_own_is_no_failure(little_course):
     (path,) = little_course.glob("phase-90-little/labs/lab-00-*/test_lab.py")
     path.write_text(

@@ -264,6 +264,7 @@ def test_a_line_that_cannot_be_an_answer_is_asked_again(course, write, monkeypat
     assert {box for box, _ in Boxes(little_course / ".course").cards.values()} == {1}
 
 
+@pytest.mark.slow
 def test_without_a_phase_only_those_with_a_lab_begun_are_asked(
     course, write, monkeypatch, little_course
 ):
@@ -293,6 +294,7 @@ def test_an_answer_that_cannot_be_kept_is_explained_all_the_same(
     assert ran.code == 0 and "The answer cannot be kept (" in ran.out and "1 of 1 right." in ran.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -46,6 +46,7 @@ def test_waiting_for_what_never_comes_is_told():
         in_place(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [901, 5000, 100_000])
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_the_depth_of_deep_json_is_counted_also_when_it_is_cut_off(depth, opening):

@@ -122,6 +122,7 @@ def attempts(question: Question, draw: random.Random) -> str:
     )
 
 
+@pytest.mark.slow
 def test_the_page_reads_numbers_in_every_form_as_the_command_does():
     rows = [[typed, unit] for typed, unit, _ in FORMS]
     said = in_node("([given, unit]) => CourseQuiz.valueOf({ number: 1, unit }, given)", rows)

@@ -253,6 +253,7 @@ def test_snapped_int8_weights_are_those_of_the_lab(shared):
     assert np.allclose(weight_grid.snapped(weights, "int8", shared), back, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", weight_grid.FORMATS)
 def test_a_snapped_row_errs_as_that_of_the_other_widget(name):
     row = weight_grid.piece()[1]

@@ -81,6 +81,7 @@ def test_arrivals_come_at_their_step_and_an_idle_engine_does_not_wait():
     assert data["steps"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_random_runs_are_noted_in_full_and_left_as_they_were(seed):
     rng = random.Random(seed)

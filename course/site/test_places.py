@@ -36,6 +36,7 @@ def test_a_landing_page_says_what_a_phase_promises_takes_and_makes(phase):
     assert re.search(r"[1-9]\d* functions and classes of your own, checked by [1-9]\d* tests", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name[:8])
 def test_a_landing_page_leads_to_every_page_and_lab_there_is_and_to_no_other(phase):
     links = re.findall(r'href="([^"]+)"|\]\(([^)\s]+\.md)\)', landing(phase))
@@ -52,6 +53,7 @@ def test_a_landing_page_leads_to_every_page_and_lab_there_is_and_to_no_other(pha
     assert labs | pages <= targets
 
 
+@pytest.mark.slow
 def test_every_phase_of_the_book_begins_with_its_landing_page_and_the_former_leads_there():
     firsts = [
         next(page for page in order() if addresses.phase_of(REPOSITORY, page) == phase)

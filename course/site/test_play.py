@@ -164,6 +164,7 @@ def test_numpy_with_another_hash_inside_the_right_wheel_is_refused(root, world, 
         make(root, world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["npm pack", "download", "compile.mjs", "esbuild"])
 def test_a_step_that_fails_leaves_what_was_there(root, world, step):
     make(root, world)

@@ -60,6 +60,7 @@ def test_the_reasons_are_those_of_the_command(sample):
     assert recordings.prefix("0", "1") == why.prefix_lines(found, "0", "1")
 
 
+@pytest.mark.slow
 def test_a_file_dropped_is_drawn_as_the_sample_is(sample):
     assert dropped(("mine.jsonl.gz", PACKED)) == {**sample, "name": "mine.jsonl.gz"}
     half = TEXT.index(b"\n", len(TEXT) // 2) + 1
@@ -93,6 +94,7 @@ TOO_LARGE = gzip.compress(b"a") + gzip.compress(bytes(recordings.MOST_UNPACKED))
 GROUPS = [{"kind": "FullAttentionSpec", "block_size": 16}, {"kind": "MambaSpec", "block_size": 16}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "message"),
     [

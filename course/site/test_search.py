@@ -157,6 +157,7 @@ def test_a_beginning_finds_its_words_and_all_words_beat_one(site):
     assert found(site, name, "null block")[0] == ("b.html", "n")
 
 
+@pytest.mark.slow
 def test_only_the_parts_that_a_query_needs_are_loaded(site, monkeypatch):
     monkeypatch.setattr(search, "SHARD", 40)
     name = site(a="<h1 id='a'>All</h1><p>" + " ".join(f"{c}{c}{c}" for c in "abcdefghijklmnop"))
@@ -174,6 +175,7 @@ def test_every_page_names_the_index_and_every_name_is_that_of_the_content(site):
     assert re.fullmatch(r"[0-9a-f]{8}", again) and again != name
 
 
+@pytest.mark.slow
 def test_a_text_that_would_end_a_script_or_a_line_stays_text(site):
     name = site(a="<h1 id='a'>A</h1><p>zebra &lt;/script&gt; \u2028 \"quoted\" \\ back</p>")
     call = f"CourseSearch.find(data, '{name}').then((r) => CourseSearch.textOf(r[0]))"

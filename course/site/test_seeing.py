@@ -11,6 +11,7 @@ from course.site import seeing
 from mini_vllm import LLM, SamplingParams
 
 
+@pytest.mark.slow
 def test_an_answer_is_the_engines_and_its_steps_add_up():
     drawn = seeing.example(0)
     told = seeing.see(drawn, " what is this? ")

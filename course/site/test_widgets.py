@@ -129,6 +129,7 @@ def test_code_points_are_those_of_the_study(study, name):
     assert code_points.FORMATS[name]["points"] == study.grid(name).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["int8", "E4M3", "E5M2", "int4", "E2M1", "MXFP4", "NVFP4"])
 @pytest.mark.parametrize("spike", [1, 12])
 def test_a_quantized_row_is_that_of_the_study(study, name, spike):
@@ -371,6 +372,7 @@ def test_what_may_follow_is_what_the_machine_of_the_constraint_says(name):
     assert (film["reason"] == "stop") == (tokens[-1] == 256)
 
 
+@pytest.mark.slow
 def test_the_mask_keeps_the_odds_of_what_may_follow():
     for name in allowed_bytes.CASES:
         for place in allowed_bytes.written(name)["places"]:

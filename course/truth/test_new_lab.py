@@ -31,6 +31,7 @@ def test_the_skeleton_passes_selfcheck_once_it_is_filled_in(course, little_cours
     assert ran.code == 0 and "2 tests, 3 misconceptions caught, 0 labs to mend" in ran.out
 
 
+@pytest.mark.slow
 def test_the_first_page_holds_what_the_three_files_say(course, little_course):
     course("new", "lab", "90", "count-blocks")
     lab = find_labs(little_course)[-1]
@@ -53,6 +54,7 @@ def test_a_new_phase_is_begun_by_its_folders_name(course, little_course):
     assert (lab.id, lab.phase) == ("91-04", "phase-91-other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

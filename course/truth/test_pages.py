@@ -36,6 +36,7 @@ def test_blocks_share_names_and_a_text_block_is_the_exact_output(page):
     assert ran(path) == []
 
 
+@pytest.mark.slow
 def test_a_difference_names_the_line_and_both_sides(page):
     path = page("# T\n\n```python\nprint('a')\nprint('b')\n```\n\n```text\na\nc\n```\n")
     assert ran(path) == [(10, "the output of the block above differs here\n  page   c\n  output b")]
@@ -65,6 +66,7 @@ def test_a_block_in_a_folded_answer_runs_too(page):
     assert len(ran(path)) == 1
 
 
+@pytest.mark.slow
 def test_a_block_in_a_list_runs_without_its_indentation(page):
     path = page("- item\n\n  ```python\n  print(1)\n  ```\n\n  ```text\n  1\n  ```\n")
     assert ran(path) == []

@@ -101,6 +101,7 @@ def test_the_same_calls_give_the_same_bytes_whatever_the_machines_settings(svg):
     assert num(1.256) == "1.26"
 
 
+@pytest.mark.slow
 def test_importing_needs_no_library_and_plotting_says_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"

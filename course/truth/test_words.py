@@ -97,6 +97,7 @@ def test_over_a_budget_it_fails_and_names_the_page(course, write):
     assert ran.code == 1 and ran.out.endswith("phase-03-x/CHEATSHEET.md: 10 words over 450\n")
 
 
+@pytest.mark.slow
 def test_the_first_phases_together_have_a_limit_of_their_own(course, write, monkeypatch):
     write("phase-03-x/00-guide.md", 60)
     write("phase-06-x/00-guide.md", 60)

@@ -159,6 +159,7 @@ BAD_REQUESTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 def test_a_refused_request_leaves_the_engine_as_it_was(name):
     args, options, message = BAD_REQUESTS[name]

@@ -159,6 +159,7 @@ def test_b8_every_hashed_block_is_indexed_and_every_indexed_block_is_hashed(num_
         assert all(pool.cached_block_hash_to_block.values()), "an empty entry stayed behind"
 
 
+@pytest.mark.slow
 @for_all(lambda st: st.integers(2, 12), pool_operations, max_examples=120)
 def test_b10_blocks_are_evicted_front_first_and_only_when_taken(num_blocks, operations):
     """Queue order and surviving hashes equal those of an OrderedDict, after every operation."""

@@ -285,6 +285,7 @@ def test_undamaged_workloads_pass(check):
     assert not is_noticed(CHECKS[check], Damage())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "see"), CASES)
 def test_damage_is_noticed(damage, see):
     assert is_noticed(see, damage)

@@ -102,6 +102,7 @@ def test_e3_the_engine_touches_nothing_of_a_model_but_forward(scenario: Scenario
     assert {k: r.output_token_ids for k, r in drive(scenario, None, engine).items()} == expected
 
 
+@pytest.mark.slow
 @for_all(lambda st: st.integers(1, 60), lambda st: st.integers(1, 7), lambda st: st.integers(0, 5))
 def test_e4_a_prompt_longer_than_the_budget_is_computed_without_samples(length, budget, threshold):
     engine = toy_engine(
@@ -165,6 +166,7 @@ def _forbidden(*_):
     raise AssertionError("a greedy workload made a random generator")
 
 
+@pytest.mark.slow
 @for_all(lambda st: st.integers(1, 40), lambda st: st.integers(1, 6), max_examples=40)
 def test_e6_a_sampled_request_draws_once_per_output_and_never_during_prefill(length, max_tokens):
     class Counting(np.random.Generator):

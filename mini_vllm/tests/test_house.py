@@ -167,6 +167,7 @@ PLAINLY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["plan", *PLAINLY])
 def test_gates_and_entry_points_have_no_words_of_their_own_for_requests_and_messages(module):
     assert not names_in(module) & {"Asked", "asked", "told", "due", "vet", "settle", "swap"}

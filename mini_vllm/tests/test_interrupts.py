@@ -225,6 +225,7 @@ def test_a_step_that_raised_can_be_taken_again(part, error, at):
     assert [text_of(r, made.tokenizer) for r in requests] == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nonsense", [300, -1, None, "x", 1.5, [3]])
 def test_a_sampler_that_returns_nonsense_is_named_and_can_be_mended(nonsense):
     class Wrong(Sampler):

@@ -48,6 +48,7 @@ def test_b1_b6_the_queue_holds_exactly_the_unreferenced_blocks_after_every_call(
     watch_calls(scenario, watch)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_b2_a_table_only_grows_at_its_end_until_it_is_freed(scenario: Scenario):
     def watch(call: Call) -> None:

@@ -26,6 +26,7 @@ def llm() -> LLM:
     return LLM("byte-llama")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wish", SAID)
 def test_it_is_served_as_upstream_serves_it(llm, wish):
     options = dict([wish]) if wish else {}

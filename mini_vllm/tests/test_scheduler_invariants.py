@@ -58,6 +58,7 @@ def test_s3_never_more_requests_run_than_there_are_slots(scenario: Scenario):
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_s4_a_token_is_emitted_exactly_when_the_request_caught_up(scenario: Scenario):
     def check(moment: Moment) -> None:
@@ -144,6 +145,7 @@ def test_s7_under_priority_the_waiting_queue_is_sorted_by_urgency_then_arrival(s
     drive(scenario, check)
 
 
+@pytest.mark.slow
 @for_scenarios(60)
 def test_s8_a_chunk_is_at_least_one_token_and_at_most_the_threshold(scenario: Scenario):
     threshold = scenario.long_prefill_token_threshold

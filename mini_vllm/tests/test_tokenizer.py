@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mini_vllm.tests.support import for_all
 from mini_vllm.tokenizer import ByteTokenizer
 
@@ -9,6 +11,7 @@ TOKENIZER = ByteTokenizer()
 ROCKET = "\N{ROCKET}"
 
 
+@pytest.mark.slow
 @for_all(lambda st: st.text(max_size=30), max_examples=100)
 def test_every_text_survives_a_round_trip(text):
     ids = TOKENIZER.encode(text)
@@ -16,6 +19,7 @@ def test_every_text_survives_a_round_trip(text):
     assert ids == list(text.encode())
 
 
+@pytest.mark.slow
 @for_all(lambda st: st.lists(st.integers(0, 256), max_size=30), max_examples=100)
 def test_every_id_list_decodes_without_an_error(ids):
     assert isinstance(TOKENIZER.decode(ids), str)

@@ -360,6 +360,7 @@ def test_a_folder_that_cannot_be_made_ends_the_recording_and_not_the_engine(
     assert [x.getMessage() for x in caplog.records if "has stopped" in x.getMessage()]
 
 
+@pytest.mark.slow
 def test_files_rotate_below_their_bound_and_the_first_one_stays(recorder, tmp_path):
     files = recorder.Files(tmp_path / "many", int(1e6))
     for number in range(4000):

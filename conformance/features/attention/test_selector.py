@@ -68,6 +68,7 @@ def test_the_lookup_names_what_is_not_recorded():
             parts.selector_outcome(capability, feature, **asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "asked", "chosen"),
     [

@@ -131,6 +131,7 @@ class RoundRobin(LoadBalancer):
         return super().choose(rank if rank is not None else self.start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [WeightOfOne, FromZero, LastOfEquals, CountsOne, CountsNamed, NeverUpdated, RoundRobin],
@@ -206,6 +207,7 @@ class SharesCounts(Coordinator):
             self._step_counts = self.counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [PublishesNewestFirst, NeverIdle, NoWindow, TrustsStaleWaves, WakesTheRunning, KeepsTheWave,
@@ -215,6 +217,7 @@ def test_a_wrong_coordinator_is_caught(wrong: type[Coordinator]) -> None:
     assert differing_messages(wrong, 300) > 10
 
 
+@pytest.mark.slow
 def test_the_recorded_sequences_hold_every_situation() -> None:
     seen = dict.fromkeys(
         ("a tie between busy engines", "a stale wave", "two counts of one step", "idle interval"), 0

@@ -39,6 +39,7 @@ def sized(case):
     return cache_size(case["config"], **{name: case[name] for name in ARGUMENTS})
 
 
+@pytest.mark.slow
 def test_every_cache_is_sized_as_the_real_functions_size_it(cases):
     for case in cases:
         got = sized(case)

@@ -180,6 +180,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_seen(name, tmp_path):
     """By one of the cases; the recordings, not our own other code, say so."""

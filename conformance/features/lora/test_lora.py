@@ -217,6 +217,7 @@ def test_a_base_request_with_an_id_behind_the_vocabulary_ends_the_real_engine_an
     assert ours.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two base prompts", "two prompts"])
 def test_logprobs_of_two_prompts_end_the_real_engine_on_a_processor_and_not_ours(
     name, tmp_path

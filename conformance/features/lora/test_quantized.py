@@ -130,6 +130,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_seen(name, tmp_path):
     module, old, new = MUTANTS[name]

@@ -93,6 +93,7 @@ def digests(checkpoint: Checkpoint) -> dict[str, str]:
 EVERY = [pytest.param(n, marks=[] if n in SMALL else [pytest.mark.slow]) for n in MODELS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_codes_and_scales_are_bit_for_bit_what_vllm_loads(checkpoint_of, name):
     [case] = [c for c in CASES if c["kind"] == "loaded" and c["model"] == name]
@@ -141,6 +142,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_seen(checkpoint_of, name):
     model, old, new = MUTANTS[name]
@@ -163,6 +165,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case["kind"] == "damage"])
 def test_a_mistake_is_refused_by_name_also_where_vllm_loads_it(tmp_path, case):
     name = case["damage"]

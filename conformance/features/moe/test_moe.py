@@ -159,6 +159,7 @@ def test_a_hundred_texts_of_the_real_engine_are_the_mini_engines(model):
     assert moe_texts.differing(found, moe_texts.mini(folder, found["prompts"])) == []
 
 
+@pytest.mark.slow
 def test_wider_experts_of_zeros_answer_the_same(tmp_path, monkeypatch):
     """What vLLM's CPU build is given in the place of experts it cannot compute."""
     monkeypatch.setitem(moe_texts.SIZES, "hidden_size", 32)

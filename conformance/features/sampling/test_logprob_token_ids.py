@@ -89,6 +89,7 @@ def test_a_wrong_one_is_caught(old: str, new: str) -> None:
     assert any(differs(case, row, wrong) for case, row, _ in rows(True))
 
 
+@pytest.mark.slow
 def test_a_request_has_its_own_whoever_else_is_in_the_step() -> None:
     llm = LLM(shipped_model(), dtype="float64")
     prompts = ["The scheduler ", "A block ", "import "]

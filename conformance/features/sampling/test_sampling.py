@@ -23,6 +23,7 @@ def test_every_recorded_row_comes_out_the_same():
     assert {number: stage for number, stage in found.items() if stage} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", sampling.MUTANTS, ids=lambda m: m.name)
 def test_the_recorded_rows_catch_a_wrong_sampler(mutant):
     modules = sampling.built(mutant)
@@ -62,6 +63,7 @@ def test_the_real_engines_children_are_requests_with_seeds_of_their_own():
     assert seeded["n"] == seeded["one_by_one"] and len({tuple(t) for t in seeded["n"]}) == 3
 
 
+@pytest.mark.slow
 def test_where_no_token_is_left_the_real_engine_says_token_0_and_ours_an_error():
     real = sampling_texts.kept()
     ours = sampling_texts.mini({**real, "searches": [], "prompts": real["prompts"][:2],

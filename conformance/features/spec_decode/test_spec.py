@@ -52,6 +52,7 @@ def test_the_rejection_sampler_keeps_what_the_real_one_kept() -> None:
 KEPT = sorted((RECORDINGS / "engine").glob("spec-*.jsonl.gz"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
 def test_the_mini_scheduler_decides_as_the_whole_real_engine_did_with_its_drafts(
     path: Path,

@@ -12,6 +12,7 @@ from conformance.mutants import Mutant
 from labkit.tables import markdown_table
 
 
+@pytest.mark.slow
 def test_on_a_quarter_of_the_walks_the_masks_are_the_real_ones() -> None:
     assert tags.differing(tags.recorded()[1][1::4]) == []
 

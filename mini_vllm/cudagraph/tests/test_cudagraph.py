@@ -52,6 +52,7 @@ def test_g1_eager_costs_n_launches_capture_n_and_replay_one(made):
     assert runner.num_captured == len(seen)
 
 
+@pytest.mark.slow
 @for_all(calls, max_examples=100)
 def test_g2_the_captured_buffers_keep_their_identity(made):
     runner = GraphRunner([OPS[i] for i in made[0]])
@@ -68,6 +69,7 @@ def test_g2_the_captured_buffers_keep_their_identity(made):
         assert np.array_equal(x, before), "the caller's array was changed"
 
 
+@pytest.mark.slow
 @for_all(calls, max_examples=100)
 def test_g3_replayed_values_equal_eager_ones(made):
     ops = [OPS[i] for i in made[0]]

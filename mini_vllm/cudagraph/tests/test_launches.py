@@ -36,6 +36,7 @@ def test_launches_by_mode_for_32_layers():
     assert counts == {"eager": 288, "piecewise": 33 + 32, "full": 1}
 
 
+@pytest.mark.slow
 @for_all(
     kernels_of, lambda st: st.sampled_from(MODES), microseconds, microseconds, max_examples=100
 )
@@ -52,6 +53,7 @@ def test_a_step_is_never_shorter_than_either_lane_and_never_longer_than_both(
     assert 0 < line.gpu_busy <= 1 + 1e-12
 
 
+@pytest.mark.slow
 @for_all(kernels_of, microseconds, microseconds, max_examples=100)
 def test_fewer_launches_are_never_slower(kernels, launch_us, kernel_us):
     eager, piecewise, full = (simulate(kernels, m, launch_us, kernel_us).step_us for m in MODES)

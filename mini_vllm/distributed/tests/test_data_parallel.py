@@ -27,6 +27,7 @@ def texts(outputs: list[Any]) -> list[list[str]]:
     return [[completion.text for completion in output.outputs] for output in outputs]
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_one_engine_in_the_order_of_the_prompts(two: DataParallelLLM) -> None:
     params = [SamplingParams(max_tokens=3 + 5 * i) for i in range(len(PROMPTS))]
     assert texts(two.generate(PROMPTS, params)) == texts(LLM(**KNOBS).generate(PROMPTS, params))

@@ -73,6 +73,7 @@ def test_all_reduce_adds_in_the_order_of_the_ranks_and_gives_all_the_same_bits(
         assert stats.total_bytes() == expected and stats.total_calls("all_reduce") == (size > 1)
 
 
+@pytest.mark.slow
 @both
 @sizes
 def test_all_gather_gives_all_of_everybody_in_the_order_of_the_ranks(transport, size):

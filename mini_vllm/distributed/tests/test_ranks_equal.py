@@ -158,6 +158,7 @@ def test_float32_ranks_are_as_near_to_float64_as_one_process(model, sizes):
     assert served(model, sizes, dtype="float32").distance(exact) < 4 * own
 
 
+@pytest.mark.slow
 def test_random_sampling_draws_the_same_tokens():
     params = {"temperature": 0.9, "seed": 7, "top_p": 0.9}
     engine = LLMEngine(SOURCES["dense"].transformer(), dtype="float64", block_size=4, num_blocks=20)
@@ -260,6 +261,7 @@ def test_a_function_runs_in_every_rank_and_only_where_there_are_ranks():
     assert pool().is_alive
 
 
+@pytest.mark.slow
 def test_asynchronous_scheduling_works_over_tensor_parallel_ranks():
     got = served("dense", TP2, async_scheduling=True)
     assert got.tokens == alone(SOURCES["dense"]).tokens

@@ -234,6 +234,7 @@ def test_a_script_needs_no_guard_and_runs_once(tmp_path):
     assert (ended.stdout.split(), ended.stderr) == (["begun", "16"], "")
 
 
+@pytest.mark.slow
 def test_after_a_step_that_was_interrupted_the_answers_are_those_of_a_fresh_engine():
     """Results that were under way when the step was given up do not reach later steps."""
     engine = ranked(RandomSource(DENSE), pipeline_parallel_size=4)
@@ -256,6 +257,7 @@ def test_after_a_step_that_was_interrupted_the_answers_are_those_of_a_fresh_engi
     assert answer(engine).tokens == alone(RandomSource(DENSE)).tokens
 
 
+@pytest.mark.slow
 def test_aborted_requests_leave_batches_in_flight_that_harm_nobody():
     engine = ranked(RandomSource(DENSE), pipeline_parallel_size=4)
     params = SamplingParams(max_tokens=9, temperature=1.0, ignore_eos=True)

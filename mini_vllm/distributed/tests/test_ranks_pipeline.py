@@ -155,6 +155,7 @@ def test_the_queue_waits_for_the_oldest_when_it_is_full_or_nothing_can_be_planne
     assert not queue.is_busy and asked[-1] == "give up"
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_its_cache_answers_the_same_with_batches_in_flight():
     arrivals = tuple(
         ScenarioRequest(step, tuple((7 * i + step) % 8 for i in range(length)), 6, ignore_eos=True)

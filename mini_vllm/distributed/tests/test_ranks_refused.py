@@ -188,6 +188,7 @@ def test_more_ranks_than_experts_are_refused():
         ParallelConfig(tensor_parallel_size=4, enable_expert_parallel=True).check_model(config)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_a_rank_refuses_is_refused_as_in_one_process(tmp_path):
     import json
     import shutil

@@ -171,6 +171,7 @@ def test_rows_that_are_not_what_was_promised_are_refused_and_encoded_here(lie, l
     assert all(why.split(": ", 1)[1].startswith(reason) for why in half.failures), half.failures
 
 
+@pytest.mark.slow
 def test_a_producer_of_another_tower_is_refused_by_both(engine, tmp_path, alone):
     from mini_vllm import LLMEngine
 

@@ -213,6 +213,7 @@ def test_info_shows_the_arithmetic_of_the_kv_cache(tmp_path):
     assert rows["full-length sequences"] == "512.00 at once"
 
 
+@pytest.mark.slow
 def test_info_names_a_quantization_and_counts_the_weights_it_stands_for(tmp_path):
     plain = write_checkpoint(tmp_path / "plain")
     made = write_block_fp8(plain, tmp_path / "fp8", 4, "_proj$")

@@ -30,6 +30,7 @@ def test_a_trace_becomes_a_table_and_files(tmp_path):
     assert json.loads((tmp_path / "p.json").read_text())["traceEvents"]
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_a_row_per_setting_and_the_knee():
     said = run("simulate", TRACE, *COST, "--sweep", "max-num-batched-tokens=512,2048",
                "--sweep", "speed=1,50", "--slo", "ttft=0.04",
@@ -40,6 +41,7 @@ def test_a_sweep_prints_a_row_per_setting_and_the_knee():
     assert [(k["holds"], k["fails"]) for k in found["knees"]] == [(None, 1), (1, 50)]
 
 
+@pytest.mark.slow
 def test_releases_are_compared_as_a_setting():
     said = run("simulate", TRACE, *COST, "--set", "long_prefill_token_threshold=100",
                "--sweep", "release=0.22.1,0.33.0", "--workers", "1", "--json")  # fmt: skip
@@ -62,6 +64,7 @@ def test_times_become_a_cost(tmp_path):
     assert refused.exit_code == 2 and "decode_context=" in refused.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -48,6 +48,7 @@ def test_the_producer_keeps_its_blocks_until_they_are_read():
     assert used.index(23) > 3  # it ended in the first step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_output_is_that_of_one_engine_for_every_delay_and_order(seed):
     made = random_pair(seed)

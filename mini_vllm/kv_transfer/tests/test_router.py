@@ -29,6 +29,7 @@ def test_a_batch_says_which_blocks_a_step_has_stored():
     assert batch.number == 0 and publisher.publish() is None
 
 
+@pytest.mark.slow
 def test_the_index_holds_what_the_engine_holds_after_every_step():
     rng = random.Random(5)
     of, publisher = listening(num_blocks=14)

@@ -192,6 +192,7 @@ def test_a_producer_that_is_not_ours_costs_the_load_and_says_why(engines, impost
     assert consumer.scheduler.kv.usage == 0.0
 
 
+@pytest.mark.slow
 def test_a_producer_that_is_gone_costs_the_load_alone(engines):
     producer, consumer = engines("kv_producer"), engines("kv_consumer", "recompute")
     params = offered(producer)

@@ -153,6 +153,7 @@ def test_e1_on_many_more_workloads(scenario: Scenario):
     check_e1(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("enable_caching", [True, False])
 def test_e1_one_workload_with_chunks_hits_and_preemptions_at_once(policy, enable_caching):
@@ -169,6 +170,7 @@ def test_e1_one_workload_with_chunks_hits_and_preemptions_at_once(policy, enable
     assert events["sampled"] == 3 * MAX_TOKENS
 
 
+@pytest.mark.slow
 def test_the_same_prompts_in_float32_give_the_same_text_here():
     """Not a promise of float32, whose ties can break either way; a guard on the dtype switch."""
     prompt = TEXTS[0].decode()
@@ -181,6 +183,7 @@ def test_the_same_prompts_in_float32_give_the_same_text_here():
     assert single[0].outputs[0].text == double[0].outputs[0].text
 
 
+@pytest.mark.slow
 def test_float64_logits_do_not_change_with_the_batch():
     """Eight copies of a prompt beside it: rows equal to rounding."""
     row = dense_logits(list(TEXTS[2]))[-1]

@@ -115,6 +115,7 @@ def test_three_hundred_workloads_are_answered_as_alone(folder, alone):
     assert preempted > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [1, 2, 3, 4, 5, 7])
 def test_a_chunk_may_end_anywhere_inside_a_picture(budget, folder, alone):
     engine = LLMEngine(

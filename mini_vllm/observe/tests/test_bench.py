@@ -10,6 +10,7 @@ from mini_vllm.observe.bench import Workload, run_workload
 from mini_vllm.tests.support import for_all
 
 
+@pytest.mark.slow
 @for_all(
     lambda st: st.integers(1, 20),
     lambda st: st.tuples(st.integers(4, 9), st.integers(0, 9)),

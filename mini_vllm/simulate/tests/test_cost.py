@@ -62,6 +62,7 @@ def test_a_fit_finds_the_prices_that_made_the_times():
     assert cost.bands["decode"] == pytest.approx((1.0, 1.0))
 
 
+@pytest.mark.slow
 def test_noise_widens_the_bands_and_moves_no_price_far():
     cost = fit(steps(2000, noise=0.05), "noisy")
     assert cost.terms["tokens"] == pytest.approx(TRUTH["tokens"], rel=0.1)

@@ -36,6 +36,7 @@ def paced(cost: LinearCost, is_async: bool, **knobs) -> tuple[LLMEngine, Clock]:
     return engine, clock
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_served_workload_ends_when_the_simulated_one_does(seed, is_async):

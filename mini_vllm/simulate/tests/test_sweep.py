@@ -104,6 +104,7 @@ def test_rows_are_in_the_order_of_the_grid_whoever_makes_them():
     assert alone[0].first_difference is None and alone[2].first_difference is not None
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_stopped(tmp_path, monkeypatch):
     state = tmp_path / "sweep.jsonl"
     whole = sweep(SETUP, AXES, state=state)

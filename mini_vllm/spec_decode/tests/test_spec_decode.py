@@ -184,6 +184,7 @@ def test_greedy_output_with_drafts_is_that_of_plain_decoding_150_times(part):
     assert all(seen[name] for name in HAPPENS), seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_drafter_that_is_the_target_is_always_right(is_async):
     """Only if its own K and V are where the block tables say, after hits, chunks, preemptions."""

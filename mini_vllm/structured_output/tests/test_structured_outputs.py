@@ -144,6 +144,7 @@ def test_forced_tokens_are_drafted_and_taken_together():
     assert counts[True][0] == counts[False][0] and counts[True][1] < counts[False][1] / 3
 
 
+@pytest.mark.slow
 def test_a_contrary_model_finishes_nothing_that_is_invalid():
     made = engine(
         parts=EngineParts(sampler=Contrary),
@@ -294,6 +295,7 @@ def test_equal_constraints_are_compiled_once():
     assert made.feature("structured_outputs").compiler.num_compiled == 1
 
 
+@pytest.mark.slow
 def test_a_refused_token_ends_with_an_error_and_counts_as_output():
     class Deaf(Sampler):
         def sample(self, logits, params, rng=None):
@@ -313,6 +315,7 @@ def test_eos_ignored_at_the_end_of_a_grammar_leads_to_a_refused_token():
     assert request.finish_reason == "error" and request.token_ids[:3] == [*b"ab", 256]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs",
     [{"min_tokens": 5}, {"bad_words": ("b",)}, {"allowed_token_ids": (ord("a"), 256)}],
