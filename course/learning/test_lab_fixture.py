@@ -60,12 +60,15 @@ def test_a_folder_has_the_tests_that_the_suite_has_of_it(little_course):
     with (little_course / lab / "test_lab.py").open("a", encoding="utf-8") as file:
         file.write("\n\nimport pytest\n\n\n@pytest.mark.slow\ndef test_long():\n    pass\n")
 
-    def has_the_slow_one(*named):
-        return "::test_long" in plain_pytest("--collect-only", *named, cwd=little_course).stdout
+    def has_the_slow_one(*named, **env):
+        ran = plain_pytest("--collect-only", *named, cwd=little_course, **env)
+        return "::test_long" in ran.stdout
 
     assert not has_the_slow_one() and not has_the_slow_one("phase-90-little")
     assert has_the_slow_one("-m", "slow", "phase-90-little")
     assert has_the_slow_one(lab) and has_the_slow_one(f"{lab}/test_lab.py")
+    graded = {"LAB_IMPL": "starter"}  # a learner, by all of a lab's tests
+    assert has_the_slow_one(**graded) and has_the_slow_one("phase-90-little", **graded)
 
 
 @pytest.mark.slow

@@ -336,6 +336,7 @@ def test_validation(lab):
         lab.sample(logits, seed=0, **knobs)
 
 
+@pytest.mark.slow
 def test_empirical_frequencies(lab):
     draws = 20_000
     counts = np.zeros(4)

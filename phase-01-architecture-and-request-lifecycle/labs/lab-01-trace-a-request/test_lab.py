@@ -207,6 +207,7 @@ def test_the_engine_is_stepped_by_you(lab, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_the_formula_predicts_every_trace(lab):
     for num_prompt in (1, 2, 3, 7, 8, 9, 16, 39):
         for chunk in (1, 2, 3, 5, 8, 100):

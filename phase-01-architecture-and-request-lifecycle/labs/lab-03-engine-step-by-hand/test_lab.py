@@ -226,6 +226,7 @@ def test_matches_with_prefix_hits_on_the_real_model(lab):
     compare(lab, prompts, greedy(3), "prefix hits on the shipped model", **settings)
 
 
+@pytest.mark.slow
 def test_random_workloads_match_plan_by_plan(lab):
     rng = random.Random(6)
     for case in range(40):
@@ -460,6 +461,7 @@ def decided(lab, scheduler, device, in_flight) -> dict[str, object]:
     return seen
 
 
+@pytest.mark.slow
 def test_every_step_is_the_real_async_schedulers(lab):
     entries = recorded_ahead()
     assert len(entries) == 418, "the recordings have moved on"
@@ -482,6 +484,7 @@ def test_every_step_is_the_real_async_schedulers(lab):
                 )
 
 
+@pytest.mark.slow
 def test_planning_ahead_changes_no_token(lab):
     prompts = ["The engine", "A request", "x" * 11]
     settings = {

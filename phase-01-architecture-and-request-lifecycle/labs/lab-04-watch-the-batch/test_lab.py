@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
+
 from mini_vllm import EngineParts, LLMEngine, SamplingParams, Scheduler
 
 A, B = "hello world", "goodbye"  # 11 and 7 tokens
@@ -248,6 +250,7 @@ def test_callers_rows_are_their_own(lab):
     )
 
 
+@pytest.mark.slow
 def test_random_workloads_conserve_tokens(lab):
     rng = random.Random(4)
     for case in range(60):

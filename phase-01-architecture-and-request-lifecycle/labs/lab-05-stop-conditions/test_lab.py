@@ -297,6 +297,7 @@ def test_the_check_changes_nothing(lab):
     )
 
 
+@pytest.mark.slow
 def test_every_short_stream_stops_as_in_the_real_check(lab):
     cases = parts.load("check_stop")
     reasons = {

@@ -625,6 +625,7 @@ def test_hashes_are_equal_where_the_real_ones_are(lab):
     assert compared > 100, f"only {compared} hashes were compared; the recording holds more"
 
 
+@pytest.mark.slow
 def test_the_engine_serves_the_shipped_model_with_your_pool(lab):
     said = {}
     counts = {"hits": 0, "evictions": 0}

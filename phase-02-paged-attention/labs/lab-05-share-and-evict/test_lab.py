@@ -565,6 +565,7 @@ def _where_it_broke(case, manager_class, error: Exception) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["pressure", "prefix"])
 def test_the_real_scheduler_plans_the_same_over_your_manager(lab, profile):
     difference = first_difference(

@@ -523,6 +523,7 @@ def test_it_answers_what_vllms_kernel_answers(lab):
         )
 
 
+@pytest.mark.slow
 def test_the_engine_runs_on_your_attention(lab):
     shipped, yours = Watched(), Watched(lab.paged_attention)
     assert yours.token_ids == shipped.token_ids, (

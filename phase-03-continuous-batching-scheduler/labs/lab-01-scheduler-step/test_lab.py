@@ -619,6 +619,7 @@ def test_stage_preempt(lab):
     check_stage(lab, "preempt")
 
 
+@pytest.mark.slow
 @counted
 def test_stage_chunk(lab):
     check_stage(lab, "chunk")
@@ -751,6 +752,7 @@ def test_what_was_withdrawn_was_not_computed(lab):
     )
 
 
+@pytest.mark.slow
 @counted
 def test_stage_priority(lab):
     check_stage(lab, "priority")

@@ -262,6 +262,7 @@ CHUNKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHUNKED)
 def test_chunking_does_not_change_output(lab, name):
     settings = {"num_blocks": 256, "block_size": 4, "enable_prefix_caching": False, **CHUNKED[name]}
@@ -330,6 +331,7 @@ class ForgetfulKV(KVCacheManager):
         return blocks
 
 
+@pytest.mark.slow
 def test_a_stale_block_would_be_seen(lab):
     parts = EngineParts(scheduler=lab.Scheduler, kv_cache_manager=ForgetfulKV)
     settings = {"num_blocks": 256, "block_size": 4, "enable_prefix_caching": False, "parts": parts}

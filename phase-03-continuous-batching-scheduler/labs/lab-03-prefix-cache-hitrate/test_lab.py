@@ -91,6 +91,7 @@ def measured(prompts: list[list[int]], block_size: int, **settings: Any) -> list
     return [cached[request_id] for request_id in ids]
 
 
+@pytest.mark.slow
 def test_the_mini_engine_finds_what_was_predicted(lab):
     rng = random.Random(3)
     for case in range(60):
@@ -146,6 +147,7 @@ def clean_workloads() -> list[tuple[list[list[int]], list[int | None], int]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_real_scheduler_found_what_was_predicted(lab):
     workloads = clean_workloads()
     total = sum(hit or 0 for _, hits, _ in workloads for hit in hits)

@@ -390,6 +390,7 @@ def test_a_stale_block_would_be_seen(lab):
     )
 
 
+@pytest.mark.slow
 def test_plans_equal_the_engines_own(lab):
     rng = random.Random(4)
     for case in range(40):

@@ -149,6 +149,7 @@ def undisturbed() -> list[int]:
     return result.outputs[0].token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 40}, {"block_size": 4}])
 def test_chunking_does_not_change_the_decode_streams_output(lab, settings):
     for threshold in (0, 30, 64):

@@ -62,6 +62,7 @@ def test_savings_equal_followers_times_shared_full_blocks(lab):
         )
 
 
+@pytest.mark.slow
 def test_the_formula_is_what_the_engine_does(lab):
     for num_prompts, shared, rest, block_size in itertools.product(
         (1, 2, 5), (0, 3, 4, 9, 16), (0, 1, 5), (1, 4, 8)
@@ -194,6 +195,7 @@ def test_a_conversation_costs_its_new_tokens(lab):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_a_cached_conversation_says_the_same(lab, block_size):
     turns = ["The KV cache ", "A block is ", "The scheduler "]

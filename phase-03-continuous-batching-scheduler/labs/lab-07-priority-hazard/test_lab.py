@@ -47,6 +47,7 @@ def test_the_recorded_hazard_is_seen(lab):
     )
 
 
+@pytest.mark.slow
 def test_sound_recordings_are_silent(lab):
     for name in ("basic", "pressure", "prefix", "priority", "withdrawal"):
         for entry in entries(name, 40):
@@ -236,6 +237,7 @@ def test_computed_blocks_stay_hits(lab):
     )
 
 
+@pytest.mark.slow
 def test_recordings_without_the_hazard_are_unchanged(lab):
     build = partial(replay.mini_scheduler, scheduler=lab.FixedScheduler)
     num_withdrawn = 0
@@ -317,6 +319,7 @@ def test_the_shipped_model_speaks_as_if_alone(lab):
     assert answer.text == came[0], f"alone it is {answer.text!r}"
 
 
+@pytest.mark.slow
 def test_the_fix_would_have_saved_the_real_engines_answers(lab):
     recorded, alone = engine_run("hazard")["outputs"], engine_run("alone")["outputs"]["low"]
     came = real_engine.generate_on_arrivals(

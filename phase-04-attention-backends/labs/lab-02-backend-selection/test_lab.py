@@ -154,6 +154,7 @@ def test_both_bounds_of_the_capability_count(lab):
         )
 
 
+@pytest.mark.slow
 def test_recorded_reasons(lab):
     for asked in recorded.questions():
         said = recorded.reasons_difference(lab, asked)
@@ -244,6 +245,7 @@ def test_a_family_has_one_order(lab):
             )
 
 
+@pytest.mark.slow
 def test_recorded_choices(lab):
     for asked in recorded.questions():
         said = recorded.choice_difference(lab, asked)
@@ -428,6 +430,7 @@ def test_cpu_ignores_override(lab):
         )
 
 
+@pytest.mark.slow
 def test_a_wide_sample_of_the_recording(lab):
     for asked in itertools.islice(recorded.questions(whole=True), 5, None, 37):
         said = recorded.difference(lab, asked)

@@ -648,6 +648,7 @@ def test_a_group_wider_than_a_tile(lab):
         assert_rows(got[:, head], expected, 3, f"{why}; head {head}")
 
 
+@pytest.mark.slow
 def test_the_engine_runs_on_your_attention(lab, shipped):
     yours = Recorded(lab.paged_attention)
     assert yours.tokens == shipped.tokens, (

@@ -450,6 +450,7 @@ def started(lab, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_run_on_a_pretended_engine(lab):
     said = started(
         lab, "--pretend", "--arms", "A", "B", "C", "--batches", "1", "33", "--repeats", "5",

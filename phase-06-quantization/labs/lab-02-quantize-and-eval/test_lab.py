@@ -410,6 +410,7 @@ def run_script(lab, *arguments, path=""):
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_run_measures_every_format_beside_its_prediction(lab, tmp_path):
     (tmp_path / "vllm.py").write_text(STUB_VLLM)
     (tmp_path / "torch.py").write_text(STUB_TORCH)

@@ -547,6 +547,7 @@ def forward(lab, config):
     return model.forward(batch), layers
 
 
+@pytest.mark.slow
 def test_the_model_never_knows(lab):
     exact, _ = forward(lab, None)
     everything = [

@@ -167,6 +167,7 @@ def test_every_recorded_line_tells_its_drafts(lab):
     )
 
 
+@pytest.mark.slow
 def test_no_possibility_is_missed_and_none_is_invented(lab):
     """Runs that carry nothing, or only full ones; a third draft accepted without the second."""
     cases = small()
@@ -205,6 +206,7 @@ def test_of_four_logs_the_one_that_lies(lab):
             )
 
 
+@pytest.mark.slow
 def test_suspects_are_those_that_explain_the_line_alone(lab):
     """Too many suspects, or the first of several."""
     for case in small():

@@ -151,6 +151,7 @@ def test_one_hot_drafter(lab):
 # --- by counting ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_output_distribution_is_exactly_the_target(lab):
     for number, (p, q) in enumerate(((P, UNIFORM), (UNIFORM, P))):
         frequencies, _ = counted(lab, p, q, DRAWS // 2, seed=10 + number)
@@ -173,6 +174,7 @@ def test_the_statistic_that_upstream_uses(lab):
     )
 
 
+@pytest.mark.slow
 def test_the_share_of_kept_drafts_is_alpha(lab):
     draws = 5_000
     within = 4.5 * (0.25 / draws) ** 0.5
@@ -256,6 +258,7 @@ def test_a_draft_that_q_never_draws_is_replaced(lab):
     same(got, [2], "q(2) is 0: 2 is not kept, and what p has more than q, .15 at 2, replaces it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn drafts", "certain drafts"])
 def test_the_joint_law_of_two_positions(lab, certain):
     rng = np.random.default_rng(60)

@@ -369,6 +369,7 @@ def test_without_a_generator_the_seed_decides(lab):
     )
 
 
+@pytest.mark.slow
 def test_frequencies_are_the_law(lab):
     draws, wish = 4_000, Wish(1.3, 4, 0.99, 0.05, 1.2)
     rng = np.random.default_rng(13)
@@ -449,6 +450,7 @@ def test_the_real_samplers_rows(lab):
     assert min(agree[kind] for kind in ("empty", "greedy", "drawn")) > 3, agree
 
 
+@pytest.mark.slow
 def test_the_edits_are_those_of_the_real_sampler(lab):
     """The penalty before the processors: a row where that shows has further penalties, as last."""
     for case in sorted(parts.load("sampler"), key=lambda case: len(case["logits"])):
@@ -508,6 +510,7 @@ def test_an_order_is_shown_by_a_row(lab):
 # --- the engine -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 4])
 def test_the_engine_says_the_same_with_your_sampler(lab, seed):
     prompts = ["The KV cache is", "A block", "def f(x):"]

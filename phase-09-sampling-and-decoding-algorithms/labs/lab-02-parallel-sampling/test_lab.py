@@ -175,6 +175,7 @@ def test_caching_off_computes_the_prompt_four_times(lab):
     same((trace.refs, trace.blocks), ([1, 0], [20, 20]), "and holds five blocks nobody shares")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, False], ids=["caching", "no caching"])
 def test_the_engine_costs_what_you_say(lab, caching):
     for P, L in ((1, 1), (8, 24), (16, 9), (17, 24), (32, 5), (33, 16), (65, 24), (48, 17)):

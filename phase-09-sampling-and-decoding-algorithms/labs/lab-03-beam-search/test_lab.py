@@ -8,6 +8,7 @@ import math
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from labkit import refused, same, shipped_model
 from mini_vllm import EngineParts, LLMEngine, Sampler, SamplingParams
@@ -371,6 +372,7 @@ def asked_model(prompt):
     return fn
 
 
+@pytest.mark.slow
 def test_on_the_shipped_model(lab):
     prompt, length = "The scheduler", 10
     fn = asked_model(prompt)

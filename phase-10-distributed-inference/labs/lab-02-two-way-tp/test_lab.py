@@ -309,6 +309,7 @@ def test_all_ranks_get_the_same_bits(lab):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_processes_and_one_result(lab, record_property):
     rng = np.random.default_rng(3)
     w1, w2 = rng.standard_normal((256, 64)), rng.standard_normal((64, 256))

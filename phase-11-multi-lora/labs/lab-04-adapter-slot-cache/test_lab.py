@@ -416,6 +416,7 @@ def recorded():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_the_real_scheduler_agrees(lab, part):
     build = functools.partial(replay.mini_scheduler, gates={"lora": lab.AdapterGate})

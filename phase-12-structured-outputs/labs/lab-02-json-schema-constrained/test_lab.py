@@ -205,6 +205,7 @@ def test_compile_seconds(lab, record_property):
 # --- both arms on the mini engine -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_both_arms(lab, record_property):
     """A constraint that reaches one request, or none; arms with other seeds."""
     prompts = ["A pirate: ", "A wizard: "] * 4

@@ -182,6 +182,7 @@ def recorded():
     return found
 
 
+@pytest.mark.slow
 def test_the_real_scheduler_agrees(lab):
     """Any of the above, in a place that the examples do not have."""
 

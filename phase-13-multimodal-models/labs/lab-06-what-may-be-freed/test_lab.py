@@ -145,6 +145,7 @@ def test_evicted_and_allocated_in_one_pass(lab):
     )
 
 
+@pytest.mark.slow
 def test_stories_of_the_release(lab, record_property):
     """Any order of calls: who holds what, who goes first, what is dropped."""
     agree(lab.Mended, "0.33.0", "Mended is the pin's cache and your changes.")

@@ -8,6 +8,8 @@ import json
 import random
 from pathlib import Path
 
+import pytest
+
 from labkit import same
 from labkit.modules import sibling
 
@@ -71,6 +73,7 @@ def test_a_step_ends_at_a_block_or_at_the_end(lab):
         assert not missed, f"steps end at {ends}, so no state is kept at {missed} (places {places})"
 
 
+@pytest.mark.slow
 def test_upstreams_places_give_upstreams_hits(lab):
     """A step more or less, or a state under another name: the real scheduler is the judge."""
     upstream = At(lambda length: [length // traffic.BLOCK_SIZE * traffic.BLOCK_SIZE])
@@ -152,6 +155,7 @@ def finds_enough(lab, kind, least):
     )
 
 
+@pytest.mark.slow
 def test_documents(lab, record_property):
     """Questions about long texts: no later prompt comes as far as the end of an earlier one."""
     finds_enough(lab, "documents", 0.80)
@@ -167,11 +171,13 @@ def test_conversations(lab, record_property):
     record_property("measured.conversations", max(shares, key=shares.get))
 
 
+@pytest.mark.slow
 def test_a_mixture(lab):
     """Both, and prompts that never come again, whose states take room."""
     finds_enough(lab, "mixed", 0.85)
 
 
+@pytest.mark.slow
 def test_traces_that_were_never_seen(lab):
     """A policy made for the traces that are recorded."""
     for kind, least in (("documents", 0.78), ("chat", 0.85), ("mixed", 0.82)):

@@ -228,6 +228,7 @@ def test_what_the_prefix_index_promises_is_there(lab, record_property):
     record_property("measured.reversed", "only a request that finds its blocks")
 
 
+@pytest.mark.slow
 def test_block_sizes_may_differ(lab):
     """Block ids, or blocks, shipped in the place of tokens."""
     ids, rows = unmoved()
@@ -430,6 +431,7 @@ def test_a_run_that_does_not_end_is_an_error(lab):
     same(len(lab.run_to_completion(source.engine, 3)["r"]), 6, "three more are enough")
 
 
+@pytest.mark.slow
 def test_hops_at_random(lab, record_property):
     """Any of it, several hops, at any step, between pools of any block size."""
     rng = random.Random(15)

@@ -123,6 +123,7 @@ def test_a_report_is_news_once(lab):
     same(of.choose(arrival(range(50, 60), 4.1), reports), 0, "and so it is in the next report")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_work_and_waiting(lab, kind):
     """One of the two saved at the other's price."""

@@ -89,6 +89,7 @@ def test_ascii_streams_one_char_per_token(lab):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_length_table_over_all_256_bytes(lab):
     for byte in range(256):
         starts = [text for text in UNFINISHED if text[0] == byte]

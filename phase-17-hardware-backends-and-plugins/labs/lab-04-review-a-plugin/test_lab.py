@@ -272,6 +272,7 @@ def test_what_an_engine_names_goes_through(lab):
     same(plan.number, 0, "the release's own plan")
 
 
+@pytest.mark.slow
 def test_a_plan_that_came_back_is_let_go(lab):
     """Notes that are kept for good: a server that grows with each step."""
     scheduler = mixed(lab, "0.26.0")
@@ -286,6 +287,7 @@ def test_a_plan_that_came_back_is_let_go(lab):
     same(kept, [], "plans that are still held when all have come back")
 
 
+@pytest.mark.slow
 def test_a_plan_that_never_came_is_let_go_with_the_next_that_does(lab):
     """Notes of plans that were lost: a server that grows with each failure."""
     scheduler = mixed(lab, "0.26.0")

@@ -80,6 +80,7 @@ def step(scheduler: Scheduler) -> dict[str, int]:
 # --- which block --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_blocks_are_handed_out_as_recorded(lab):
     """The order in which freed blocks are reused."""
     agree(
@@ -224,6 +225,7 @@ def test_new_ones_stand_before_resumed_ones(lab):
 # --- who gets a turn -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_preempting_step_goes_on_as_recorded(lab):
     """The end of the walk over running requests."""
     agree(
@@ -297,6 +299,7 @@ def test_a_second_one_may_preempt_itself(lab):
 # --- the end -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_requests_end_as_recorded(lab):
     """The place of min_tokens among the ends."""
     cases = parts.load("check_stop-0.33.0", FOLDER, RELEASE.upstream)
