@@ -25,6 +25,7 @@ from course.truth import (
     links,
     new_lab,
     pages,
+    proofs,
     symbols,
     upstream,
     words,
@@ -140,6 +141,8 @@ def cite_check(console: Console, root: Path, paths: list[Path]) -> int:
     """Check every citation; 1 when one is not exact."""
     began = time.perf_counter()
     count, findings = checking.check(root, _tree(root), _there(paths))
+    if not paths and (problem := proofs.stale(root, count)):
+        findings.append(Finding(root / "README.md", 1, problem))
     _report(console, root, findings)
     terminal.say(
         console,

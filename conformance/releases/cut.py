@@ -2,7 +2,7 @@
 
     python -m conformance.releases.cut [--write]
 
-Replays all kept workloads with one rule mended at a time. `--write` puts the first of each kind and
+Which workloads show which rule is in `differing.json`. `--write` puts the first of each kind and
 profile into the lab's `recordings/`, and the counts onto its page. The same every time.
 """
 
@@ -14,11 +14,8 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 
 from conformance import recording, workloads
-from conformance.releases import builders, release_of
-from conformance.replay import replay
+from conformance.releases import differing, release_of
 from labkit.tables import markdown_table, write_section
-from mini_vllm.parts import EngineParts
-from mini_vllm.releases import v0_33_0
 
 RELEASE = release_of("0.33.0")
 LAB = (
@@ -28,30 +25,8 @@ LAB = (
 )
 
 
-class _WithoutTheWalk(v0_33_0.LoneRequestUncapped, v0_33_0.ResumedAreNew):
-    """0.33.0 where a request that preempts itself still ends the scan."""
-
-
-MENDED = {
-    "pin": EngineParts(),
-    "blocks": EngineParts(block_pool=v0_33_0.UnhashedFirstAlways),
-    "chunks": EngineParts(scheduler=v0_33_0.LoneRequestUncapped),
-    "labels": EngineParts(scheduler=v0_33_0.ResumedAreNew),
-    "walk": EngineParts(block_pool=v0_33_0.UnhashedFirstAlways, scheduler=_WithoutTheWalk),
-}
-"""The rule that is mended alone; of `walk` the one that is not, since it never shows alone."""
-
 FIRST = {"blocks": 6, "chunks": 6, "labels": 6, "walk": 99, "several": 4, "same": 3}
 """How many workloads of each profile are kept, by the lab's files."""
-
-
-def differing(entries: list[recording.Recording]) -> dict[str, set[int]]:
-    """Seeds that differ, for each of `MENDED`."""
-    found = {}
-    for name, parts in MENDED.items():
-        build, make_request = builders(parts)
-        found[name] = {e["seed"] for e in entries if replay(e, build, make_request)[1] is not None}
-    return found
 
 
 def kinds(differ: Mapping[str, Set[int]], seeds: Set[int]) -> dict[str, list[int]]:
@@ -82,7 +57,7 @@ def main() -> int:
     entries = list(recording.read(RELEASE.path, RELEASE.upstream))
     by_seed = {entry["seed"]: entry for entry in entries}
     rows = []
-    for name, seeds in kinds(differing(entries), by_seed.keys()).items():
+    for name, seeds in kinds(differing.kept(RELEASE.version), by_seed.keys()).items():
         kept = chosen(seeds, FIRST[name])
         rows.append([f"`{name}`", f"{len(seeds):,}", str(len(kept))])
         if write:

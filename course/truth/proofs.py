@@ -39,8 +39,13 @@ def graded(root: Path = ROOT) -> tuple[int, int]:
     return len(found), sum(len(lab.manifest.misconceptions) for lab in found)
 
 
-def table(root: Path = ROOT) -> str:
-    """The proofs as a list in Markdown, in the box that the book gives them."""
+def table(root: Path = ROOT, citations: int | None = None) -> str:
+    """The proofs as a list in Markdown, in the box that the book gives them.
+
+    Args:
+        citations: how many there are, where they were counted already; None: count them.
+    """
+    count = cited(root) if citations is None else citations
     workloads, steps = recorded(root)
     num_labs, wrong = graded(root)
     return "\n".join(
@@ -49,7 +54,7 @@ def table(root: Path = ROOT) -> str:
             f"- **{steps:,} steps of vLLM's scheduler, none decided otherwise.** {workloads:,} "
             "workloads recorded from the real one are replayed here, every field of every step "
             "compared: [conformance](conformance/README.md).",
-            f"- **{_down(cited(root)):,} citations, each exact.** Every file, line and name of "
+            f"- **{_down(count):,} citations, each exact.** Every file, line and name of "
             "vLLM's source in pages and code is compared with the pinned release: "
             "[the pin](UPSTREAM_PIN.md).",
             f"- **{num_labs} labs, {_down(wrong):,} wrong answers caught.** Each is a mistake "
@@ -57,6 +62,21 @@ def table(root: Path = ROOT) -> str:
             "[how labs are written](course/WRITING_LABS.md).",
         )
     )
+
+
+def said(page: str) -> int:
+    """The number of citations that README says; 0 if it says none."""
+    found = re.search(r"\*\*([\d,]+) citations, each exact", page)
+    return int(found[1].replace(",", "")) if found else 0
+
+
+def stale(root: Path, count: int) -> str:
+    """What is wrong with README's number of citations beside a count of all, "" if nothing is."""
+    page = root / "README.md"
+    told = said(page.read_text(encoding="utf-8")) if page.is_file() else 0
+    if not told or told == _down(count):
+        return ""
+    return f"README.md says {told:,} citations: run python -m course.truth.proofs"
 
 
 def _down(count: int) -> int:

@@ -14,8 +14,15 @@ from course.truth import checking, proofs
 @pytest.mark.slow
 def test_the_first_page_has_the_numbers_that_are_counted():
     page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    made = proofs.table(REPOSITORY)
+    made = proofs.table(REPOSITORY, proofs.said(page))  # which `course cite check` counts
     assert proofs.replaced(page, made) == page, "stale: run python -m course.truth.proofs"
+
+
+def test_a_number_of_citations_that_is_not_so_is_told(tmp_path):
+    assert proofs.stale(tmp_path, 5) == ""
+    (tmp_path / "README.md").write_text("- **1,200 citations, each exact.**\n", encoding="utf-8")
+    assert proofs.stale(tmp_path, 1_299) == ""
+    assert "README.md says 1,200 citations" in proofs.stale(tmp_path, 1_300)
 
 
 def test_steps_are_counted_over_all_recordings(tmp_path):
