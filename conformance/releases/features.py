@@ -1,6 +1,6 @@
 """Which release is served with which feature: so many workloads of each, decided by its own core.
 
-    python -m conformance.releases.features [--write]
+    python -m conformance.releases.features [VERSION ...] [--kinds EAGLE] [--write]
 
 Replays fresh workloads of every release whose archive is here on our parts of it, every field of
 every step. `--write` puts the table into SINCE_THE_PIN.md. A feature is served where none differs.
@@ -46,11 +46,12 @@ def drawn(seed: int) -> tuple[str, ...]:
 
 
 EAGLE = "EAGLE"
-"""Drafts of a head that reads the target's states. The engine has none, so the scheduler alone is
-compared, on a third of the seeds; in the other columns a draft model drafts in its place."""
+"""Drafts of a head that reads the target's states, every second time with grammars. The rule is
+that of `method="mtp"`, which the engine has; in the other columns a draft model drafts in its
+place."""
 KINDS: dict[str, Callable[[int], tuple[str, ...]]] = {
     "plain": alone(), **{name: alone(name) for name in ROOMS}, "several": drawn,
-    EAGLE: alone("drafts"),
+    EAGLE: lambda seed: ("drafts", "grammars")[: 1 + seed % 2],
 }  # fmt: skip
 """The columns of the table: which features the workload of a seed has."""
 ELSEWHERE = {
@@ -75,16 +76,16 @@ class Cell:
         return f"{how}: {self.num_differing} of {self.num_workloads}"
 
 
-def is_served(version: str, kind: str, features: Iterable[str]) -> bool:
+def is_served(version: str, features: Iterable[str]) -> bool:
     """Whether `LLM(release=version)` takes these features together."""
-    return kind != EAGLE and all(ROOMS[name] in PARTS[version].rooms for name in features)
+    return all(ROOMS[name] in PARTS[version].rooms for name in features)
 
 
 def workloads_of(
     kind: str, seeds: Sequence[int], core: RealCore
 ) -> Iterator[tuple[tuple[str, ...], recording.Recording]]:
     """Features and recording of each seed; what the engine or the release refuses is left out."""
-    for seed in seeds[::3] if kind == EAGLE else seeds:
+    for seed in seeds:
         features = KINDS[kind](seed)
         for ahead in ((), ("async",)):
             if ahead and {"drafts", "adapters"} <= set(features):
@@ -106,21 +107,25 @@ def counted(version: str, kind: str, seeds: Sequence[int], core: RealCore) -> Ce
     where there are none, all.
     """
     entries = list(workloads_of(kind, seeds, core))
-    served = [(names, entry) for names, entry in entries if is_served(version, kind, names)]
+    served = [(names, entry) for names, entry in entries if is_served(version, names)]
     ours = builders(PARTS[version])
     kept = served or entries
     differing = sum(replay(entry, *ours)[1] is not None for _, entry in kept)
     return Cell(len(kept), differing, bool(served))
 
 
-def row(version: str, seeds: Sequence[int] = SEEDS) -> list[str]:
-    """A release's row of the table.
+def row(version: str, seeds: Sequence[int] = SEEDS, kinds: Iterable[str] = KINDS) -> list[str]:
+    """A release's row of the table; of the `kinds` that are not asked for, as the page has it.
 
     Raises:
         ArchiveError, LoadError: its archive is not here, or does not load.
     """
     core = core_for(version)
-    cells = [str(counted(version, kind, seeds, core)) for kind in KINDS]
+    wanted, before = set(kinds), {}
+    if missing := [kind for kind in KINDS if kind not in wanted]:
+        kept = dict(zip(HEADER, rows_kept()[version], strict=True))
+        before = {kind: kept[kind] for kind in missing}
+    cells = [before.get(kind) or str(counted(version, kind, seeds, core)) for kind in KINDS]
     return [version, *cells, elsewhere(version)]
 
 
@@ -143,13 +148,14 @@ def main() -> int:
         prog="python -m conformance.releases.features", description=__doc__
     )
     parser.add_argument("versions", nargs="*", help="releases to count; without any, all")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     versions = asked.versions or list(PARTS)
     if unknown := [version for version in versions if version not in PARTS]:
         parser.error(f"versions={unknown}: need some of {', '.join(PARTS)}")
     try:
-        new = {version: row(version) for version in versions}
+        new = {version: row(version, kinds=asked.kinds) for version in versions}
     except (ArchiveError, LoadError) as error:
         parser.error(str(error))
     print(markdown_table(HEADER, list(new.values())))

@@ -9,10 +9,12 @@ import functools
 
 from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
+from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.lora.gate import AdapterGate
 from mini_vllm.parts import EngineParts
 from mini_vllm.releases import drafts, v0_27_1, v0_33_0
 from mini_vllm.releases.adapters import RunningAdapters
+from mini_vllm.releases.hashes_ahead import HashesLookAhead
 from mini_vllm.releases.lookahead import LookaheadAtAdmission
 from mini_vllm.releases.one_queue import OneQueue
 from mini_vllm.releases.stale_output import StaleOutputKept
@@ -37,7 +39,10 @@ SCHEDULERS: dict[str, type[Scheduler]] = {
 ONLY_SYNCHRONOUS: dict[str, type[Scheduler]] = {"12": drafts.AcceptedCachedAtOnce}
 ONLY_ASYNCHRONOUS: dict[str, type[AsyncScheduler]] = {"8": StaleOutputKept}
 ADAPTER_GATES: dict[str, type[AdapterGate]] = {"11": RunningAdapters}
-RULES = (*POOLS, *SCHEDULERS, *ONLY_SYNCHRONOUS, *ONLY_ASYNCHRONOUS, *ADAPTER_GATES)
+MANAGERS: dict[str, type[KVCacheManager]] = {"13": HashesLookAhead}
+RULES = (
+    *POOLS, *SCHEDULERS, *ONLY_SYNCHRONOUS, *ONLY_ASYNCHRONOUS, *ADAPTER_GATES, *MANAGERS,
+)  # fmt: skip
 
 _PLAIN: tuple[tuple[str, ...], ...] = (
     (),
@@ -58,7 +63,7 @@ ALL: dict[str, tuple[str, ...]] = {
     "0.29.0": ("1", "6", "7 with room", "8", "9"),
     "0.30.0": ("1", "6", "7 with hits", "8", "9"),
     **dict.fromkeys(("0.31.0", "0.32.0"), _SINCE_0_31),
-    "0.33.0": (*_SINCE_0_31, "3", "4", "11", "12"),
+    "0.33.0": (*_SINCE_0_31, "3", "4", "11", "12", "13"),
 }
 """Every release there are parts for: the rules with which no workload with a feature differs."""
 
@@ -92,9 +97,11 @@ def parts_with(rules: tuple[str, ...]) -> EngineParts:
     kinds = tuple(kind for rule, kind in SCHEDULERS.items() if rule in rules)
     only = tuple(kind for rule, kind in ONLY_SYNCHRONOUS.items() if rule in rules)
     ahead = tuple(kind for rule, kind in ONLY_ASYNCHRONOUS.items() if rule in rules)
+    managers = [kind for rule, kind in MANAGERS.items() if rule in rules]
     gates = [gate for rule, gate in ADAPTER_GATES.items() if rule in rules]
     return EngineParts(
         block_pool=pools[0] if pools else BlockPool,
+        kv_cache_manager=managers[0] if managers else KVCacheManager,
         scheduler=type("SchedulerWithRules", (*only, *kinds, Scheduler), {})
         if only or kinds
         else Scheduler,

@@ -85,6 +85,7 @@ def test_a_share_of_the_other_releases_is_decided_by_their_rules(version):
 def test_the_rules_of_a_release_are_its_parts(version):
     with_rules, own = rules.parts_with(rules.ALL[version]), parts_of(version)
     assert with_rules.block_pool is own.block_pool
+    assert with_rules.kv_cache_manager is own.kv_cache_manager
     for theirs, ours in (
         (with_rules.scheduler, own.scheduler), (with_rules.async_scheduler, own.async_scheduler),
     ):  # fmt: skip
@@ -125,6 +126,7 @@ SHOWN_BY = {
     "10": ("0.31.0", {"grammars"}, 0, ()),
     "11": ("0.33.0", {"adapters", "async"}, 0, ()),
     "12": ("0.33.0", {"drafts"}, 12, ()),
+    "13": ("0.33.0", {"drafts"}, 2, ()),
 }
 """Rule -> release, features and seed of a workload that shows it, and what stands in its place."""
 
@@ -139,6 +141,20 @@ def test_a_rule_of_a_feature_left_out_or_misread_is_caught(rule):
     every = rules.ALL[version]
     for chosen, is_alike in ((every, True), ((*(r for r in every if r != rule), *instead), False)):
         assert (replay(entry, *releases.builders(rules.parts_with(chosen)))[1] is None) is is_alike
+
+
+@pytest.mark.parametrize(("version", "num_hits"), [("0.32.0", 16), ("0.33.0", 32)])
+def test_a_hit_keeps_its_last_block_where_hashes_look_ahead(version, num_hits):
+    """And what it keeps is right: the answers are those without a hit."""
+    spec = {"method": "mtp", "model": "models/byte-mtp", "num_speculative_tokens": 2}
+    llm = LLM("byte-llama", dtype="float64", release=version, speculative_config=spec)
+    params = SamplingParams(max_tokens=6)
+    prompt = "The scheduler frees the block of a ".ljust(33)[:33]
+    first, again = (llm.generate([prompt], params)[0] for _ in range(2))
+    (other,) = llm.generate([prompt[:32] + "!"], params)
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, num_hits)
+    assert other.num_cached_tokens == 16, "the token behind the second block is another one"
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
 def near_the_models_length():
@@ -183,7 +199,7 @@ def test_the_table_of_features_says_what_the_engine_takes():
     for version, cells in rows.items():
         assert cells[-1] == features.elsewhere(version)
         for kind, cell in zip(features.KINDS, cells[1:-1], strict=True):
-            takes = features.is_served(version, kind, set(features.KINDS[kind](0)))
+            takes = features.is_served(version, features.KINDS[kind](1))
             how, _, counted = cell.partition(": ")
             assert how == ("served" if takes else "refused"), (version, kind)
             differ, _, of = counted.partition(" of ")

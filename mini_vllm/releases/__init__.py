@@ -13,6 +13,7 @@ from typing import Any
 from mini_vllm.async_scheduler import AsyncScheduler
 from mini_vllm.block_pool import BlockPool
 from mini_vllm.features import ROOMS
+from mini_vllm.kv_cache import KVCacheManager
 from mini_vllm.parts import EngineParts
 from mini_vllm.releases.adapters import RunningAdapters
 from mini_vllm.releases.drafts import (
@@ -23,6 +24,7 @@ from mini_vllm.releases.drafts import (
     SlotsByRequest,
 )  # fmt: skip
 from mini_vllm.releases.encoder_cache import ReferencesNoted
+from mini_vllm.releases.hashes_ahead import HashesLookAhead
 from mini_vllm.releases.loads import LoadsReserve
 from mini_vllm.releases.lookahead import LookaheadAtAdmission
 from mini_vllm.releases.one_queue import OneQueue
@@ -52,6 +54,7 @@ def _with(
     ahead: tuple[type[AsyncScheduler], ...] = (),
     rooms: Mapping[str, Mapping[str, Any]] = _PADS,
     request: type[Request] = Request,
+    manager: type[KVCacheManager] = KVCacheManager,
 ) -> EngineParts:
     """The pin's parts with rules of both schedulers, `only` of the one, `ahead` of the other.
 
@@ -59,6 +62,7 @@ def _with(
     """
     return EngineParts(
         block_pool=pool,
+        kv_cache_manager=manager,
         scheduler=type("ReleaseScheduler", (*only, *rules, Scheduler), {}),
         async_scheduler=type("ReleaseAsyncScheduler", (*rules, *ahead, AsyncScheduler), {}),
         rooms=rooms,
@@ -105,6 +109,7 @@ PARTS = {
     "0.33.0": _with(
         UnhashedFirstAlways, *_SINCE_0_31, ResumedAreNew, ScanGoesOn,
         only=(AcceptedCachedAtOnce,), ahead=_STALE, request=StopBeforeMinTokens,
+        manager=HashesLookAhead,
         rooms={**_PADS, "lora": {"adapter_gate": RunningAdapters}},
     ),
 }  # fmt: skip

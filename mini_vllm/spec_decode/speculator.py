@@ -290,11 +290,6 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Speculator:
                     f"{name}={value!r} with method='mtp': the two were not compared together; "
                     "need one of them"
                 )
-        if setup.parts.origin:
-            raise ValueError(
-                f"{setup.parts.origin} with method='mtp': need a release whose decisions were "
-                "compared with it, such as the pin's"
-            )
         setup.loaded = replace(loaded, model=speculator.proposer.target)
     setup.choose_tokens = speculator.verify
     return speculator
