@@ -36,8 +36,6 @@ from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
 if TYPE_CHECKING:
     from mini_vllm.features import EngineSetup
 
-BASE_MODEL_ONLY = ("enable_lora",)
-"""Arguments of other rooms that would have to work inside the ranks."""
 PARTS_INSIDE = ("models", "spec_decode", "lora")
 """Rooms whose parts would have to; all others work in the engine's process."""
 
@@ -174,12 +172,10 @@ def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool |
     ours = f"tensor_parallel_size={parallel.tensor_parallel_size}"
     if parallel.pipeline_parallel_size > 1:
         ours = f"pipeline_parallel_size={parallel.pipeline_parallel_size}"
-    for name in BASE_MODEL_ONLY:
+    _check_drafts(setup, ours)
+    for name in ("speculative_config", "enable_lora"):
         if setup.arguments.get(name):
-            raise ValueError(
-                f"{name} with {ours}: ranks run the base model alone; need one of the two"
-            )
-    _check_drafts(parallel, setup, ours)
+            _check_tensor_ranks_alone(name, parallel, setup)
     inside = [n for n in ("attention", "linear") if getattr(parts, n) != getattr(standard, n)]
     inside += [name for room in PARTS_INSIDE for name in parts.rooms.get(room, ())]
     if inside:
@@ -204,7 +200,7 @@ def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool |
             )
 
 
-def _check_drafts(parallel: ParallelConfig, setup: EngineSetup, ours: str) -> None:
+def _check_drafts(setup: EngineSetup, ours: str) -> None:
     """A lookup and a draft model work in the engine's process; MTP reads the target's states."""
     if not (given := setup.arguments.get("speculative_config")):
         return
@@ -215,14 +211,20 @@ def _check_drafts(parallel: ParallelConfig, setup: EngineSetup, ours: str) -> No
         raise ValueError(
             f"speculative_config of method={method!r} with {ours}: need 'ngram' or 'draft_model'"
         )
+
+
+def _check_tensor_ranks_alone(name: str, parallel: ParallelConfig, setup: EngineSetup) -> None:
+    """Refuse, beside tensor ranks and the argument `name`, what was not compared with both."""
     others = (
         ("pipeline_parallel_size", parallel.pipeline_parallel_size > 1),
         ("decode_context_parallel_size", parallel.decode_context_parallel_size > 1),
         ("async_scheduling", setup.config.scheduler.async_scheduling),
+        ("enable_expert_parallel", parallel.enable_expert_parallel and name == "enable_lora"),
+        ("speculative_config", setup.arguments.get("speculative_config") and name == "enable_lora"),
     )
-    for name, is_set in others:
+    for other, is_set in others:
         if is_set:
-            raise ValueError(f"{name} with speculative_config: need tensor_parallel_size alone")
+            raise ValueError(f"{other} with {name}: need tensor_parallel_size alone")
 
 
 def _describe(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mini_vllm.checks import flag
 from mini_vllm.config import whole
 
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -23,6 +24,8 @@ class LoRAConfig:
     """Largest rank of an adapter."""
     max_cpu_loras: int | None = None
     """Adapters kept in memory, `max_loras` by default; the rest is read from disk again."""
+    fully_sharded_loras: bool = False
+    """Over tensor ranks cut A and B both, and not the one that the layer's weight says."""
 
     def __post_init__(self) -> None:
         whole("max_loras", self.max_loras, 1)
@@ -33,6 +36,7 @@ class LoRAConfig:
             object.__setattr__(self, "max_cpu_loras", self.max_loras)
         need = f"at least max_loras={self.max_loras}, or None"
         whole("max_cpu_loras", self.max_cpu_loras, self.max_loras, need=need)
+        flag("fully_sharded_loras", self.fully_sharded_loras)
 
     @property
     def capacity(self) -> int:

@@ -11,14 +11,15 @@ product. Mirrors
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mini_vllm.batch import ForwardBatch
-from mini_vllm.lora.weights import EMBEDDING, HEAD, Pair
+from mini_vllm.lora.weights import EMBEDDING, HEAD, Pair, Projection, pack
 from mini_vllm.models.transformer import LinearLike, Transformer, embedded
 
 BASE = -1
@@ -105,13 +106,16 @@ class LoRAEmbedding:
     is padding under an adapter, too.
     """
 
-    def __init__(self, table: np.ndarray, step: Step, max_loras: int) -> None:
-        self.table, self.step = table, step
+    def __init__(
+        self, base: Callable[[np.ndarray], np.ndarray], step: Step, max_loras: int
+    ) -> None:
+        """`base` gives rows of token ids, new ones."""
+        self.base, self.step = base, step
         self.slots: list[Pair | None] = [None] * max_loras
 
     def __call__(self, token_ids: np.ndarray) -> np.ndarray:
         """[num_tokens] to [num_tokens, hidden_size], new."""
-        rows = embedded(self.table, token_ids)
+        rows = self.base(token_ids)
         for start, end, slot in self.step.segments:
             pair = self.slots[slot]
             if pair is not None:
@@ -145,22 +149,27 @@ class AdaptedModel:
     """A transformer whose parts add deltas; the one it was made from stays as it was."""
 
     def __init__(
-        self, model: Transformer, names: Sequence[str], max_loras: int, delta: DeltaFn = lora_delta
+        self,
+        model: Transformer,
+        projections: Mapping[str, Sequence[Projection]],
+        max_loras: int,
+        delta: DeltaFn = lora_delta,
     ) -> None:
-        """Wrap the parts `names` once: `model.layers.0.self_attn.qkv_proj`, `lm_head` and others.
+        """Wrap the parts of `projections` once: `model.layers.0.self_attn.qkv_proj` and others.
 
         As `vllm/lora/model_manager.py:375` `LoRAModelManager._create_lora_modules`.
         """
-        self.step = Step()
+        self.step, self.projections = Step(), projections
         self.transformer = copy.copy(model)
         self.layers: list[Any] = [copy.copy(layer) for layer in model.layers]
         self.transformer.layers = self.layers
         self.linears: dict[str, LoRALinear] = {}
         self.embedding: LoRAEmbedding | None = None
         self.head: LoRAHead | None = None
-        for name in names:
+        for name in projections:
             if name == EMBEDDING:
-                self.embedding = LoRAEmbedding(model.embed_tokens, self.step, max_loras)
+                table = partial(embedded, model.embed_tokens)
+                self.embedding = LoRAEmbedding(table, self.step, max_loras)
             elif name == HEAD:
                 self.head = LoRAHead(model.lm_head, self.step, max_loras, delta)
                 self.transformer.lm_head = self.head
@@ -170,8 +179,13 @@ class AdaptedModel:
                 self.linears[name] = linear
                 setattr(layer, attribute, linear)
 
+    def set_adapter(self, slot: int, modules: Mapping[str, Pair]) -> None:
+        """Put what `load_adapter` gave into a slot."""
+        pairs = {name: pack(each, modules) for name, each in self.projections.items()}
+        self.set_slot(slot, {name: pair for name, pair in pairs.items() if pair is not None})
+
     def set_slot(self, slot: int, pairs: dict[str, Pair]) -> None:
-        """Put an adapter into a slot; parts it does not name add nothing for it."""
+        """Put packed pairs into a slot; parts they do not name add nothing for it."""
         for name, linear in self.linears.items():
             linear.slots[slot] = pairs.get(name)
         if self.embedding is not None:
@@ -181,39 +195,40 @@ class AdaptedModel:
 
     def forward(self, batch: ForwardBatch) -> np.ndarray:
         """As `Transformer.forward`, with the slots that `step` has for the batch's requests."""
-        if (self.step.slots == BASE).all():
-            self.step.segments, self.step.row_slots = [], self.step.slots[:0]
-        else:
-            batch = self._grouped(batch)
-            if self.embedding is not None:
-                batch = replace(batch, inputs_embeds=self.embedding(batch.token_ids))
+        batch = group_by_slot(batch, self.step)
+        if self.step.segments and self.embedding is not None:
+            batch = replace(batch, inputs_embeds=self.embedding(batch.token_ids))
         self.step.batch = batch
         return self.transformer.forward(batch)
 
-    def _grouped(self, batch: ForwardBatch) -> ForwardBatch:
-        """The same batch with tokens and requests sorted by slot; notes the segments.
 
-        Rows of logits keep their places: they are found through `logits_indices`.
-        """
-        slots = self.step.slots
-        counts = np.diff(batch.query_start_loc).astype(np.intp)
-        token_slots = np.repeat(slots, counts)
-        self.step.row_slots = token_slots[batch.logits_indices]
-        order, groups, _, starts = sort_by_slot(token_slots)
-        bounds = zip(starts[:-1].tolist(), starts[1:].tolist(), groups.tolist(), strict=True)
-        self.step.segments = [(i, j, slot) for i, j, slot in bounds if slot != BASE]
-        requests = np.argsort(slots, kind="stable")
-        if (requests[1:] > requests[:-1]).all():
-            return batch  # sorted already
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        return replace(
-            batch,
-            token_ids=batch.token_ids[order],
-            positions=batch.positions[order],
-            slot_mapping=batch.slot_mapping[order],
-            query_start_loc=np.concatenate([[0], np.cumsum(counts[requests])]),
-            seq_lens=batch.seq_lens[requests],
-            block_tables=batch.block_tables[requests],
-            logits_indices=place[batch.logits_indices],
-        )
+def group_by_slot(batch: ForwardBatch, step: Step) -> ForwardBatch:
+    """The same batch with tokens and requests sorted by slot; notes in `step` what is where.
+
+    Rows of logits keep their places: they are found through `logits_indices`.
+    """
+    slots = step.slots
+    if (slots == BASE).all():
+        step.segments, step.row_slots = [], slots[:0]
+        return batch
+    counts = np.diff(batch.query_start_loc).astype(np.intp)
+    token_slots = np.repeat(slots, counts)
+    step.row_slots = token_slots[batch.logits_indices]
+    order, groups, _, starts = sort_by_slot(token_slots)
+    bounds = zip(starts[:-1].tolist(), starts[1:].tolist(), groups.tolist(), strict=True)
+    step.segments = [(i, j, slot) for i, j, slot in bounds if slot != BASE]
+    requests = np.argsort(slots, kind="stable")
+    if (requests[1:] > requests[:-1]).all():
+        return batch  # sorted already
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return replace(
+        batch,
+        token_ids=batch.token_ids[order],
+        positions=batch.positions[order],
+        slot_mapping=batch.slot_mapping[order],
+        query_start_loc=np.concatenate([[0], np.cumsum(counts[requests])]),
+        seq_lens=batch.seq_lens[requests],
+        block_tables=batch.block_tables[requests],
+        logits_indices=place[batch.logits_indices],
+    )

@@ -87,8 +87,31 @@ REFUSED = [
         "async_scheduling with speculative_config: need tensor_parallel_size alone",
     ),
     (
-        {"tensor_parallel_size": 2, "enable_lora": True},
-        "enable_lora with tensor_parallel_size=2: ranks run",
+        {"pipeline_parallel_size": 2, "enable_lora": True},
+        "pipeline_parallel_size with enable_lora: need tensor_parallel_size alone",
+    ),
+    (
+        {"tensor_parallel_size": 4, "decode_context_parallel_size": 2, "enable_lora": True},
+        "decode_context_parallel_size with enable_lora: need tensor_parallel_size alone",
+    ),
+    (
+        {"tensor_parallel_size": 2, "async_scheduling": True, "enable_lora": True},
+        "async_scheduling with enable_lora: need tensor_parallel_size alone",
+    ),
+    (
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_lora": True},
+        "enable_expert_parallel with enable_lora: need tensor_parallel_size alone",
+    ),
+    (
+        {"tensor_parallel_size": 2, "speculative_config": NGRAM, "enable_lora": True},
+        "speculative_config with enable_lora: need tensor_parallel_size alone",
+    ),
+    (
+        {
+            "tensor_parallel_size": 2, "enable_lora": True,
+            "parts": EngineParts(rooms={"lora": {"adapter_delta": lambda *a: a[0]}}),
+        },
+        "parts.adapter_delta: need the standard one with tensor_parallel_size=2",
     ),
     (
         {"pipeline_parallel_size": 2, "async_scheduling": True},
