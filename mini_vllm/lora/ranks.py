@@ -4,8 +4,8 @@ Promises: of a matrix cut by rows a rank has those rows of B and all of A, of on
 those columns of A and all of B, so that the all-reduce which ends the layer adds the deltas up,
 too; embedding and head are adapted whole on every rank, after what they exchange. With
 `fully_sharded_loras` the other half is cut as well, and the shrunk rows are exchanged. Mirrors
-`vllm/lora/layers/column_parallel_linear.py:77` `ColumnParallelLinearWithLoRA`,
-`vllm/lora/layers/row_parallel_linear.py:20` `RowParallelLinearWithLoRA` and their sharded forms.
+`vllm/lora/layers/column_parallel_linear.py:83` `ColumnParallelLinearWithLoRA`,
+`vllm/lora/layers/row_parallel_linear.py:22` `RowParallelLinearWithLoRA` and their sharded forms.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RankedModel:
 
 
 def check_sharding(config: LoRAConfig, model: ModelConfig, tp: int) -> None:
-    """Refuse sizes that `tp` ranks cannot share, as `vllm/distributed/utils.py:61` `divide`."""
+    """Refuse sizes that `tp` ranks cannot share, as `vllm/distributed/utils.py:60` `divide`."""
     if not config.fully_sharded_loras:
         return
     sizes = {"max_lora_rank": config.max_lora_rank, "hidden_size": model.hidden_size}
@@ -170,7 +170,7 @@ def lora_part(
 class ShardedColumnLinear:
     """A column-parallel linear whose A is cut by its rows: shrunk rows are gathered, then expanded.
 
-    As `vllm/lora/layers/column_parallel_linear.py:26` `_mcp_apply`.
+    As `vllm/lora/layers/column_parallel_linear.py:24` `_mcp_apply`.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class ShardedRowLinear:
     """A row-parallel layer's linear, B cut by its rows: shrunk rows are added up, then expanded.
 
     Each rank expands to its columns of the layer's output, which the layer's all-reduce puts
-    together: `vllm/lora/layers/row_parallel_linear.py:91` `RowParallelLinearWithShardedLoRA`.
+    together: `vllm/lora/layers/row_parallel_linear.py:101` `RowParallelLinearWithShardedLoRA`.
     """
 
     def __init__(

@@ -51,6 +51,26 @@ PARTS = {
         "requests that end an engine with adapters: an id behind the vocabulary, logprobs of two "
         "prompts", "`test_lora.py`",
     ),
+    **{
+        f"steps-lora-{name}": run(
+            f"steps-lora-{name}", "features.lora.steps:recorded",
+            f"vLLM whole with four adapters and two slots, greedy: {what}", "`steps`", run=name,
+        )
+        for name, what in (
+            ("one", "one rank"), ("tp2", "two tensor ranks, nothing gathered where A is whole"),
+            ("tp2-sharded", "two tensor ranks, A and B both cut"),
+        )
+    },
+    "lora-faults-tp2": run(
+        "lora-faults-tp2", "features.lora.faults:recorded",
+        "a request that ends an engine with adapters on two tensor ranks", "`test_lora.py`",
+        ranks=True,
+    ),
+    "texts-lora-tp2": run(
+        "texts-lora-tp2", "features.lora.texts:recorded",
+        "greedy texts of the base and three adapters in one batch on two tensor ranks, a slot to "
+        "spare", "`texts lora`", max_loras=4, ranks=2,
+    ),
     "texts-lora-ends": run(
         "texts-lora-ends", "features.lora.texts:recorded",
         "greedy texts of the base and three adapters of embedding and head in one batch, a slot to "
