@@ -20,6 +20,8 @@ import numpy as np
 
 from mini_vllm.batch import ForwardBatch
 from mini_vllm.lora.weights import EMBEDDING, HEAD, Pair, Projection, pack
+from mini_vllm.models.mlp import Mlp
+from mini_vllm.models.moe import SparseMlp, sparse_layers
 from mini_vllm.models.transformer import LinearLike, Transformer, embedded
 
 BASE = -1
@@ -90,7 +92,8 @@ class LoRALinear:
         """[num_tokens, in] of the tile the model is at, to [num_tokens, out]."""
         y = self.base(x)
         batch = self.step.batch
-        first = batch.tile.start if batch is not None else 0
+        is_tile = batch is not None and len(x) < len(batch.token_ids)  # a router gets all tokens
+        first = batch.tile.start if batch is not None and is_tile else 0
         for start, end, slot in self.step.segments:
             pair, rows = self.slots[slot], slice(max(0, start - first), max(0, end - first))
             if pair is not None and rows.start < min(rows.stop, len(x)):
@@ -145,6 +148,49 @@ class LoRAHead:
         return logits
 
 
+class LoRAExperts:
+    """What computes a layer's experts: a token's rows go through its own adapter's.
+
+    To the grouped product an adapter's expert is one more expert, so its rows are grouped by
+    (adapter, expert), as by `vllm/lora/punica_wrapper/punica_gpu.py:491`
+    `PunicaWrapperGPU.add_lora_w13`. The delta of gate and up is added before the activation.
+    """
+
+    def __init__(
+        self, block: SparseMlp, step: Step, max_loras: int, delta: DeltaFn = lora_delta
+    ) -> None:
+        """`block`: the layer's router and experts."""
+        self.base, self.step, self.delta = block.forward, step, delta
+        experts = f"model.layers.{block.layer}.{block.config.names[0]}.experts"
+        self.names = [f"{experts}.{expert}" for expert in block.config.ids_here]
+        self.slots: list[list[tuple[Pair, Pair]] | None] = [None] * max_loras
+        """By expert the pair of gate and up, and that of down."""
+
+    def set_slot(self, slot: int, pairs: Mapping[str, Pair | None]) -> None:
+        """Put packed pairs into a slot; an adapter has those of every expert or of none."""
+        both = [(pairs.get(f"{n}.gate_up_proj"), pairs.get(f"{n}.down_proj")) for n in self.names]
+        found = [(up, down) for up, down in both if up is not None and down is not None]
+        self.slots[slot] = found or None
+
+    def __call__(
+        self, x: np.ndarray, experts: Sequence[Mlp], topk_ids: np.ndarray, topk_weights: np.ndarray
+    ) -> np.ndarray:
+        """As `moe_forward_grouped`."""
+        ids, every = topk_ids.copy(), list(experts)
+        for start, end, slot in self.step.segments:
+            if (pairs := self.slots[slot]) is not None:
+                ids[start:end] += len(every)
+                every += [self._adapted(*each) for each in zip(experts, pairs, strict=True)]
+        return self.base(x, every, ids, topk_weights)
+
+    def _adapted(self, expert: Mlp, pairs: tuple[Pair, Pair]) -> Mlp:
+        gate_up, down = pairs
+        return Mlp(
+            lambda x: expert.gate_up_proj(x) + self.delta(x, *gate_up, 1.0),
+            lambda x: expert.down_proj(x) + self.delta(x, *down, 1.0),
+        )
+
+
 class AdaptedModel:
     """A transformer whose parts add deltas; the one it was made from stays as it was."""
 
@@ -164,8 +210,14 @@ class AdaptedModel:
         self.layers: list[Any] = [copy.copy(layer) for layer in model.layers]
         self.transformer.layers = self.layers
         self.linears: dict[str, LoRALinear] = {}
+        self.experts: list[LoRAExperts] = []
         self.embedding: LoRAEmbedding | None = None
         self.head: LoRAHead | None = None
+        for layer in self.layers:
+            layer.experts = copy.copy(layer.experts)
+        for block in sparse_layers(self):
+            block.forward = experts = LoRAExperts(block, self.step, max_loras, delta)
+            self.experts.append(experts)
         for name in projections:
             if name == EMBEDDING:
                 table = partial(embedded, model.embed_tokens)
@@ -173,11 +225,11 @@ class AdaptedModel:
             elif name == HEAD:
                 self.head = LoRAHead(model.lm_head, self.step, max_loras, delta)
                 self.transformer.lm_head = self.head
-            else:
-                layer, attribute = self.layers[int(name.split(".")[2])], name.rpartition(".")[2]
-                linear = LoRALinear(getattr(layer, attribute), self.step, max_loras, delta)
+            elif ".experts." not in name:
+                holder, attribute = place_of(self.layers, name)
+                linear = LoRALinear(getattr(holder, attribute), self.step, max_loras, delta)
                 self.linears[name] = linear
-                setattr(layer, attribute, linear)
+                setattr(holder, attribute, linear)
 
     def set_adapter(self, slot: int, modules: Mapping[str, Pair]) -> None:
         """Put what `load_adapter` gave into a slot."""
@@ -188,6 +240,8 @@ class AdaptedModel:
         """Put packed pairs into a slot; parts they do not name add nothing for it."""
         for name, linear in self.linears.items():
             linear.slots[slot] = pairs.get(name)
+        for experts in self.experts:
+            experts.set_slot(slot, pairs)
         if self.embedding is not None:
             self.embedding.slots[slot] = pairs.get(EMBEDDING)
         if self.head is not None:
@@ -200,6 +254,12 @@ class AdaptedModel:
             batch = replace(batch, inputs_embeds=self.embedding(batch.token_ids))
         self.step.batch = batch
         return self.transformer.forward(batch)
+
+
+def place_of(layers: Sequence[Any], name: str) -> tuple[Any, str]:
+    """The object that holds the linear `name`, and as what."""
+    layer, attribute = layers[int(name.split(".")[2])], name.rpartition(".")[2]
+    return (layer.experts if attribute == "gate" else layer), attribute
 
 
 def group_by_slot(batch: ForwardBatch, step: Step) -> ForwardBatch:

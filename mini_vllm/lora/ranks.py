@@ -24,8 +24,17 @@ from mini_vllm.distributed.model import RankModel
 from mini_vllm.distributed.shards import part_of
 from mini_vllm.distributed.worker import Worker
 from mini_vllm.lora.config import LoRAConfig
-from mini_vllm.lora.layers import LoRAEmbedding, LoRAHead, LoRALinear, Step, group_by_slot
+from mini_vllm.lora.layers import (
+    LoRAEmbedding,
+    LoRAExperts,
+    LoRAHead,
+    LoRALinear,
+    Step,
+    group_by_slot,
+    place_of,
+)
 from mini_vllm.lora.weights import EMBEDDING, HEAD, Pair, Projection, pack, projections
+from mini_vllm.models.moe import sparse_layers
 from mini_vllm.models.transformer import LinearLike, ModelConfig
 
 if TYPE_CHECKING:
@@ -68,6 +77,8 @@ def check_sharding(config: LoRAConfig, model: ModelConfig, tp: int) -> None:
     """Refuse sizes that `tp` ranks cannot share, as `vllm/distributed/utils.py:60` `divide`."""
     if not config.fully_sharded_loras:
         return
+    if model.moe is not None:
+        raise ValueError("fully_sharded_loras=True: need a model without experts")
     sizes = {"max_lora_rank": config.max_lora_rank, "hidden_size": model.hidden_size}
     for name, size in sizes.items():
         if size % tp:
@@ -106,7 +117,11 @@ class AdaptedRank:
         self.config, self.place, self.whole = config, model.place, model.config
         self.projections = projections(local_config(model.config, model.place))
         self.step = Step()
-        self.parts = {name: self._wrap(model, name) for name in self.projections}
+        self.experts: list[LoRAExperts] = []
+        for block in sparse_layers(model):
+            block.forward = experts = LoRAExperts(block, self.step, config.max_loras)
+            self.experts.append(experts)
+        self.parts = {n: self._wrap(model, n) for n in self.projections if ".experts." not in n}
 
     def _wrap(self, model: RankModel, name: str) -> Part:
         """Put a part that adds deltas in the place of the model's."""
@@ -117,8 +132,8 @@ class AdaptedRank:
         if name == HEAD:
             model.head = head = LoRAHead(model.head, step, max_loras)
             return head
-        layer, attribute = model.layers[int(name.split(".")[2])], name.rpartition(".")[2]
-        base: LinearLike = getattr(layer, attribute)
+        holder, attribute = place_of(model.layers, name)
+        base: LinearLike = getattr(holder, attribute)
         row_parallel = base if isinstance(base, RowParallelLinear) else None
         inner = base if row_parallel is None else row_parallel.linear
         linear: LoRALinear | ShardedColumnLinear | ShardedRowLinear
@@ -131,7 +146,7 @@ class AdaptedRank:
         if row_parallel is not None:
             row_parallel.linear = linear
         else:
-            setattr(layer, attribute, linear)
+            setattr(holder, attribute, linear)
         return linear
 
     def set_adapter(self, slot: int, modules: Mapping[str, Pair]) -> None:
@@ -146,6 +161,10 @@ class AdaptedRank:
                 part.slots[slot] = part.shard_of(packed, mine)
             else:
                 part.slots[slot] = pack(packed, mine)
+        if self.experts:
+            pairs = {n: pack(p, mine) for n, p in self.projections.items() if ".experts." in n}
+            for experts in self.experts:
+                experts.set_slot(slot, pairs)
 
 
 def lora_part(
@@ -160,7 +179,7 @@ def lora_part(
     if name in (EMBEDDING, HEAD):
         return pair
     part = part_of(f"{name}.weight", config, place)
-    rows, columns = (*part, slice(None))[:2]
+    rows, columns = (*part, slice(None), slice(None))[:2]  # of a router the whole
     if fully_sharded and len(part) == 2:
         size = len(pair[1]) // place.tp_size
         rows = slice(place.tp_rank * size, place.tp_rank * size + size)

@@ -10,7 +10,7 @@ import pytest
 
 from mini_vllm import LLMEngine, SamplingParams
 from mini_vllm.lora.request import LoRARequest
-from mini_vllm.tests.lora_support import KINDS, write_adapter
+from mini_vllm.tests.lora_support import EXPERT_KINDS, KINDS, write_adapter
 from mini_vllm.tests.ranks_support import ALL_BIASES, DENSE, MOE, TOLERANCE, RandomSource, ranked
 
 SOURCES = {
@@ -43,7 +43,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, list[LoRARequest]]:
-    """By model, an adapter of each of `KINDS`."""
+    """By model, an adapter of each of `KINDS`, or of `EXPERT_KINDS`."""
     folder = tmp_path_factory.mktemp("adapters")
     return {
         name: [
@@ -51,7 +51,7 @@ def made(tmp_path_factory) -> dict[str, list[LoRARequest]]:
                 f"a{n}", n,
                 str(write_adapter(folder / name / str(n), seed=n, config=source.config, **kind)),
             )
-            for n, kind in enumerate(KINDS, start=1)
+            for n, kind in enumerate(EXPERT_KINDS if name == "moe" else KINDS, start=1)
         ]
         for name, source in SOURCES.items()
     }  # fmt: skip
@@ -119,7 +119,7 @@ def compare(model: str, size: int, adapters: list[LoRARequest], seeds: range, **
 
 
 CASES = [
-    ("dense", 2, {}), ("biases", 4, {}), ("moe", 2, {}), ("dense", 2, SHARDED),
+    ("dense", 2, {}), ("biases", 4, {}), ("moe", 2, {}), ("moe", 4, {}), ("dense", 2, SHARDED),
     ("biases", 4, SHARDED), ("dense", 4, SHARDED),
 ]  # fmt: skip
 
@@ -162,10 +162,14 @@ def test_what_ranks_send_for_adapters(sharded, made):
     [
         ({"tensor_parallel_size": 4, "max_lora_rank": 1}, "need a divisor of max_lora_rank=1"),
         ({"tensor_parallel_size": 1}, "need tensor_parallel_size of 2 or more"),
+        (
+            {"model": "moe", "tensor_parallel_size": 2},
+            "fully_sharded_loras=True: need a model without experts",
+        ),
         ({"fully_sharded_loras": 1}, "fully_sharded_loras=1: need True or False"),
     ],
 )
 def test_what_fully_sharded_adapters_need_is_said(knobs, words):
-    knobs = {"enable_lora": True, "fully_sharded_loras": True} | knobs
+    knobs = {"model": "dense", "enable_lora": True, "fully_sharded_loras": True} | knobs
     with pytest.raises(ValueError, match=words):
-        ranked(SOURCES["dense"], **knobs)
+        ranked(SOURCES[knobs.pop("model")], **knobs)
