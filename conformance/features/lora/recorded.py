@@ -29,6 +29,12 @@ PARTS = {
         "of block-scaled FP8, mixed batches under the real manager",
         "`test_quantized.py`",
     ),
+    "lora_experts": cases(
+        "lora", "lora_experts",
+        "`vllm/lora/layers/fused_moe.py:27` `FusedMoEWithLoRA` under the real manager, deltas by "
+        "`vllm/lora/punica_wrapper/punica_gpu.py:491` `PunicaWrapperGPU.add_lora_w13` and its "
+        "neighbour, interpreted", "`test_experts.py`",
+    ),
     "grids": cases(
         "lora", "grids",
         "`vllm/lora/ops/triton_ops/lora_shrink_op.py:132` `_lora_shrink` and "
