@@ -35,6 +35,12 @@ PARTS = {
         "`vllm/lora/punica_wrapper/punica_gpu.py:491` `PunicaWrapperGPU.add_lora_w13` and its "
         "neighbour, interpreted", "`test_experts.py`",
     ),
+    "lora_shards": cases(
+        "lora", "lora_shards",
+        "`vllm/lora/layers/column_parallel_linear.py:251` "
+        "`MergedColumnParallelLinearWithLoRA.slice_lora_b` and its neighbours, rank by rank",
+        "`test_ranks.py`",
+    ),
     "grids": cases(
         "lora", "grids",
         "`vllm/lora/ops/triton_ops/lora_shrink_op.py:132` `_lora_shrink` and "

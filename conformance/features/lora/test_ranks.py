@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
-from conformance import recording
+from conformance import parts, recording
 from conformance.features.lora import faults, steps, texts
+from conformance.features.lora.lora_shards import SIZES
 from mini_vllm import LLM, SamplingParams
+from mini_vllm.distributed.collectives import CommStats, Communicator
+from mini_vllm.distributed.config import local_config
+from mini_vllm.distributed.groups import Place
+from mini_vllm.lora.config import LoRAConfig
+from mini_vllm.lora.layers import Step
+from mini_vllm.lora.ranks import ShardedColumnLinear, lora_part
+from mini_vllm.lora.weights import Pair, projections
+from mini_vllm.models.moe import MoeConfig
+from mini_vllm.models.transformer import ModelConfig
 
 
 @pytest.mark.slow
@@ -64,3 +78,65 @@ def test_at_the_pin_two_ranks_with_a_whole_end_the_engine_on_a_processor(tmp_pat
     wanted = texts.adapter(name, names=tuple(texts.ENDS), folder=folder)
     answers = llm.generate(prompts, SamplingParams(max_tokens=4), [wanted] * len(prompts))
     assert [len(answer.outputs[0].token_ids) for answer in answers] == [4, 4]
+
+
+# ------------------------------------------------------------------ parts of A and B
+
+
+def numbered(rows: int, columns: int) -> np.ndarray:
+    """[rows, columns] with 1000 * row + column, from (1, 1)."""
+    return 1000.0 * np.arange(1, rows + 1)[:, None] + np.arange(1, columns + 1)[None]
+
+
+def config_of(case: dict[str, Any]) -> ModelConfig:
+    return ModelConfig(
+        64, SIZES["hidden"], SIZES["inner"], 2, case["heads"], case["kv_heads"], SIZES["head_dim"],
+        64, moe=MoeConfig(2, 1, SIZES["moe_inner"], True, frozenset({0})),
+    )  # fmt: skip
+
+
+def our_parts(case: dict[str, Any], rank: int) -> dict[str, dict[str, list[int]]]:
+    """As a rank of `lora_shards`."""
+    config, place = config_of(case), Place.of(rank, case["world"], 1)
+    size, sharded = SIZES["rank"], case["fully_sharded"]
+    held: dict[str, Pair] = {}
+    whole = {p.name: p for packed in projections(config).values() for p in packed}
+    for name, p in whole.items():
+        pair = numbered(size, p.in_features), numbered(p.out_features, size)
+        held[name] = lora_part(name, pair, config, place, sharded)
+    if sharded:
+        for name, packed in projections(local_config(config, place)).items():
+            if name.endswith(("qkv_proj", "mlp.gate_up_proj")) and ".experts." not in name:
+                for p, a in zip(packed, shards_of_a(packed, held, place), strict=True):
+                    held[p.name] = a, held[p.name][1]
+    named = {n.rpartition(".")[2]: n for n in held if n.startswith("model.layers.0.")}
+    named |= {f"experts.0.{n}": f"model.layers.1.mlp.experts.0.{n}" for n in named}
+    return {name: found(*held[named[name]]) for name in case["ranks"][rank]}
+
+
+def shards_of_a(packed: Any, held: dict[str, Pair], place: Place) -> list[np.ndarray]:
+    """This rank's rows of the A of each packed matrix."""
+    transport: Any = SimpleNamespace(rank=place.tp_rank)
+    group = Communicator(transport, range(place.tp_size), CommStats())
+    config = LoRAConfig(max_lora_rank=SIZES["rank"], fully_sharded_loras=True)
+    linear = ShardedColumnLinear(lambda x: x, Step(), config, group, "")
+    pair = linear.shard_of(packed, held)
+    assert pair is not None
+    return np.split(pair[0], len(packed))
+
+
+def found(a: np.ndarray, b: np.ndarray) -> dict[str, list[int]]:
+    return {
+        "a_rows": (a[:, 0] // 1000 - 1).astype(int).tolist(),
+        "a_columns": (a[0] % 1000 - 1).astype(int).tolist(),
+        "b_rows": (b[:, 0] // 1000 - 1).astype(int).tolist(),
+    }  # fmt: skip
+
+
+def test_each_rank_has_the_parts_of_a_and_b_that_the_pinned_wrappers_slice() -> None:
+    num_parts = 0
+    for case in parts.load("lora_shards"):
+        for rank, recorded in enumerate(case["ranks"]):
+            assert our_parts(case, rank) == recorded, (case["world"], rank)
+            num_parts += len(recorded)
+    assert num_parts == 26 * (9 + 7)
