@@ -83,6 +83,11 @@ PARTS = {
         "greedy texts of the base and three adapters in one batch on two tensor ranks, a slot to "
         "spare", "`texts lora`", max_loras=4, ranks=2,
     ),
+    "texts-lora-moe": run(
+        "texts-lora-moe", "features.lora.moe_texts:recorded",
+        "greedy texts of the model of experts and three adapters of its router and attention in "
+        "one batch, a slot to spare", "`test_experts.py`",
+    ),
     "texts-lora-ends": run(
         "texts-lora-ends", "features.lora.texts:recorded",
         "greedy texts of the base and three adapters of embedding and head in one batch, a slot to "

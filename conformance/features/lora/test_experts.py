@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance import parts
+from conformance import parts, recording
+from conformance.features.lora import moe_texts, texts
 from conformance.features.lora.lora_experts import EXPERTS, HIDDEN, INNER, TOP_K
 from conformance.mutants import edited
 from mini_vllm.batch import ForwardBatch
@@ -173,3 +174,18 @@ def test_a_mutant_is_seen(name, tmp_path):
     module, old, new = MUTANTS[name]
     modules = {module.__name__.rpartition(".")[2]: edited(module, old, new)}
     assert max(differences(RIGHT[0], tmp_path, **modules)) > 100 * TOLERANCE
+
+
+# ------------------------------------------------------------------ texts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_texts_of_adapted_routers_are_the_real_engines(ranks):
+    """The model of experts whole, float32 and greedy; ours on one rank and on two."""
+    [found] = recording.lines(texts.KEPT / "texts-lora-moe.jsonl.gz")
+    assert (len(found["outputs"]), found["max_loras"]) == (64, 4)
+    apart = [len({tuple(t) for t in found["outputs"][i : i + 4]}) == 4 for i in range(0, 64, 4)]
+    assert sum(apart) > 10, "adapters that change nothing prove nothing"
+    said = moe_texts.mini(found, tensor_parallel_size=ranks)
+    assert not any(texts.differing(found, said, tuple(moe_texts.PARTS)).values())
