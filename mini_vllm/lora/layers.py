@@ -176,6 +176,8 @@ class LoRAExperts:
         self, x: np.ndarray, experts: Sequence[Mlp], topk_ids: np.ndarray, topk_weights: np.ndarray
     ) -> np.ndarray:
         """As `moe_forward_grouped`."""
+        if not self.step.segments:
+            return self.base(x, experts, topk_ids, topk_weights)
         ids, every = topk_ids.copy(), list(experts)
         for start, end, slot in self.step.segments:
             if (pairs := self.slots[slot]) is not None:

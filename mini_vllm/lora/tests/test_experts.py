@@ -10,6 +10,7 @@ import pytest
 
 from mini_vllm import EngineParts, LLMEngine
 from mini_vllm.lora.request import LoRARequest
+from mini_vllm.lora.tests.test_lora import workload
 from mini_vllm.models.moe import MoeConfig, moe_forward_grouped, observing_routing
 from mini_vllm.models.transformer import Transformer
 from mini_vllm.tests.lora_support import (
@@ -63,6 +64,26 @@ def test_rows_of_adapted_experts_and_of_none_are_those_of_the_merged_models(name
         assert answers(single, [prompt], [None]) == [tokens]
         for row in expected.rows:
             assert min(np.abs(row - other).max() for other in rows.rows) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_slots_pools_chunks_caches_and_drafts_change_no_answer(seed, tmp_path):
+    """The workloads of `test_lora.py`, asynchronous ones too, on a model with experts."""
+    knobs, prompts, wanted = workload(seed, made(tmp_path, QWEN))
+    engine = LLMEngine(
+        Transformer(QWEN, weights(QWEN), "float64"), enable_lora=True, **knobs
+    )  # fmt: skip
+    got = answers(engine, prompts, wanted)
+    single = {
+        adapter: LLMEngine(merged(adapter, QWEN), enable_prefix_caching=False)
+        for adapter in set(wanted)
+    }
+    expected = [
+        answers(single[adapter], [prompt], [None])[0]
+        for prompt, adapter in zip(prompts, wanted, strict=True)
+    ]
+    assert got == expected, knobs
 
 
 def test_every_kind_of_adapter_changes_the_logits(tmp_path):
