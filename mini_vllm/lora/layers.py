@@ -151,9 +151,10 @@ class LoRAHead:
 class LoRAExperts:
     """What computes a layer's experts: a token's rows go through its own adapter's.
 
-    To the grouped product an adapter's expert is one more expert, so its rows are grouped by
-    (adapter, expert), as by `vllm/lora/punica_wrapper/punica_gpu.py:491`
-    `PunicaWrapperGPU.add_lora_w13`. The delta of gate and up is added before the activation.
+    To the grouped product an adapter's expert is one more expert, so rows are grouped by (adapter,
+    expert), as by `vllm/lora/punica_wrapper/punica_gpu.py:491` `PunicaWrapperGPU.add_lora_w13`. The
+    base's products run once for each such group; upstream they run once for each expert. The delta
+    of gate and up is added before the activation.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from conformance import parts, recording
-from conformance.features.lora import moe_texts, texts
+from conformance.features.lora import lora_embeddings, lora_experts, moe_texts, texts
 from conformance.features.lora.lora_experts import EXPERTS, HIDDEN, INNER, TOP_K
 from conformance.mutants import edited
 from mini_vllm.batch import ForwardBatch
@@ -174,6 +174,36 @@ def test_a_mutant_is_seen(name, tmp_path):
     module, old, new = MUTANTS[name]
     modules = {module.__name__.rpartition(".")[2]: edited(module, old, new)}
     assert max(differences(RIGHT[0], tmp_path, **modules)) > 100 * TOLERANCE
+
+
+EXPERT = "base_model.model.model.layers.0.mlp.experts"
+REFUSED = {
+    "a matrix of an expert is missing": {
+        f"{EXPERT}.{EXPERTS - 1}.up_proj.lora_{half}.weight": None for half in "AB"
+    },
+    "experts are stacked": {
+        f"{EXPERT}.lora_A.weight": np.zeros((2 * EXPERTS, INNER)),
+        f"{EXPERT}.lora_B.weight": np.zeros((HIDDEN, 2 * EXPERTS)),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_of_experts_raises_at_the_pin_as_well(name, tmp_path):
+    """There by an assertion, when the weights are packed or put into a slot."""
+    stacked = name == "experts are stacked"
+    tensors: dict[str, Any] = {} if stacked else dict(CASES[0]["adapters"][0]["tensors"])
+    tensors = {n: t for n, t in (tensors | REFUSED[name]).items() if t is not None}
+    case = CASES[0] | {
+        "adapters": [{"r": 3, "lora_alpha": 6, "use_rslora": False, "tensors": tensors}]
+    }
+    with lora_embeddings.on_a_processor(), pytest.raises(AssertionError):
+        manager = lora_experts.manager_of(case)
+        lora_embeddings.add_adapters(manager, case)
+        manager.activate_adapter(1)
+    with pytest.raises(ValueError, match="experts"):
+        differences(case, tmp_path)
 
 
 # ------------------------------------------------------------------ texts
