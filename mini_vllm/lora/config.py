@@ -25,7 +25,7 @@ class LoRAConfig:
     max_cpu_loras: int | None = None
     """Adapters kept in memory, `max_loras` by default; the rest is read from disk again."""
     fully_sharded_loras: bool = False
-    """Over tensor ranks cut A and B both, and not the one that the layer's weight says."""
+    """Whether tensor ranks cut both A and B, and not only the one that is cut as the weight is."""
 
     def __post_init__(self) -> None:
         whole("max_loras", self.max_loras, 1)

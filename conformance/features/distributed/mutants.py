@@ -308,6 +308,20 @@ expands to the first columns on every rank
 -            first = self.group.rank * len(b)
 +            first = 0
 
+adapts experts by the first rank's part of A and B
+@ lora.ranks | adapters[moe-tp2]
+-part = part_of(f"{name}.weight", config, place)
++part = part_of(
++        f"{name}.weight", config,
++        Place.of(0, place.tp_size, 1) if ".experts." in name else place,
++    )
+
+adapts experts on the first rank alone
+@ lora.ranks | adapters[moe-tp2]
+-            block.forward = experts = LoRAExperts(block, self.step, config.max_loras)
++            experts = LoRAExperts(block, self.step, config.max_loras)
++            block.forward = experts if model.tp.rank == 0 else block.forward
+
 sends the whole activation where a part would do
 @ distributed.collectives | sum
 -outgoing = {rank: flat[parts[rank]] for rank in self._peers()}

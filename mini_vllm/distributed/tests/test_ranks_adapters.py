@@ -119,8 +119,8 @@ def compare(model: str, size: int, adapters: list[LoRARequest], seeds: range, **
 
 
 CASES = [
-    ("dense", 2, {}), ("biases", 4, {}), ("moe", 2, {}), ("moe", 4, {}), ("dense", 2, SHARDED),
-    ("biases", 4, SHARDED), ("dense", 4, SHARDED),
+    ("dense", 1, {}), ("dense", 2, {}), ("biases", 4, {}), ("moe", 2, {}), ("moe", 4, {}),
+    ("dense", 2, SHARDED), ("biases", 4, SHARDED), ("dense", 4, SHARDED),
 ]  # fmt: skip
 
 
