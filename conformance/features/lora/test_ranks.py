@@ -65,6 +65,7 @@ def test_a_text_under_another_adapter_is_another() -> None:
     assert len(same) <= 2
 
 
+@pytest.mark.slow
 def test_at_the_pin_two_ranks_with_a_whole_end_the_engine_on_a_processor(tmp_path) -> None:
     """Ours answer, as the real ones do once they gather nothing: the recording "tp2"."""
     [found] = recording.lines(texts.KEPT / "lora-faults-tp2.jsonl.gz")

@@ -157,6 +157,30 @@ def test_what_ranks_send_for_adapters(sharded, made):
     assert sent == sharded * layers * 3 * 8 * (5 * 4 + 2 * 8)
 
 
+def test_a_slot_that_was_half_filled_on_the_ranks_is_filled_again(made):
+    knobs = {"enable_lora": True, "max_lora_rank": 8}
+    engine = ranked(SOURCES["dense"], tensor_parallel_size=2, **knobs)
+    model = engine.feature("lora").model
+    fill = model.set_adapter
+
+    def half(slot, modules) -> None:
+        fill(slot, dict(list(modules.items())[:1]))
+        model.set_adapter = fill
+        raise KeyboardInterrupt
+
+    model.set_adapter = half
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    first = engine.add_request([1, 2, 3], params, lora_request=made["dense"][0])
+    request = engine.requests[first]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    while not request.is_finished:
+        engine.step()
+    alone = LLMEngine(SOURCES["dense"].transformer(), dtype="float64", **knobs)
+    [expected] = alone.generate([[1, 2, 3]], params, lora_request=made["dense"][0])
+    assert request.output_token_ids == list(expected.outputs[0].token_ids)
+
+
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
