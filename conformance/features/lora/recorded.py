@@ -41,6 +41,11 @@ PARTS = {
         "`MergedColumnParallelLinearWithLoRA.slice_lora_b` and its neighbours, rank by rank",
         "`test_ranks.py`",
     ),
+    "lora_gathered": cases(
+        "lora", "lora_gathered",
+        "`vllm/lora/layers/column_parallel_linear.py:24` `_mcp_apply` on two ranks with all of A, "
+        "kernels interpreted", "`test_ranks.py`",
+    ),
     "grids": cases(
         "lora", "grids",
         "`vllm/lora/ops/triton_ops/lora_shrink_op.py:132` `_lora_shrink` and "

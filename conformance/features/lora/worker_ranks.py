@@ -2,7 +2,7 @@
 
 At the pin `vllm/lora/layers/column_parallel_linear.py:24` `_mcp_apply` gathers the shrunk rows of
 merged linears whether A is cut or not. With A whole, each row comes back as often as there are
-ranks: by reading, kernels take the first copy, and the form for processors raises
+ranks: kernels take the first copy, and the form for processors raises
 (https://github.com/vllm-project/vllm/issues/45691).
 """
 
