@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from mini_vllm.models.families import architecture_of
 from mini_vllm.models.files import read_json
 from mini_vllm.models.loader import load_checkpoint, resolve
 from mini_vllm.models.registry import LoadedModel, eos_of
+from mini_vllm.models.transformer import ModelConfig
 from mini_vllm.parts import EngineParts
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
 
@@ -143,6 +144,8 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Ranks | None:
     _check_others(parallel, setup, pool)
     source, loaded = _describe(setup.model, setup.tokenizer, setup.config)
     parallel.check_model(source.config)
+    if setup.arguments.get("enable_lora"):
+        _check_adapters(parallel, setup, source.config)
     if (cut := setup.parts.of_room("distributed", "shards")) is not None:
         source = PartSource(source, parallel.tensor_parallel_size, parallel.place, cut)
     config = setup.config.with_max_model_len(source.config.max_position_embeddings)
@@ -211,6 +214,15 @@ def _check_drafts(setup: EngineSetup, ours: str) -> None:
         raise ValueError(
             f"speculative_config of method={method!r} with {ours}: need 'ngram' or 'draft_model'"
         )
+
+
+def _check_adapters(parallel: ParallelConfig, setup: EngineSetup, config: ModelConfig) -> None:
+    """What the adapters' room would refuse after the ranks have started."""
+    from mini_vllm.lora.config import LoRAConfig
+
+    names = {field.name for field in fields(LoRAConfig)} & setup.arguments.keys()
+    adapters = LoRAConfig(**{name: setup.arguments[name] for name in names})
+    adapters.check_model(config, parallel.tensor_parallel_size)
 
 
 def _check_tensor_ranks_alone(name: str, parallel: ParallelConfig, setup: EngineSetup) -> None:

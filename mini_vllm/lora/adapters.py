@@ -50,9 +50,8 @@ class Adapters(Feature):
         """Wrap the projections of a loaded model, where it is on ranks, on each of them.
 
         Raises:
-            ValueError: the model has no projections, is quantized, or has a vocabulary too large
-                for its head to be adapted; a part knows nothing of extra keys; or
-                `fully_sharded_loras` without ranks that share it.
+            ValueError: the model has no projections, or a vocabulary too large for its head to be
+                adapted; `LoRAConfig.check_model` refuses it; or a part knows nothing of extra keys.
         """
         if ranks is not None:
             model_config = ranks.spec.source.config
@@ -61,10 +60,7 @@ class Adapters(Feature):
         else:
             kind = type(loaded.model).__name__
             raise ValueError(f"enable_lora=True: {kind} has no projections to adapt")
-        if config.fully_sharded_loras and (ranks is None or ranks.parallel.world_size == 1):
-            raise ValueError("fully_sharded_loras=True: need tensor_parallel_size of 2 or more")
-        if model_config.quant_config is not None:
-            raise ValueError("enable_lora=True: need a checkpoint without quantization_config")
+        config.check_model(model_config, 1 if ranks is None else ranks.parallel.world_size)
         check_extra_keys(parts.request, parts.kv_cache_manager, parts.block_pool)
         self.config = config
         self.gate: AdapterGate = parts.of_room("lora", "adapter_gate", AdapterGate)(

@@ -48,12 +48,7 @@ class RankedModel:
     """
 
     def __init__(self, ranks: Ranks, config: LoRAConfig) -> None:
-        """Have every rank wrap its layers.
-
-        Raises:
-            ValueError: a size that `fully_sharded_loras` must divide among the ranks.
-        """
-        check_sharding(config, ranks.spec.source.config, ranks.parallel.tensor_parallel_size)
+        """Have every rank wrap its layers."""
         self.ranks, self.step = ranks, Step()
         self._tell(wrap, config)
 
@@ -71,21 +66,6 @@ class RankedModel:
         """Have the ranks do something before whatever comes next; nothing is waited for."""
         pool = self.ranks.pool
         pool.result(pool.call("run", *call, answers=[]))
-
-
-def check_sharding(config: LoRAConfig, model: ModelConfig, tp: int) -> None:
-    """Refuse sizes that `tp` ranks cannot share, as `vllm/distributed/utils.py:60` `divide`."""
-    if not config.fully_sharded_loras:
-        return
-    if model.moe is not None:
-        raise ValueError("fully_sharded_loras=True: need a model without experts")
-    sizes = {"max_lora_rank": config.max_lora_rank, "hidden_size": model.hidden_size}
-    for name, size in sizes.items():
-        if size % tp:
-            raise ValueError(
-                f"fully_sharded_loras=True with tensor_parallel_size={tp}: need a divisor of "
-                f"{name}={size}"
-            )
 
 
 # ------------------------------------------------------------------ run in a rank

@@ -108,6 +108,17 @@ REFUSED = [
     ),
     (
         {
+            "tensor_parallel_size": 4, "enable_lora": True, "fully_sharded_loras": True,
+            "max_lora_rank": 1,
+        },
+        "fully_sharded_loras=True with tensor_parallel_size=4: need a divisor of max_lora_rank=1",
+    ),
+    (
+        {"tensor_parallel_size": 2, "enable_lora": True, "max_loras": 0},
+        "max_loras=0: need at least 1",
+    ),
+    (
+        {
             "tensor_parallel_size": 2, "enable_lora": True,
             "parts": EngineParts(rooms={"lora": {"adapter_delta": lambda *a: a[0]}}),
         },
