@@ -129,7 +129,13 @@ WORKLOADS: dict[str, Callable[[], dict[str, Any]]] = {
 # ---------------------------------------------------------------------- on the real engine
 
 
-def drive(engine: Any, scheduler: Any, work: Mapping[str, Any], params: Any) -> dict[str, Any]:
+def drive(
+    engine: Any,
+    scheduler: Any,
+    work: Mapping[str, Any],
+    params: Any,
+    adapters: Mapping[int, Any] | None = None,
+) -> dict[str, Any]:
     """Feed a workload to an engine step by step, and note what its scheduler does.
 
     Args:
@@ -137,6 +143,7 @@ def drive(engine: Any, scheduler: Any, work: Mapping[str, Any], params: Any) -> 
             `vllm/v1/engine/llm_engine.py:209` `LLMEngine.add_request`.
         scheduler: the engine's own; `schedule` and `update_from_output` are wrapped meanwhile.
         params: makes the engine's sampling parameters from `max_tokens` and `ignore_eos`.
+        adapters: the engine's own adapters, by the number that an arrival has as its "lora".
 
     Returns:
         "recording" in the format of `recording.py`, and "candidates": per request and token the
@@ -158,6 +165,7 @@ def drive(engine: Any, scheduler: Any, work: Mapping[str, Any], params: Any) -> 
                     params(max_tokens=add["max_tokens"], ignore_eos=add["ignore_eos"]),
                     add["arrival_time"],
                     priority=add["priority"],
+                    **_adapter_of(add, adapters),
                 )
             for result in engine.step():
                 if result.finished and result.outputs[0].logprobs:
@@ -170,6 +178,10 @@ def drive(engine: Any, scheduler: Any, work: Mapping[str, Any], params: Any) -> 
     return {
         "recording": {"upstream": recording.UPSTREAM, **work, **told}, "candidates": candidates,
     }  # fmt: skip
+
+
+def _adapter_of(add: Mapping[str, Any], adapters: Mapping[int, Any] | None) -> dict[str, Any]:
+    return {"lora_request": adapters[add["lora"]]} if adapters and add.get("lora") else {}
 
 
 class _Watched(contextlib.ExitStack):
@@ -379,8 +391,10 @@ def mini_engine(config: Mapping[str, Any], **more: Any) -> LLMEngine:
     return LLMEngine(dtype="float64", **{**chosen, **more})
 
 
-def run_on_arrivals(engine: LLMEngine, entry: Mapping[str, Any]) -> dict[str, list[int]]:
-    """What an engine answers to the recorded arrivals."""
+def run_on_arrivals(
+    engine: LLMEngine, entry: Mapping[str, Any], adapters: Mapping[int, Any] | None = None
+) -> dict[str, list[int]]:
+    """What an engine answers to the recorded arrivals; `adapters` as for `drive`."""
     pending = {event["step"]: event["add"] for event in entry["events"]}
     requests = {}
     for step in range(MAX_STEPS):
@@ -391,6 +405,7 @@ def run_on_arrivals(engine: LLMEngine, entry: Mapping[str, Any]) -> dict[str, li
                 request_id=add["request_id"],
                 priority=add["priority"],
                 arrival_time=add["arrival_time"],
+                **_adapter_of(add, adapters),
             )
             requests[name] = engine.requests[name]
         if not pending and not engine.has_unfinished_requests():

@@ -67,7 +67,8 @@ ROOMS = {
         "speculator", ("speculative_config",), parts=("drafter", "verifier", "pads_admissions"),
     ),
     "lora": Room(
-        "adapters", ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras"),
+        "adapters",
+        ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras"),
         options=("lora_request",), parts=("adapter_gate", "adapter_slots", "adapter_delta"),
     ),
     "multimodal": Room(

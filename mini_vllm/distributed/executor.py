@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +30,13 @@ from mini_vllm.models.families import architecture_of
 from mini_vllm.models.files import read_json
 from mini_vllm.models.loader import load_checkpoint, resolve
 from mini_vllm.models.registry import LoadedModel, eos_of
+from mini_vllm.models.transformer import ModelConfig
 from mini_vllm.parts import EngineParts
 from mini_vllm.tokenizer import ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from mini_vllm.features import EngineSetup
 
-BASE_MODEL_ONLY = ("enable_lora",)
-"""Arguments of other rooms that would have to work inside the ranks."""
 PARTS_INSIDE = ("models", "spec_decode", "lora")
 """Rooms whose parts would have to; all others work in the engine's process."""
 
@@ -145,6 +144,8 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Ranks | None:
     _check_others(parallel, setup, pool)
     source, loaded = _describe(setup.model, setup.tokenizer, setup.config)
     parallel.check_model(source.config)
+    if setup.arguments.get("enable_lora"):
+        _check_adapters(parallel, setup, source.config)
     if (cut := setup.parts.of_room("distributed", "shards")) is not None:
         source = PartSource(source, parallel.tensor_parallel_size, parallel.place, cut)
     config = setup.config.with_max_model_len(source.config.max_position_embeddings)
@@ -174,12 +175,10 @@ def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool |
     ours = f"tensor_parallel_size={parallel.tensor_parallel_size}"
     if parallel.pipeline_parallel_size > 1:
         ours = f"pipeline_parallel_size={parallel.pipeline_parallel_size}"
-    for name in BASE_MODEL_ONLY:
+    _check_drafts(setup, ours)
+    for name in ("speculative_config", "enable_lora"):
         if setup.arguments.get(name):
-            raise ValueError(
-                f"{name} with {ours}: ranks run the base model alone; need one of the two"
-            )
-    _check_drafts(parallel, setup, ours)
+            _check_tensor_ranks_alone(name, parallel, setup)
     inside = [n for n in ("attention", "linear") if getattr(parts, n) != getattr(standard, n)]
     inside += [name for room in PARTS_INSIDE for name in parts.rooms.get(room, ())]
     if inside:
@@ -204,7 +203,7 @@ def _check_others(parallel: ParallelConfig, setup: EngineSetup, pool: RankPool |
             )
 
 
-def _check_drafts(parallel: ParallelConfig, setup: EngineSetup, ours: str) -> None:
+def _check_drafts(setup: EngineSetup, ours: str) -> None:
     """A lookup and a draft model work in the engine's process; MTP reads the target's states."""
     if not (given := setup.arguments.get("speculative_config")):
         return
@@ -215,14 +214,29 @@ def _check_drafts(parallel: ParallelConfig, setup: EngineSetup, ours: str) -> No
         raise ValueError(
             f"speculative_config of method={method!r} with {ours}: need 'ngram' or 'draft_model'"
         )
+
+
+def _check_adapters(parallel: ParallelConfig, setup: EngineSetup, config: ModelConfig) -> None:
+    """What the adapters' room would refuse after the ranks have started."""
+    from mini_vllm.lora.config import LoRAConfig
+
+    names = {field.name for field in fields(LoRAConfig)} & setup.arguments.keys()
+    adapters = LoRAConfig(**{name: setup.arguments[name] for name in names})
+    adapters.check_model(config, parallel.tensor_parallel_size)
+
+
+def _check_tensor_ranks_alone(name: str, parallel: ParallelConfig, setup: EngineSetup) -> None:
+    """Refuse, beside tensor ranks and the argument `name`, what was not compared with both."""
     others = (
         ("pipeline_parallel_size", parallel.pipeline_parallel_size > 1),
         ("decode_context_parallel_size", parallel.decode_context_parallel_size > 1),
         ("async_scheduling", setup.config.scheduler.async_scheduling),
+        ("enable_expert_parallel", parallel.enable_expert_parallel and name == "enable_lora"),
+        ("speculative_config", setup.arguments.get("speculative_config") and name == "enable_lora"),
     )
-    for name, is_set in others:
+    for other, is_set in others:
         if is_set:
-            raise ValueError(f"{name} with speculative_config: need tensor_parallel_size alone")
+            raise ValueError(f"{other} with {name}: need tensor_parallel_size alone")
 
 
 def _describe(

@@ -31,7 +31,7 @@ class RowParallelLinear:
         """Args: weight [out, in / ranks]; bias [out] or None, added by the first rank alone, for
         otherwise the sum would hold it once per rank; name; who adds up."""
         self.name, self.group = name, group
-        self.linear = Linear(weight, bias if group.rank == 0 else None, name)
+        self.linear: LinearLike = Linear(weight, bias if group.rank == 0 else None, name)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """[num_tokens, in / ranks] to [num_tokens, out]."""

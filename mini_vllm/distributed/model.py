@@ -11,6 +11,7 @@ to its like (the real engine sends a share each and gathers:
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,10 +89,12 @@ class RankModel:
         vocab = config.vocab_size
         if place.is_first_stage:
             rows = self._cast(self.weights["model.embed_tokens.weight"])
+            self.embed: Callable[[np.ndarray], np.ndarray]
             self.embed = VocabParallelEmbedding(rows, vocab, self.tp)
         if place.is_last_stage:
             self.norm = self._cast(self.weights["model.norm.weight"])
             rows = self._cast(self.weights[head_name(config)])
+            self.head: Callable[[np.ndarray], np.ndarray]
             self.head = VocabParallelHead(rows, vocab, self.tp)
         heads = mine.num_key_value_heads, mine.head_dim
         shape = (len(indices), 2, spec.num_blocks, spec.block_size, *heads)

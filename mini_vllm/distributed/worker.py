@@ -43,10 +43,12 @@ class Worker:
         self.transport = transport
         self.stats = CommStats()
         self.model: RankModel | None = None
+        self.state: dict[str, Any] = {}
+        """What functions of `run` keep for a later call. Another model begins without it."""
 
     def load(self, spec: RankSpec) -> dict[str, Any] | None:
         """Build this rank's part of a model; what it holds. None if it has no part."""
-        self.model = None
+        self.model, self.state = None, {}
         self.stats.take()
         if self.transport.rank >= spec.parallel.world_size:
             return None

@@ -22,7 +22,7 @@ from mini_vllm.lora.gate import AdapterGate
 from mini_vllm.lora.layers import BASE, AdaptedModel, lora_delta
 from mini_vllm.lora.request import LoRARequest, adapter_of
 from mini_vllm.lora.slots import AdapterSlotCache
-from mini_vllm.lora.weights import HEAD, Pair, load_adapter, pack, projections
+from mini_vllm.lora.weights import HEAD, Pair, load_adapter, projections
 from mini_vllm.models.registry import LoadedModel
 from mini_vllm.models.transformer import Transformer
 from mini_vllm.part_signatures import check_extra_keys
@@ -30,6 +30,7 @@ from mini_vllm.parts import EngineParts
 from mini_vllm.plan import SchedulerOutput
 
 if TYPE_CHECKING:
+    from mini_vllm.distributed.executor import Ranks
     from mini_vllm.features import EngineSetup
 
 
@@ -42,42 +43,52 @@ class Adapters(Feature):
 
     name = "lora"
 
-    def __init__(self, config: LoRAConfig, loaded: LoadedModel, parts: EngineParts) -> None:
-        """Wrap the projections of a loaded model.
+    def __init__(
+        self, config: LoRAConfig, loaded: LoadedModel, parts: EngineParts,
+        ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
+        """Wrap the projections of a loaded model, where it is on ranks, on each of them.
 
         Raises:
-            ValueError: the model has no projections, is quantized, or has a vocabulary too large
-                for its head to be adapted; or a part knows nothing of extra keys.
+            ValueError: the model has no projections, or a vocabulary too large for its head to be
+                adapted; `LoRAConfig.check_model` refuses it; or a part knows nothing of extra keys.
         """
-        if not isinstance(loaded.model, Transformer):
+        if ranks is not None:
+            model_config = ranks.spec.source.config
+        elif isinstance(loaded.model, Transformer):
+            model_config = loaded.model.config
+        else:
             kind = type(loaded.model).__name__
             raise ValueError(f"enable_lora=True: {kind} has no projections to adapt")
-        if loaded.model.config.quant_config is not None:
-            raise ValueError("enable_lora=True: need a checkpoint without quantization_config")
+        config.check_model(model_config, 1 if ranks is None else ranks.parallel.world_size)
         check_extra_keys(parts.request, parts.kv_cache_manager, parts.block_pool)
         self.config = config
         self.gate: AdapterGate = parts.of_room("lora", "adapter_gate", AdapterGate)(
             config.max_loras
         )
-        self.projections = projections(loaded.model.config)
-        if HEAD in self.projections and loaded.model.config.vocab_size > MOST_TOKENS:
+        self.projections = projections(model_config)
+        if HEAD in self.projections and model_config.vocab_size > MOST_TOKENS:
             raise ValueError(
-                f"enable_lora=True: the model's vocab_size={loaded.model.config.vocab_size}: need "
+                f"enable_lora=True: the model's vocab_size={model_config.vocab_size}: need "
                 f"at most {MOST_TOKENS}, since its head can be adapted"
             )
         self.dtype = loaded.dtype
-        self.model = AdaptedModel(
-            loaded.model,
-            list(self.projections),
-            config.max_loras,
-            parts.of_room("lora", "adapter_delta", lora_delta),
-        )
+        self.model = self._adapted(loaded.model, ranks, parts)
         self._slots_factory = parts.of_room("lora", "adapter_slots", AdapterSlotCache)
         self._known: dict[str | int, LoRARequest] = {}  # by name and by id
         self._cpu: OrderedDict[int, dict[str, Pair]] = OrderedDict()  # coldest first
         self.num_disk_loads = 0
         """Times an adapter was read from its folder; one that is new is read to be checked."""
         self.restart()
+
+    def _adapted(self, model: Any, ranks: Ranks | None, parts: EngineParts) -> Any:
+        """What runs in the model's place."""
+        if ranks is not None:
+            from mini_vllm.lora.ranks import RankedModel
+
+            return RankedModel(ranks, self.config)
+        delta = parts.of_room("lora", "adapter_delta", lora_delta)
+        return AdaptedModel(model, self.projections, self.config.max_loras, delta)
 
     # ------------------------------------------------------------------ at the door
 
@@ -188,8 +199,7 @@ class Adapters(Feature):
                     f"of its own from 0 to {self.config.max_loras - 1}"
                 )
             self._slot_adapters[slot] = adapter_id
-            pairs = {name: pack(each, weights) for name, each in self.projections.items()}
-            self.model.set_slot(slot, {n: pair for n, pair in pairs.items() if pair is not None})
+            self.model.set_adapter(slot, weights)
 
     def _weights(self, adapter: LoRARequest) -> dict[str, Pair]:
         """From memory, or from disk in the place of the least recently used."""
@@ -229,6 +239,7 @@ def open_room(arguments: Mapping[str, Any], setup: EngineSetup) -> Adapters | No
     loaded, scheduler = setup.load(), setup.config.scheduler
     if scheduler.async_scheduling and scheduler.num_speculative_tokens:
         raise ValueError("enable_lora=True: need async_scheduling=False with speculative_config")
-    adapters = Adapters(LoRAConfig(**settings), loaded, setup.parts)
+    ranks: Any = next((f for f in setup.features if f.name == "distributed"), None)
+    adapters = Adapters(LoRAConfig(**settings), loaded, setup.parts, ranks)
     setup.loaded = replace(loaded, model=adapters.model)
     return adapters

@@ -20,6 +20,7 @@ import numpy as np
 from mini_vllm.config import number, whole
 from mini_vllm.models.files import read_json
 from mini_vllm.models.loader import Shard
+from mini_vllm.models.moe import MoeConfig
 from mini_vllm.models.transformer import ModelConfig
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -51,9 +52,9 @@ class Projection:
 def projections(config: ModelConfig) -> dict[str, tuple[Projection, ...]]:
     """What can be adapted: by the name of the model's part, the matrices packed in it, in order.
 
-    Every linear of the decoder layers except routers and experts, which the real engine adapts as
-    well; and where the architecture has it so, the embedding and the head. An embedding takes the
-    vocabulary in: its A is [r, vocab_size], its B [hidden_size, r].
+    Every linear of the decoder layers, routers and experts too; and where the architecture has it
+    so, the embedding and the head. An embedding takes the vocabulary in: its A is [r, vocab_size],
+    its B [hidden_size, r].
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     heads = config.num_attention_heads * config.head_dim
@@ -73,9 +74,29 @@ def projections(config: ModelConfig) -> dict[str, tuple[Projection, ...]]:
                 Projection(f"{mlp}.up_proj", hidden, inner),
             )
             found[f"{mlp}.down_proj"] = (Projection(f"{mlp}.down_proj", inner, hidden),)
+        else:
+            found |= _of_experts(config.moe, f"model.layers.{layer}", hidden)
     if config.architecture in ADAPTS_EMBEDDING:
         found[EMBEDDING] = (Projection(EMBEDDING, config.vocab_size, hidden),)
         found[HEAD] = (Projection(HEAD, hidden, config.vocab_size),)
+    return found
+
+
+def _of_experts(moe: MoeConfig, layer: str, hidden: int) -> dict[str, tuple[Projection, ...]]:
+    """A layer's router, and its experts one by one, as peft names a list of them.
+
+    `vllm/model_executor/models/qwen3_moe.py:519` `Qwen3MoeModel.get_expert_mapping`
+    """
+    block, gate, up, down = moe.names
+    inner, router = moe.intermediate_size, f"{layer}.{block}.gate"
+    found: dict[str, tuple[Projection, ...]]
+    found = {router: (Projection(router, hidden, moe.num_experts),)}
+    for expert in moe.ids_here:
+        name = f"{layer}.{block}.experts.{expert}"
+        found[f"{name}.gate_up_proj"] = (
+            Projection(f"{name}.{gate}", hidden, inner), Projection(f"{name}.{up}", hidden, inner),
+        )  # fmt: skip
+        found[f"{name}.down_proj"] = (Projection(f"{name}.{down}", inner, hidden),)
     return found
 
 
@@ -107,6 +128,7 @@ def load_adapter(
     shard = Shard.open(folder / "adapter_model.safetensors")
     known = {p.name: p for packed in wanted.values() for p in packed}
     names = _by_module(shard, known)
+    _check_experts(shard, names, known)
     found: dict[str, Pair] = {}
     for module, halves in names.items():
         for half in "AB":
@@ -192,6 +214,23 @@ def _by_module(shard: Shard, known: Mapping[str, Projection]) -> dict[str, dict[
         shown = ", ".join(unexpected[:3]) + (", ..." if len(unexpected) > 3 else "")
         raise ValueError(f"{shard.path}: the model has no {shown} to adapt; it has {kinds}")
     return names
+
+
+def _check_experts(
+    shard: Shard, names: Mapping[str, object], known: Mapping[str, Projection]
+) -> None:
+    """A layer's experts are adapted all or not at all, each with its three matrices.
+
+    `vllm/lora/lora_weights.py:155` `PackedLoRALayerWeights.pack_moe`
+    """
+    layers = {name.partition(".experts.")[0] for name in names if ".experts." in name}
+    for name in known:
+        layer, _, expert = name.partition(".experts.")
+        if expert and layer in layers and name not in names:
+            raise ValueError(
+                f"{shard.path}: {name} is missing: an adapter of a layer's experts needs all three "
+                "matrices of each"
+            )
 
 
 def _is_base_weight(tensor: str, shard: Shard, known: Mapping[str, Projection]) -> bool:

@@ -30,6 +30,14 @@ KINDS: list[dict[str, Any]] = [
     {"r": 4, "lora_alpha": 6, "target_modules": ("lm_head",)},
 ]
 """Ranks, scalings and targets that differ, so that a mix-up shows."""
+EXPERT_KINDS: list[dict[str, Any]] = [
+    {"r": 2, "lora_alpha": 4, "target_modules": ("experts",)},
+    {"r": 3, "lora_alpha": 3, "target_modules": (*ALL, "experts", "gate"), "use_rslora": True},
+    {"r": 4, "lora_alpha": 2, "target_modules": ("gate",)},
+    {"r": 1, "lora_alpha": 3, "target_modules": ("experts", "lm_head", "embed_tokens")},
+    {"r": 2, "lora_alpha": 3, "target_modules": ("q_proj", "o_proj")},
+]
+"""Of a model with experts: its experts, its router, both, neither."""
 
 
 def weights(config: ModelConfig = CONFIG) -> dict[str, np.ndarray]:
@@ -56,7 +64,8 @@ def write_adapter(
     Args:
         size: standard deviation of A and B: large, so that texts part at once.
         tensors: added to the file; a name with None is left out.
-        keys: of `adapter_config.json`, in the place of `KINDS[0]`'s; None leaves one out.
+        keys: of `adapter_config.json`, in the place of `KINDS[0]`'s; None leaves one out. Of
+            `target_modules` "experts" stands for all matrices of all experts.
     """
     raw = {"peft_type": "LORA", "bias": "none", **KINDS[0], **keys}
     raw = {key: value for key, value in raw.items() if value is not None}
@@ -64,7 +73,8 @@ def write_adapter(
     rank, held = int(raw.get("r", 2)), dict[str, np.ndarray | None]()
     for packed in projections(config).values():
         for p in packed:
-            if p.name.rpartition(".")[2] in raw.get("target_modules", ()):
+            target = "experts" if ".experts." in p.name else p.name.rpartition(".")[2]
+            if target in raw.get("target_modules", ()):
                 name = f"base_model.model.{p.name}.lora"
                 a, b = (
                     (f"{name}_embedding_A", f"{name}_embedding_B") if p.name == EMBEDDING

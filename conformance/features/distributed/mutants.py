@@ -28,6 +28,7 @@ TESTS = {
     "bytes": "test_ranks_collectives.py::test_a_step_sends_two_all_reduces_per_layer_the_embedding",
     "parts": "test_ranks_groups.py::test_the_parts_of_all_ranks_cover_every_tensor",
     "kv": "test_ranks_groups.py::test_two_ranks_with_one_kv_head_between_them_have_the_same",
+    "adapters": "test_ranks_adapters.py::test_ranks_adapt_as_one_process",
     "drafts": "test_ranks_drafts.py::test_ranks_draft_and_accept_as_one_process",
     "hangs": "test_ranks_faults.py::test_a_rank_that_hangs_past_the_deadline_is_named",
 }
@@ -234,12 +235,99 @@ gives a request's last row of logits alone, whatever drafts it verifies
 -last = hidden[batch.logits_indices]
 +last = hidden[batch.query_start_loc[1:] - 1]
 
+gives every rank the first rank's part of an adapter
+@ lora.ranks | adapters[dense-tp2]
+-part = part_of(f"{name}.weight", config, place)
++part = part_of(f"{name}.weight", config, Place.of(0, place.tp_size, 1))
+
+adapts a row-parallel layer on the first rank alone
+@ lora.ranks | adapters[dense-tp2]
+-            row_parallel.linear = linear
++            row_parallel.linear = linear if model.tp.rank == 0 else inner
+
+adds a row-parallel layer's delta behind its all-reduce
+@ lora.ranks | adapters[dense-tp2]
+-        inner = base if row_parallel is None else row_parallel.linear
++        inner, row_parallel = base, None
+
+adapts the embedding of a rank's own tokens alone
+@ lora.ranks | adapters[dense-tp2]
+-    if name in (EMBEDDING, HEAD):
++    if name == EMBEDDING:
++        held = np.zeros_like(pair[0])
++        mine = part_of("model.embed_tokens.weight", config, place)[0]
++        held[:, mine] = pair[0][:, mine]
++        return held, pair[1]
++    if name == HEAD:
+
+adapts the logits of a rank's own tokens alone
+@ lora.ranks | adapters[dense-tp2]
+-    if name in (EMBEDDING, HEAD):
++    if name == HEAD:
++        held = np.zeros_like(pair[1])
++        mine = part_of("lm_head.weight", config, place)[0]
++        held[mine] = pair[1][mine]
++        return pair[0], held
++    if name == EMBEDDING:
+
+adds the embedding's delta once for each rank
+@ lora.ranks | adapters[dense-tp2]
+-    if name in (EMBEDDING, HEAD):
++    if name == EMBEDDING:
++        return pair[0], pair[1] * place.tp_size
++    if name == HEAD:
+
+leaves in a slot what an adapter does not replace
+@ lora.ranks | adapters[dense-tp2]
+-                part.slots[slot] = pack(packed, mine)
++                part.slots[slot] = pack(packed, mine) or part.slots[slot]
+
+says nothing to the ranks of a batch of base requests
+@ lora.ranks | adapters[dense-tp2]
+-        self._tell(set_step, self.step.segments, self.step.row_slots)
++        if self.step.segments:
++            self._tell(set_step, self.step.segments, self.step.row_slots)
+
+sends ranks the batch as it was before it was sorted
+@ lora.ranks | adapters[dense-tp2]
+-        batch = group_by_slot(batch, self.step)
++        group_by_slot(batch, self.step)
+
+gathers shrunk rows by rank where B reads them by matrix
+@ lora.ranks | adapters[dense-tp2-sharded]
+-whole = parts.transpose(1, 2, 0, 3)
++whole = parts.transpose(1, 0, 2, 3)
+
+expands what one rank has shrunk
+@ lora.ranks | adapters[dense-tp2-sharded]
+-        shrunk = self.group.all_reduce(shrunk, f"{self.name}.lora_a")
++        self.group.all_reduce(shrunk, f"{self.name}.lora_a")
+
+expands to the first columns on every rank
+@ lora.ranks | adapters[dense-tp2-sharded]
+-            first = self.group.rank * len(b)
++            first = 0
+
+adapts experts by the first rank's part of A and B
+@ lora.ranks | adapters[moe-tp2]
+-part = part_of(f"{name}.weight", config, place)
++part = part_of(
++        f"{name}.weight", config,
++        Place.of(0, place.tp_size, 1) if ".experts." in name else place,
++    )
+
+adapts experts on the first rank alone
+@ lora.ranks | adapters[moe-tp2]
+-            block.forward = experts = LoRAExperts(block, self.step, config.max_loras)
++            experts = LoRAExperts(block, self.step, config.max_loras)
++            block.forward = experts if model.tp.rank == 0 else block.forward
+
 sends the whole activation where a part would do
 @ distributed.collectives | sum
 -outgoing = {rank: flat[parts[rank]] for rank in self._peers()}
 +outgoing = {rank: flat[parts[rank]].repeat(2)[: len(own)] for rank in self._peers()}
 """)
-"""Edits of `mini_vllm/distributed/`; in the place of a situation, the test that catches each."""
+"""Edits of what runs in ranks; in the place of a situation, the test that catches each."""
 
 
 def caught_by(mutant: Mutant) -> str:

@@ -30,14 +30,20 @@ RUNS: dict[str, tuple[int, list[list[int]], str, int | None]] = {
     "one prompt": (4, PROMPTS[:1], "head", 1),
 }
 """Slots, prompts, the adapter of all of them, and `prompt_logprobs`."""
+RANK_RUNS: dict[str, tuple[int, list[list[int]], str, int | None]] = {
+    "two ranks": (4, PROMPTS, "head", None),
+}
+"""The same on two tensor ranks."""
 
 
-def recorded() -> Iterator[dict[str, Any]]:
-    """A line for each run: its tokens and logprobs, or the error. Each has a process of its own,
-    since an engine that has ended takes its process with it."""
+def recorded(ranks: bool = False) -> Iterator[dict[str, Any]]:
+    """A line for each run, or for each on two ranks: its tokens and logprobs, or the error.
+
+    Each has a process of its own, since an engine that has ended takes its process with it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
-        for name in RUNS:
+        for name in RANK_RUNS if ranks else RUNS:
             command = [sys.executable, "-m", "conformance.features.lora.faults", name, str(path)]
             subprocess.run(command, timeout=200, check=False)
             yield {"upstream": recording.UPSTREAM, "machine": provenance("float32"), "run": name,
@@ -46,16 +52,20 @@ def recorded() -> Iterator[dict[str, Any]]:
 
 
 def _run(name: str, folder: Path) -> dict[str, Any]:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
     import vllm
     from vllm.lora.request import LoRARequest
 
-    max_loras, prompts, adapter, prompt_logprobs = RUNS[name]
+    max_loras, prompts, adapter, prompt_logprobs = (RUNS | RANK_RUNS)[name]
     llm = vllm.LLM(
         model=str(MODEL), dtype="float32", seed=0, max_model_len=256, max_num_seqs=8,
         enforce_eager=True, gpu_memory_utilization=0.3, enable_lora=True, max_loras=max_loras,
         max_cpu_loras=4, max_lora_rank=8,
         worker_extension_cls="conformance.features.lora.worker.NoPinning",
+        tensor_parallel_size=1 + (name in RANK_RUNS),
     )  # fmt: skip
     params = vllm.SamplingParams(temperature=0.0, max_tokens=4, prompt_logprobs=prompt_logprobs)
     wanted = texts.adapter(adapter, LoRARequest, tuple(texts.ENDS), folder)

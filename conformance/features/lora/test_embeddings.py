@@ -61,9 +61,9 @@ class Replay:
         held["model.embed_tokens.weight"] = np.array(case["embedding"])
         if not tied:
             held["lm_head.weight"] = np.array(case["head"])
-        ends = [weights.EMBEDDING, weights.HEAD]
-        self.model = layers.AdaptedModel(_Ends(self.config, held), ends, case["max_loras"])
         self.wanted = weights.projections(self.config)
+        ends = {name: self.wanted[name] for name in (weights.EMBEDDING, weights.HEAD)}
+        self.model = layers.AdaptedModel(_Ends(self.config, held), ends, case["max_loras"])
         self.adapters, self.weights, self.base = {}, weights, layers.BASE
         for number, adapter in enumerate(case["adapters"], start=1):
             keys = {key: adapter[key] for key in ("r", "lora_alpha", "use_rslora")}
@@ -149,9 +149,11 @@ MUTANTS = {
     ),
     "A looked up before the tokens are sorted": (
         layers,
-        "            batch = self._grouped(batch)\n            if self.embedding is not None:\n"
-        "                batch = replace(batch, inputs_embeds=self.embedding(batch.token_ids))\n",
-        "            tokens = batch.token_ids\n            batch = self._grouped(batch)\n"
+        "        batch = group_by_slot(batch, self.step)\n"
+        "        if self.step.segments and self.embedding is not None:\n"
+        "            batch = replace(batch, inputs_embeds=self.embedding(batch.token_ids))\n",
+        "        tokens = batch.token_ids\n        batch = group_by_slot(batch, self.step)\n"
+        "        if self.step.segments:\n"
         "            batch = replace(batch, inputs_embeds=self.embedding(tokens))\n",
     ),
     "rows of logits by the first tokens": (

@@ -29,7 +29,7 @@ class _Reading(Adapters):
 
     def __init__(self, max_loras: int, max_cpu_loras: int) -> None:
         self.config = LoRAConfig(max_loras, max_cpu_loras=max_cpu_loras)
-        self.projections, self.model = {}, SimpleNamespace(set_slot=lambda slot, pairs: None)
+        self.projections, self.model = {}, SimpleNamespace(set_adapter=lambda *slot: None)
         self._slots_factory, self._cpu, self.read = AdapterSlotCache, OrderedDict(), []
         self.restart()
 

@@ -59,9 +59,7 @@ def differences(
     """By linear the largest difference of all steps, as a part of the largest recorded value."""
     held = {name: np.zeros(shape) for name, shape in expected_shapes(CONFIG).items()}
     held |= {f"model.layers.0.{n}.weight": np.array(w) for n, w in CASE["weights"].items()}
-    model = layers.AdaptedModel(
-        _Layer(CONFIG, held, linear=linear), list(weights.projections(CONFIG)), 3
-    )
+    model = layers.AdaptedModel(_Layer(CONFIG, held, linear=linear), weights.projections(CONFIG), 3)
     wanted, adapters = weights.projections(CONFIG), {}
     for number, adapter in enumerate(CASE["adapters"], start=1):
         keys = {key: adapter[key] for key in ("r", "lora_alpha", "use_rslora")}

@@ -80,17 +80,22 @@ def write_ends(folder: Path) -> Path:
     return folder
 
 
-def recorded(max_loras: int, ends: bool = False) -> Iterator[dict[str, Any]]:
-    """What vLLM answers, float32 and greedy, all rows handed over at once: one line."""
+def recorded(max_loras: int, ends: bool = False, ranks: int = 1) -> Iterator[dict[str, Any]]:
+    """What vLLM answers, float32 and greedy, all rows handed over at once: one line.
+
+    On several tensor ranks A and B are both cut, since at the pin a processor cannot do otherwise.
+    """
     with tempfile.TemporaryDirectory() as made:
         if ends:
-            yield _recorded(max_loras, tuple(ENDS), write_ends(Path(made)))
+            yield _recorded(max_loras, tuple(ENDS), write_ends(Path(made)), ranks)
         else:
-            yield _recorded(max_loras, NAMES, ADAPTERS)
+            yield _recorded(max_loras, NAMES, ADAPTERS, ranks)
 
 
-def _recorded(max_loras: int, names: Sequence[str], folder: Path) -> dict[str, Any]:
+def _recorded(max_loras: int, names: Sequence[str], folder: Path, ranks: int) -> dict[str, Any]:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if ranks > 1:
+        os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     import vllm
     from vllm.lora.request import LoRARequest as RealLoRARequest
 
@@ -98,7 +103,7 @@ def _recorded(max_loras: int, names: Sequence[str], folder: Path) -> dict[str, A
     llm = vllm.LLM(
         model=str(MODEL), dtype="float32", seed=0, max_model_len=256, max_num_seqs=64,
         enforce_eager=True, gpu_memory_utilization=0.4, enable_lora=True, max_loras=max_loras,
-        max_cpu_loras=4, max_lora_rank=8,
+        max_cpu_loras=4, max_lora_rank=8, tensor_parallel_size=ranks, fully_sharded_loras=ranks > 1,
         worker_extension_cls="conformance.features.lora.worker.NoPinning",
     )  # fmt: skip
     asked = [list(prompt.encode()) for prompt in PROMPTS]
@@ -121,12 +126,12 @@ def kept(name: str = "texts-lora", folder: Path = KEPT) -> dict[str, Any]:
 
 def mini(
     found: Mapping[str, Any], dtype: str = "float32", names: Sequence[str] = NAMES,
-    folder: Path = ADAPTERS,
+    folder: Path = ADAPTERS, **more: Any,
 ) -> list[list[int]]:  # fmt: skip
     """What the mini engine answers to the same rows: one batch, chunks, a prefix cache."""
     llm = LLM(
         MODEL, dtype=dtype, num_blocks=1200, max_num_seqs=64, max_num_batched_tokens=512,
-        enable_lora=True, max_loras=3, max_lora_rank=8,
+        enable_lora=True, max_loras=3, max_lora_rank=8, **more,
     )  # fmt: skip
     batch = rows(found["prompts"], names)
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -139,6 +144,11 @@ def mini_ends(found: Mapping[str, Any]) -> list[list[int]]:
     """As `mini`, with the adapters of `ENDS`."""
     with tempfile.TemporaryDirectory() as made:
         return mini(found, names=tuple(ENDS), folder=write_ends(Path(made)))
+
+
+def mini_ranks(found: Mapping[str, Any]) -> list[list[int]]:
+    """As `mini`, on two tensor ranks."""
+    return mini(found, tensor_parallel_size=2, fully_sharded_loras=True)
 
 
 def differing(
@@ -154,9 +164,10 @@ def differing(
 
 def main() -> int:
     """Compare both; returns the exit status."""
-    found, ends = kept(), kept("texts-lora-ends")
+    found, ends, ranks = kept(), kept("texts-lora-ends"), kept("texts-lora-tp2")
     compared = (
         (found, differing(found, mini(found))),
+        (ranks, differing(ranks, mini_ranks(ranks))),
         (ends, differing(ends, mini_ends(ends), tuple(ENDS))),
     )
     for run, counts in compared:

@@ -87,8 +87,42 @@ REFUSED = [
         "async_scheduling with speculative_config: need tensor_parallel_size alone",
     ),
     (
-        {"tensor_parallel_size": 2, "enable_lora": True},
-        "enable_lora with tensor_parallel_size=2: ranks run",
+        {"pipeline_parallel_size": 2, "enable_lora": True},
+        "pipeline_parallel_size with enable_lora: need tensor_parallel_size alone",
+    ),
+    (
+        {"tensor_parallel_size": 4, "decode_context_parallel_size": 2, "enable_lora": True},
+        "decode_context_parallel_size with enable_lora: need tensor_parallel_size alone",
+    ),
+    (
+        {"tensor_parallel_size": 2, "async_scheduling": True, "enable_lora": True},
+        "async_scheduling with enable_lora: need tensor_parallel_size alone",
+    ),
+    (
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_lora": True},
+        "enable_expert_parallel with enable_lora: need tensor_parallel_size alone",
+    ),
+    (
+        {"tensor_parallel_size": 2, "speculative_config": NGRAM, "enable_lora": True},
+        "speculative_config with enable_lora: need tensor_parallel_size alone",
+    ),
+    (
+        {
+            "tensor_parallel_size": 4, "enable_lora": True, "fully_sharded_loras": True,
+            "max_lora_rank": 1,
+        },
+        "fully_sharded_loras=True with tensor_parallel_size=4: need a divisor of max_lora_rank=1",
+    ),
+    (
+        {"tensor_parallel_size": 2, "enable_lora": True, "max_loras": 0},
+        "max_loras=0: need at least 1",
+    ),
+    (
+        {
+            "tensor_parallel_size": 2, "enable_lora": True,
+            "parts": EngineParts(rooms={"lora": {"adapter_delta": lambda *a: a[0]}}),
+        },
+        "parts.adapter_delta: need the standard one with tensor_parallel_size=2",
     ),
     (
         {"pipeline_parallel_size": 2, "async_scheduling": True},

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import numpy as np
@@ -20,6 +21,7 @@ from mini_vllm.models.tests.test_parity import (
     random_prompts,
     save_model,
 )
+from mini_vllm.models.transformer import embedded
 from mini_vllm.tests.lora_support import (
     Watching,
     adapters,
@@ -131,7 +133,7 @@ def test_rows_of_drafts_have_their_requests_adapter(made):
 def test_a_token_behind_the_vocabulary_is_padding_under_an_adapter_too(made):
     """At the pin it reads the first row of the next slot, or behind the last one."""
     step = Step(segments=[(0, 2, 0)])
-    embedding = LoRAEmbedding(np.ones((5, 2)), step, 1)
+    embedding = LoRAEmbedding(functools.partial(embedded, np.ones((5, 2))), step, 1)
     embedding.slots[0] = np.arange(5.0)[None], np.array([[1.0], [10.0]])
     assert embedding(np.array([4, 5, 4])).tolist() == [[5.0, 41.0], [0.0, 0.0], [1.0, 1.0]]
 

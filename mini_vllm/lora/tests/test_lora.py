@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +13,14 @@ import pytest
 from mini_vllm import LLM, ByteTokenizer, EngineParts, LLMEngine, SamplingParams
 from mini_vllm.lora.layers import BASE, LoRALinear, lora_delta, sort_by_slot
 from mini_vllm.lora.request import LoRARequest
-from mini_vllm.models.moe import MoeConfig
-from mini_vllm.models.transformer import Transformer
 from mini_vllm.tests import test_interrupts
 from mini_vllm.tests.lora_support import (
-    CONFIG,
     adapters,
     alone,
     answers,
     merged,
     tiny,
     watched,
-    weights,
-    write_adapter,
 )
 
 TOLERANCE = 1e-10
@@ -75,24 +69,6 @@ def test_rows_of_seven_adapters_and_of_none_are_those_of_the_merged_models(made)
         assert answers(single, [prompt], [None]) == [tokens]
         for row in expected.rows:
             assert min(np.abs(row - other).max() for other in rows.rows) < TOLERANCE
-
-
-def test_a_model_with_experts_is_adapted_in_its_attention(tmp_path):
-    """Experts and routers keep their weights; a dense layer among them is adapted whole."""
-    experts = MoeConfig(4, 2, 8, True, frozenset({1}))
-    config = replace(CONFIG, moe=experts, qk_norm=True)
-    adapter = LoRARequest("a", 1, str(write_adapter(tmp_path / "a", config=config)))
-    model = Transformer(config, weights(config), "float64")
-    lora = LLMEngine(model, enable_lora=True)
-    assert sorted(lora.feature("lora").model.linears) == [
-        "model.layers.0.self_attn.o_proj", "model.layers.0.self_attn.qkv_proj",
-        "model.layers.1.mlp.down_proj", "model.layers.1.mlp.gate_up_proj",
-        "model.layers.1.self_attn.o_proj", "model.layers.1.self_attn.qkv_proj",
-    ]  # fmt: skip
-    prompts = [LONG[:30], LONG[:20]]
-    got = answers(lora, prompts, [adapter, None])
-    single = [LLMEngine(merged(each, config)) for each in (adapter, None)]
-    assert got == [answers(e, [p], [None])[0] for e, p in zip(single, prompts, strict=True)]
 
 
 def test_a_batch_of_base_requests_alone_is_the_base_model_bit_for_bit(made):

@@ -198,6 +198,7 @@ def test_adapters_are_equal_by_name_alone():
         ({"max_lora_rank": 24}, "max_lora_rank=24: need one of 1, 8, 16, 32, 64, 128, 256, 320, 5"),
         ({"max_lora_rank": True}, "max_lora_rank=True"),
         ({"max_loras": 4, "max_cpu_loras": 2}, "max_cpu_loras=2: need at least max_loras=4"),
+        ({"fully_sharded_loras": True}, "need tensor_parallel_size of 2 or more"),
         ({"num_loras": 4}, "num_loras=4: no such argument"),
         ({"model": "toy"}, "enable_lora=True: ToyModel has no projections to adapt"),
     ],
