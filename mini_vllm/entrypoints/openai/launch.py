@@ -167,7 +167,7 @@ def check_open(host: str, api_keys: Sequence[str]) -> None:
 def keep_alive_of(text: str) -> int:
     """Seconds that a connection may be idle, as `VLLM_HTTP_TIMEOUT_KEEP_ALIVE` says them.
 
-    As `vllm/envs.py:1023` `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`.
+    As `vllm/envs.py:99` `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`.
 
     Raises:
         ValueError: it is not a number of seconds.
