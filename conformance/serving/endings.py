@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,7 @@ def clients() -> list[Ask]:
 
 
 RUNNING, FINISHED = "vllm:num_requests_running", "vllm:request_success_total"
+Get = Callable[[], http.client.HTTPResponse]
 HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
 
 
@@ -133,7 +134,7 @@ def _heard(name: str, status: int | None, kind: str, data: bytes, end: str) -> d
     }  # fmt: skip
 
 
-def _read(name: str, get: Callable[[], http.client.HTTPResponse]) -> dict[str, Any]:
+def _read(name: str, get: Get) -> dict[str, Any]:
     """An answer until it ends, is cut, or nothing comes any more."""
     status, kind, data, end = None, "", b"", "whole"
     try:
@@ -190,50 +191,55 @@ def heard(
         again: asks a second time, when no connection is taken any more.
         closes: whether the server takes no connection any more, which is waited for.
     """
-    connections: list[http.client.HTTPConnection] = []
-    begun: list[tuple[Ask, Callable[[], http.client.HTTPResponse]]] = []
-    with ThreadPoolExecutor(len(clients())) as together:
-        idle = _connect(port)
-        idle.request("GET", "/health")
-        idle.getresponse().read()
-        late = _connect(port)
-        content = Ask("", "", {**BASE, "prompt": PROMPT, "max_tokens": 4}).content() or b""
-        late.putrequest("POST", "/v1/completions")
-        for name, value in {**HEADERS, "Content-Length": str(len(content))}.items():
-            late.putheader(name, value)
-        late.endheaders(content[:9])
-        for number, ask in enumerate(clients()):
-            connection = _connect(port)
-            connection.request(ask.method, ask.path, ask.content(), HEADERS)
-            connections.append(connection)
-            if ask.body.get("stream"):
-                answer = connection.getresponse()
-                answer.readline()
-                begun.append((ask, lambda answer=answer: answer))  # type: ignore[misc]
-            else:
-                begun.append((ask, connection.getresponse))
-            if number == 7:
-                _until(lambda: metric(port, RUNNING) >= 8, "eight requests run")
-        _until(lambda: metric(port, FINISHED) >= 1, "the beams are one token long")
-        for connection in (*connections, late):
-            assert connection.sock is not None
-            connection.sock.settimeout(silence)
-        waiting: list[Future[dict[str, Any]]] = [
-            together.submit(_read, ask.name, get) for ask, get in begun
+    *answers, beams = clients()
+    half = Ask("half a body", "/v1/completions", {**BASE, "prompt": PROMPT, "max_tokens": 4})
+    content = half.content() or b""
+    late = _connect(port)
+    late.putrequest("POST", half.path)
+    for name, value in {**HEADERS, "Content-Length": str(len(content))}.items():
+        late.putheader(name, value)
+    late.endheaders(content[:9])
+    begun = [_begun(port, ask) for ask in answers]
+    _until(lambda: metric(port, RUNNING) >= len(answers), "all answers are under way")
+    begun.append(_begun(port, beams))
+    _until(lambda: metric(port, FINISHED) >= 1, "the beams are one token long")
+    idle = _connect(port)
+    idle.request("GET", "/health")
+    idle.getresponse().read()
+    connections = [*(connection for connection, _ in begun), late, idle]
+    for connection in connections:
+        assert connection.sock is not None
+        connection.sock.settimeout(silence)
+    with ThreadPoolExecutor(len(begun)) as together:
+        waiting = [
+            together.submit(_read, ask.name, get)
+            for ask, (_, get) in zip(clients(), begun, strict=True)
         ]
         signalled()
+        found = []
         if closes:
             _until(lambda: not takes_connections(port), "no connection is taken")
             if again is not None:
                 again()
             found = [_late(late, content[9:]), _idle(idle), _new(port)]
         else:
-            found = []
             late.close()
             idle.close()
-        yield sorted([*(each.result() for each in waiting), *found], key=lambda one: one["client"])
-    for connection in (*connections, late, idle):
+        found += [each.result() for each in waiting]
+    yield sorted(found, key=lambda one: str(one["client"]))
+    for connection in connections:
         connection.close()
+
+
+def _begun(port: int, ask: Ask) -> tuple[http.client.HTTPConnection, Get]:
+    """A request that was sent, and what gets its answer; of a stream the first line was read."""
+    connection = _connect(port)
+    connection.request(ask.method, ask.path, ask.content(), HEADERS)
+    if not ask.body.get("stream"):
+        return connection, connection.getresponse
+    answer = connection.getresponse()
+    answer.readline()
+    return connection, lambda: answer
 
 
 def _late(connection: http.client.HTTPConnection, rest: bytes) -> dict[str, Any]:
@@ -305,7 +311,10 @@ def of_situation(situation: Situation) -> Iterator[dict[str, Any]]:
             None if second is None else lambda: server.send_signal(second),
             closes=not situation.to_core,
         ) as found:  # fmt: skip
-            yield from ({"situation": situation.name, **each} for each in found)
+            for each in found:
+                if each["client"] == "beams" and situation.timeout == 0 and not situation.to_core:
+                    continue  # whether its next round finds the engine gone is a matter of time
+                yield {"situation": situation.name, **each}
             status, after = _exit_of(server, WAIT_S), "by itself"
         if status is None:
             status, after = _exit_of(server, WAIT_S), "its clients have left"
