@@ -102,6 +102,24 @@ def test_clients_get_the_same_through_the_labs_front_door(supplied):
     assert calls["front_door"] >= 3 + 10, "open, leave and every step"
 
 
+@pytest.mark.slow
+def test_a_server_that_ends_says_so_to_clients_of_the_labs_front_door(supplied):
+    async def ended():
+        engine = LLMEngine(shipped_model(), parts=mine.engine_parts(supplied))
+        asking = AsyncLLM(engine)
+        try:
+            stream = await asking.open([65], SamplingParams(max_tokens=400), "long")
+            deltas = stream.deltas()
+            await anext(deltas)
+            await asking.shutdown(0)
+            return [delta.finish_reason async for delta in deltas], asking.stats.running
+        finally:
+            asking.close()
+
+    reasons, num_running = asyncio.run(ended())
+    assert (reasons[-1], num_running) == ("abort", 0)
+
+
 def test_a_client_that_the_engine_refuses_is_refused_at_the_labs_door(supplied):
     async def refused():
         asking = AsyncLLM(LLMEngine(shipped_model(), parts=mine.engine_parts(supplied)))

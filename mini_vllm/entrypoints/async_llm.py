@@ -137,6 +137,8 @@ class AsyncLLM:
         self._asked: dict[int, Future[Any]] = {}
         self._streams: dict[str, Stream] = {}
         self._error: EngineDead | None = None
+        self.shutting_down = False
+        """Whether `shutdown` was called: what has not been asked yet is refused by who asks."""
         self._closing = False
         try:
             kind, _, found = self._pipe.recv()
@@ -152,6 +154,16 @@ class AsyncLLM:
     def error(self) -> EngineDead | None:
         """Why the engine has ended; None while it runs."""
         return self._error
+
+    async def shutdown(self, timeout: float) -> None:
+        """Give the requests under way `timeout` seconds; what is left then ends as "abort".
+
+        The engine stays until `close`. Mirrors `vllm/v1/engine/async_llm.py:259`
+        `AsyncLLM.shutdown`.
+        """
+        self.shutting_down = True
+        await asyncio.sleep(timeout)
+        self._send("shutdown")
 
     def close(self) -> None:
         """End the engine after the step that it is in; open streams raise `EngineDead`."""

@@ -80,6 +80,16 @@ def serve(
         str | None, typer.Option(help="No model: steps last what this cost of a step says.")
     ] = None,
     max_concurrent: Annotated[int, typer.Option(min=1, help="More at once get a 429.")] = 1024,
+    shutdown_timeout: Annotated[
+        int, typer.Option(min=0, help="Seconds for requests under way at the end; 0 aborts them.")
+    ] = 0,
+    h11_max_incomplete_event_size: Annotated[
+        int, typer.Option(min=1, help="Bytes of a request's headers together.")
+    ] = 65_536,
+    h11_max_header_count: Annotated[int, typer.Option(min=1, help="Headers of a request.")] = 256,
+    enable_request_id_headers: Annotated[
+        bool, typer.Option(help="Answer with X-Request-Id: the request's, or a new one.")
+    ] = False,
     keep_alive_on_engine_death: Annotated[
         bool, typer.Option(help="Go on answering, with errors, when the engine has died.")
     ] = False,
@@ -97,6 +107,7 @@ def serve(
         ) from None
     keys = [key for key in api_key or [os.environ.get("MINI_VLLM_API_KEY", "")] if key]
     launch.check_open(host, keys)
+    keep_alive = launch.keep_alive_of(os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "5"))
     adapters = dict(_named(text) for text in lora_modules or ())
     knobs = _knobs(bool(adapters), max_loras, disable_any_whitespace) | {
         "num_blocks": num_blocks, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len,
@@ -134,8 +145,12 @@ def serve(
     )  # fmt: skip
     try:
         launch.run(
-            served, host, port, keys, max_concurrent, chat_page, held, keep_alive_on_engine_death
-        )
+            served, host, port, keys, max_concurrent, chat_page, held, enable_request_id_headers,
+            keep_alive_on_engine_death=keep_alive_on_engine_death,
+            shutdown_timeout=shutdown_timeout,
+            h11_max_incomplete_event_size=h11_max_incomplete_event_size,
+            h11_max_header_count=h11_max_header_count, timeout_keep_alive=keep_alive,
+        )  # fmt: skip
     except EngineDead:  # the log has said it
         raise typer.Exit(1) from None
 

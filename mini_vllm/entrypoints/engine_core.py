@@ -183,8 +183,8 @@ class EngineCore:
     """The loop.
 
     In: `("open", number, name, arguments)`, `("call", number, function, arguments)`, `("abort",
-    name)`, `("close",)`. Out: `("answer", number, value)`, `("refused", number, error)`, `("news",
-    [News], Stats)`, `("dead", reason)`.
+    name)`, `("shutdown",)`, `("close",)`. Out: `("answer", number, value)`, `("refused", number,
+    error)`, `("news", [News], Stats)`, `("dead", reason)`.
     """
 
     def __init__(self, engine: LLMEngine, pipe: Connection) -> None:
@@ -201,6 +201,8 @@ class EngineCore:
         self._pool: ThreadPoolExecutor | None = None
         self._stale = False
         """Whether requests have gone since the other side was last told the numbers."""
+        self._shutting_down = False
+        """Whether requests end as aborted, those under way and those that still come."""
 
     def run(self) -> None:
         """Until the pipe closes."""
@@ -237,6 +239,8 @@ class EngineCore:
             raise EOFError
         if kind == "abort":
             self._abort(rest[0])
+        elif kind == "shutdown":
+            self._shut_down()
         elif kind == "ready":
             self._ready(*rest)
         elif kind == "open" and rest[2][1].structured_outputs is not None:
@@ -262,6 +266,25 @@ class EngineCore:
         self._streams.pop(name, None)
         if self.front_door is not None:
             self.front_door.leave(name)
+        self.engine.abort_request(name)
+        self._stale = True
+
+    def _shut_down(self) -> None:
+        """End all requests with the finish reason "abort", and say so.
+
+        As `vllm/v1/engine/core.py:1258` `EngineCoreProc._handle_shutdown` without a timeout.
+        """
+        self._shutting_down = True
+        for name in list(self._streams):
+            self._end_as_aborted(name)
+
+    def _end_as_aborted(self, name: str) -> None:
+        """Abort a request that is watched, so that what it has and its end are told."""
+        if self.front_door is not None:  # it forgets the request, so its rest is told from here
+            self.front_door.leave(name)
+            for watched in self._streams[name].watched:
+                unsent = watched.unsent
+                watched.unsent = Unsent(unsent.request, unsent.num_sent, unsent.done)
         self.engine.abort_request(name)
         self._stale = True
 
@@ -322,6 +345,8 @@ class EngineCore:
             for index, each in enumerate(unsent)
         ]
         self._streams[name] = _Stream(requests, watched, params.prompt_logprobs is not None)
+        if self._shutting_down:
+            self._end_as_aborted(name)
         return requests[0].prompt_token_ids
 
     def _tell(self) -> None:

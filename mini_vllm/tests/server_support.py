@@ -31,23 +31,33 @@ DEADLINE_S = 30.0
 def serving(
     engine: LLMEngine | Callable[..., LLMEngine], *, keys: tuple[str, ...] = (),
     max_concurrent: int = 1024,
-    chat_page: bool = False, grace_s: float = 5.0, keep_alive_on_engine_death: bool = False,
+    chat_page: bool = False, http: dict[str, Any] | None = None,
+    enable_request_id_headers: bool = False, ends: list[Callable[[], None]] | None = None,
     **options: Any,
 ) -> Iterator[tuple[int, Served]]:  # fmt: skip
-    """Its port and what it serves; it has ended when the block is left."""
+    """Its port and what it serves; it has ended when the block is left.
+
+    `http` are arguments of `HTTPServer`, `options` of `serve_engine`. What asks the server to end,
+    as a signal does, is put into `ends`.
+    """
     served = serve_engine(engine, **{"model": "byte-llama", **options})
-    app = build_app(served, keys, max_concurrent, chat_page)
+    app = build_app(served, keys, max_concurrent, chat_page, enable_request_id_headers)
     server = HTTPServer(
-        app, served.engine, keep_alive_on_engine_death=keep_alive_on_engine_death,
-        grace_s=grace_s, log_level="error", log_config=None, lifespan="on",
-    )  # fmt: skip
+        app, served.engine, log_level="error", log_config=None, lifespan="on", **(http or {})
+    )
+
+    def end() -> None:
+        server.should_exit = True
+
+    if ends is not None:
+        ends.append(end)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         wait_until(lambda: server.started)
         yield server.servers[0].sockets[0].getsockname()[1], served
     finally:
-        server.should_exit = True
+        end()
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
 

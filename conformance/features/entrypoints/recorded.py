@@ -67,6 +67,11 @@ PARTS = {
         "`vllm serve` and `mini-vllm serve`: the bytes of streamed chats, whole and killed",
         "lab 16-02", "lines", "engine", "engine",
     ),
+    "endings": Part(
+        "engine/endings.jsonl.gz", "serving.endings:recorded",
+        "`vllm serve`: what clients hear when it is asked to end, and how many headers it takes",
+        "`serving`", "lines", "engine", "engine",
+    ),
     "public-api": run(
         "public-api", "features.entrypoints.public_api:recorded", "`LLM.generate`, 29 calls",
         "`test_public_api.py`",

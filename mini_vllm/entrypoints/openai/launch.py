@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,15 @@ from mini_vllm.entrypoints.openai.tool_parser_manager import get_tool_parser, im
 from mini_vllm.llm import LLM
 from mini_vllm.models.loader import resolve
 
-__all__ = ["check_open", "listening", "make_engine", "run", "serve_engine", "with_adapters"]
+__all__ = [
+    "check_open",
+    "keep_alive_of",
+    "listening",
+    "make_engine",
+    "run",
+    "serve_engine",
+    "with_adapters",
+]
 
 
 def make_engine(model: str, lora_modules: Mapping[str, str], knobs: Mapping[str, Any]) -> LLMEngine:
@@ -154,28 +164,57 @@ def check_open(host: str, api_keys: Sequence[str]) -> None:
         )
 
 
+def keep_alive_of(text: str) -> int:
+    """Seconds that a connection may be idle, as `VLLM_HTTP_TIMEOUT_KEEP_ALIVE` says them.
+
+    As `vllm/envs.py:99` `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`.
+
+    Raises:
+        ValueError: it is not a number of seconds.
+    """
+    if not text.isdecimal():
+        raise ValueError(f"VLLM_HTTP_TIMEOUT_KEEP_ALIVE={text!r}: need whole seconds, 0 or more")
+    return int(text)
+
+
 def run(
     served: Served, host: str = "127.0.0.1", port: int = 8000, api_keys: Sequence[str] = (),
     max_concurrent: int = MAX_CONCURRENT, chat_page: bool = False,
-    held: socket.socket | None = None, keep_alive_on_engine_death: bool = False,
+    held: socket.socket | None = None, enable_request_id_headers: bool = False, **options: Any,
 ) -> None:  # fmt: skip
     """Listen until a signal ends the process, or the engine dies.
 
     Args:
         held: a socket of `listening`; None takes one for `host` and `port`.
-        keep_alive_on_engine_death: go on answering, with errors, when the engine has died.
+        enable_request_id_headers: answer with the request's `X-Request-Id`, or a new one.
+        options: of `HTTPServer`, such as `shutdown_timeout`.
 
     Raises:
-        ValueError: `host` is not this machine and there is no key, or the port is taken.
+        ValueError: `host` is not this machine and there is no key, the port is taken, or what
+            `HTTPServer` refuses.
         EngineDead: the engine has died; it was said in the log.
     """
     check_open(host, api_keys)
     held = held or listening(host, port)
-    app = build_app(served, tuple(filter(None, api_keys)), max_concurrent, chat_page)
+    keys = tuple(filter(None, api_keys))
+    app = build_app(served, keys, max_concurrent, chat_page, enable_request_id_headers)
     found = held.getsockname()[1]
-    server = HTTPServer(app, served.engine, host, found, keep_alive_on_engine_death)
+    server = HTTPServer(app, served.engine, host, found, **options)
     at = f"[{host}]" if ":" in host else host
     print(f"mini-vllm serves {served.name} at http://{at}:{found}/v1 until Ctrl-C", flush=True)
-    server.run(sockets=[held])
+    with _ending_well():
+        server.run(sockets=[held])
     if server.died is not None:
         raise server.died
+
+
+@contextmanager
+def _ending_well() -> Iterator[None]:
+    """The signal that ended a server does not end this process as well: uvicorn raises it anew."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: None) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -20,11 +20,12 @@ from typing import Any
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mini_vllm.entrypoints.async_llm import EngineDead
 from mini_vllm.entrypoints.openai.bodies import MAX_BODY_BYTES, checked, parsed
@@ -83,6 +84,25 @@ class Keyed:
                 await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+
+class WithRequestId:
+    """Answers with the request's `X-Request-Id`, or a new one if it has none.
+
+    Mirrors `vllm/entrypoints/openai/server_utils.py:92` `XRequestIdMiddleware`.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                sent = Headers(scope=scope).get("x-request-id", uuid.uuid4().hex)
+                MutableHeaders(scope=message).append("x-request-id", sent)
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
 
 
 class _Events(StreamingResponse):
@@ -173,9 +193,11 @@ class Server:
         """What `use` makes of a request's body, on a thread: a large one delays no other client.
 
         Raises:
-            APIError: what reading it raises, and what `use` raises.
+            APIError: what reading it raises, what `use` raises, or the server is about to end.
         """
         content = await self._body(request)
+        if self.served.engine.shutting_down:
+            raise APIError("the server is shutting down: ask another", "InternalServerError", 500)
         return await asyncio.to_thread(lambda: use(checked(model, parsed(content))))
 
     async def _generate(self, request: Request, model: type[BaseModel], serving: Any) -> Response:
@@ -317,6 +339,7 @@ def build_app(
     keys: tuple[str, ...] = (),
     max_concurrent: int = MAX_CONCURRENT,
     chat_page: bool = False,
+    enable_request_id_headers: bool = False,
 ) -> Any:
     """The application; its shutdown closes the engine."""
     server = Server(served, max_concurrent)
@@ -377,6 +400,8 @@ def build_app(
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     if keys:
         app.add_middleware(Keyed, keys=keys)
+    if enable_request_id_headers:
+        app.add_middleware(WithRequestId)
     return app
 
 

@@ -385,7 +385,7 @@ async def beams_of(
     `vllm/entrypoints/generate/beam_search/online.py:28` `BeamSearchOnlineMixin.beam_search`.
 
     Raises:
-        APIError: a request ended in an error.
+        APIError: a request ended in an error, or was aborted since the server ends.
         ValueError: a beam outgrew the pool.
     """
     eos = served.tokenizer.eos_token_id
@@ -398,6 +398,8 @@ async def beams_of(
         async with served.streams(beams, wanted, f"{request_id}-{number}", request) as streams:
             async for index, delta in merged(streams):
                 raise_if_failed(delta)
+                if delta.finish_reason == "abort":
+                    raise APIError("the search was aborted", "InternalServerError", 500)
                 found[index] = delta.logprobs[0]
         search.grow(found)
     grown = []
