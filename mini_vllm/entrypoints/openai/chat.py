@@ -93,7 +93,8 @@ class ChatServing:
         """
         served = self.served
         served.adapter_of(request.model)
-        if served.tool_parser is None and request.tool_choice not in (None, "none"):
+        parser = served.harmony or served.tool_parser
+        if parser is None and request.tool_choice not in (None, "none"):
             raise APIError(
                 "tool_choice: need 'none'; this server was started without --tool-call-parser"
             )
@@ -233,16 +234,23 @@ class Chat:
         request = self.request
         reasoning: str | None = None
         content: str | None = choice.text
-        if self.served.reasoning_tags is not None:
-            reasoning, content = parse_reasoning(choice.text)
-        content, calls = self._parsed(content)
-        if calls and request.parallel_tool_calls is False:
-            calls = calls[:1]
+        if self.served.harmony is not None:
+            reasoning, content, calls = self._harmony(choice.token_ids)
+        else:
+            if self.served.reasoning_tags is not None:
+                reasoning, content = parse_reasoning(choice.text)
+            content, calls = self._parsed(content)
+            if calls and request.parallel_tool_calls is False:
+                calls = calls[:1]
+        if not request.include_reasoning:
+            reasoning = None
         if self.request.echo:
             content = self.echoed() + (content or "")
         reason = choice.finish_reason
         called = bool(calls) and self.parses and not self.forced
-        if called or (request.tool_choice == "required" and reason == "stop"):
+        if self.served.harmony is not None:
+            reason = "tool_calls" if calls else reason
+        elif called or (request.tool_choice == "required" and reason == "stop"):
             reason = "tool_calls"
         message = {
             "role": self.role, "content": content, "refusal": None, "annotations": None,
@@ -269,6 +277,15 @@ class Chat:
         if self.request.tool_choice == "required":
             return "", required_calls(text)
         return text, []
+
+    def _harmony(self, token_ids: Sequence[int]) -> tuple[str | None, str | None, list[ToolCall]]:
+        """Reasoning, content and calls of a choice in gpt-oss's format."""
+        assert self.served.harmony is not None
+        text = self.served.text_of(token_ids).rstrip("\ufffd")
+        reasoning, content = self.served.harmony.parse_chat_output(text)
+        if (parser := self.family()) is None:
+            return reasoning, content, []
+        return reasoning, *parser.extract_tool_calls(text)
 
     def family(self) -> ToolParser | None:
         """A new parser of the server's family, for one choice."""
@@ -302,6 +319,11 @@ class Chat:
     # ------------------------------------------------------------------ streamed
 
     def _parser(self) -> _Parser | None:
+        if (harmony := self.served.harmony) is not None:
+            return harmony(
+                self.served.vocab, text_of=self.served.text_of,
+                include_reasoning=self.request.include_reasoning,
+            )  # fmt: skip
         if (tags := self.served.reasoning_tags) is None:
             return self.tool_stream()
         return ReasoningFirst(ThinkingStream(tags), self.tool_stream(), tags.ended(self.ids))
@@ -394,7 +416,8 @@ class Chat:
         reader = parser.rest if isinstance(parser, ReasoningFirst) else parser
         calls = reader.calls if isinstance(reader, ToolParser) else []
         reason = delta.finish_reason
-        if ended and (calls or (choice.called and request.named_tool is None)):
+        named = request.named_tool is not None and self.served.harmony is None
+        if ended and (calls or (choice.called and not named)):
             reason = "tool_calls"  # a call that was begun is enough, whatever stands behind it
         if ended and calls:
             message = last_delta(message, calls)

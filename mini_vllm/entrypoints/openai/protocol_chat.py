@@ -90,6 +90,7 @@ class ChatCompletionRequest(Generation):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None
+    include_reasoning: bool = True
 
     @model_validator(mode="before")
     @classmethod
