@@ -98,6 +98,8 @@ class ChatServing:
             raise APIError(
                 "tool_choice: need 'none'; this server was started without --tool-call-parser"
             )
+        if request.echo and served.harmony is not None:
+            raise APIError("echo: need false with harmony, gpt-oss's format")
         pictures = pictures_of(request.messages) if served.engine.about.image else []
         conversation, text = self.prompt_of(request, served.engine.about.image is not None)
         ids = served.fit(text, request)

@@ -215,6 +215,8 @@ def test_a_server_reads_harmony(parser: str) -> None:
         assert status == 200
         assert '"name":"get_weather"' in text
         assert '"finish_reason":"tool_calls"' in text
+        status, answer = ask(port, "/v1/chat/completions", body | {"echo": True})
+        assert (status, answer["error"]["message"].partition(" ")[0]) == (400, "echo:")
         wrong = body | {"structured_outputs": {"choice": ["Hello<|message|>a<|end|>b"]}}
         status, answer = ask(port, "/v1/chat/completions", wrong)
         assert (status, answer["error"]["type"]) == (500, "InternalServerError")
