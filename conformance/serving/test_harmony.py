@@ -14,14 +14,15 @@ import pytest
 pytest.importorskip("pydantic", reason="needs pydantic (the extra serve)")
 
 from conformance import mutants, parts
-from conformance.features.entrypoints import tool_chats
+from conformance.features.entrypoints import harmony_prompts, tool_chats
 from conformance.features.entrypoints.harmony_chats import TAGS
 from conformance.features.entrypoints.tool_families import nameless
-from conformance.serving.wrong_harmony import WRONG
+from conformance.serving.wrong_harmony import WRONG, WRONG_PROMPTS
 from mini_vllm.entrypoints.async_llm import Delta
 from mini_vllm.entrypoints.openai import chat as chats
 from mini_vllm.entrypoints.openai.chat import Chat
 from mini_vllm.entrypoints.openai.errors import APIError
+from mini_vllm.entrypoints.openai.harmony_prompt import render_for_completion
 from mini_vllm.entrypoints.openai.protocol_chat import ChatCompletionRequest
 from mini_vllm.entrypoints.openai.serving import Grown, Served, framed
 from mini_vllm.entrypoints.openai.tool_parser_manager import get_tool_parser
@@ -125,6 +126,25 @@ def test_harmony_has_upstream_s_names_and_class() -> None:
     assert "openai_gptoss" in _REASONING_PARSERS_TO_REGISTER
 
 
+def prompts_differing(render: Any) -> Iterator[str]:
+    """Every prompt that is otherwise, or an error that is none there."""
+    for case in parts.load("harmony_prompts"):
+        request = ChatCompletionRequest(**case["asked"])
+        messages = [message.model_dump(exclude_unset=True) for message in request.messages]
+        try:
+            text = render(messages, request.tool_dicts(), request.reasoning_effort)
+        except APIError as error:
+            text = None if error.status == 400 else error.message
+        if text != case.get("text"):
+            yield f"{case['asked']}: {case.get('text')!r} theirs, {text!r} ours"
+
+
+def test_every_prompt_is_the_real_server_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_SYSTEM_START_DATE", harmony_prompts.DAY)
+    assert len(parts.load("harmony_prompts")) == len(harmony_prompts.ASKED)
+    assert not list(itertools.islice(prompts_differing(render_for_completion), 1))
+
+
 @pytest.mark.slow
 def test_every_chunk_and_answer_is_the_real_server_s() -> None:
     assert sum(1 + len(case["cuts"]) for case in cases()) > 8000
@@ -146,3 +166,15 @@ def test_the_recorded_chats_catch_one_that(
     assert list(itertools.islice(differences(family, made), 1)), (
         f"none differs from one that {name}"
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "old", "new"), WRONG_PROMPTS, ids=[w[1] for w in WRONG_PROMPTS]
+)
+def test_the_recorded_prompts_catch_one_that(
+    module: ModuleType, name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_SYSTEM_START_DATE", harmony_prompts.DAY)
+    wrong = mutants.edited(module, old, new)
+    differing = prompts_differing(wrong.render_for_completion)
+    assert list(itertools.islice(differing, 1)), f"no prompt differs from one that {name}"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from mini_vllm.entrypoints.openai import chat, tool_parsers_openai
+from mini_vllm.entrypoints.openai import chat, harmony_prompt, tool_parsers_openai
 
 Wrong = tuple[ModuleType, str, str, str]
 HARMONY = tool_parsers_openai
+PROMPT = harmony_prompt
 
 WRONG: tuple[Wrong, ...] = (
     # headers
@@ -365,4 +366,157 @@ WRONG: tuple[Wrong, ...] = (
         "        if (harmony := self.served.harmony) is not None:",
         "        if (harmony := self.served.harmony) is not None and not self.forced:",
     ),
+)
+
+WRONG_PROMPTS: tuple[Wrong, ...] = (
+    (PROMPT, "keeps reasoning of earlier answers", "if i > last or", "if True or"),
+    (PROMPT, "keeps no reasoning", "if i > last or", "if False or"),
+    (PROMPT, "drops all before the last answer", 'or m.channel != "analysis"', ""),
+    (PROMPT, "drops reasoning before the first answer", "finals[-1] if", "finals[0] if"),
+    (PROMPT, "says nobody is next", "{START}assistant", ""),
+    (PROMPT, "ends a call as any message", '"<|call|>" if', '"<|end|>" if'),
+    (PROMPT, "ends a result as a call", 'message.role == "assistant" and to', "to"),
+    (PROMPT, "names a recipient behind the channel", "{to}{channel}{kind}", "{channel}{to}{kind}"),
+    (
+        PROMPT,
+        "constrains a call's type",
+        '", "json", arguments',
+        '", "<|constrain|>json", arguments',
+    ),
+    (PROMPT, "thinks little", "or 'medium'", "or 'low'"),
+    (PROMPT, "takes any effort", "if effort not in (None, *EFFORTS):", "if False:"),
+    (
+        PROMPT,
+        "never says where calls go",
+        "    if functions:\n        channels",
+        "    if False:\n        channels",
+    ),
+    (
+        PROMPT,
+        "says always where calls go",
+        "    if functions:\n        channels",
+        "    if True:\n        channels",
+    ),
+    (PROMPT, "names no function of a result", 'names.get(message.get("tool_call_id"), "")', '""'),
+    (
+        PROMPT,
+        "says a preamble after its reasoning",
+        "    if calls and text:\n"
+        '        yield Message(role, "commentary", None, None, text)\n'
+        '    if role == "assistant" and reasoning:\n'
+        '        yield Message(role, "analysis", None, None, reasoning)\n',
+        '    if role == "assistant" and reasoning:\n'
+        '        yield Message(role, "analysis", None, None, reasoning)\n'
+        "    if calls and text:\n"
+        '        yield Message(role, "commentary", None, None, text)\n',
+    ),
+    (PROMPT, "says an empty preamble", "if calls and text:", "if calls:"),
+    (PROMPT, "says an empty answer", "elif not calls and parts and parts[0]:", "elif not calls:"),
+    (PROMPT, "says an answer that begins empty", "and parts[0]:", "and text:"),
+    (PROMPT, "answers beside calls", "elif not calls and parts", "elif parts"),
+    (
+        PROMPT,
+        "leaves out an empty message",
+        '    if role != "assistant":\n',
+        '    if role != "assistant" and text:\n',
+    ),
+    (
+        PROMPT,
+        "joins parts by lines",
+        'text, reasoning = "".join(parts)',
+        'text, reasoning = "\\n".join(parts)',
+    ),
+    (PROMPT, "writes a tool without a description", "if description is None:", "if False:"),
+    (
+        PROMPT,
+        "says a description in one line",
+        "for line in _lines(description)]",
+        "for line in [description]]",
+    ),
+    (
+        PROMPT,
+        "splits lines as Python does",
+        'text.removesuffix("\\n").split("\\n") if text else []',
+        "text.splitlines()",
+    ),
+    (PROMPT, "keeps the last line's end", '.removesuffix("\\n").split', ".split"),
+    (PROMPT, "keeps a carriage return", ".removesuffix(chr(13))", ""),
+    (
+        PROMPT,
+        "gives no argument an object",
+        'if schema is None else f"_:',
+        'if not schema else f"_:',
+    ),
+    (PROMPT, "knows integers", '"integer": "number"', '"integer": "integer"'),
+    (PROMPT, "knows integers among types", '"number" if each == "integer" else each', "each"),
+    (PROMPT, "knows no choice of types", "if isinstance(kind, list) and (", "if False and ("),
+    (PROMPT, "writes an array as a generic", '[]" if "items" in schema', '[]" if False'),
+    (
+        PROMPT,
+        "writes every value of an enum",
+        "for value in _enum(schema) if isinstance(value, str)]",
+        "for value in _enum(schema)]",
+    ),
+    (
+        PROMPT,
+        "writes nothing for an odd enum",
+        '" | ".join(values) or "string"',
+        '" | ".join(values)',
+    ),
+    (
+        PROMPT,
+        "indents what an object holds",
+        "return _object(schema, indent)",
+        'return _object(schema, indent + "    ")',
+    ),
+    (PROMPT, "indents nothing", 'indent + "    ")', "indent)"),
+    (
+        PROMPT,
+        "says nothing of an object",
+        '_comment(schema.get("description"), indent) + "{\\n"',
+        '"{\\n"',
+    ),
+    (
+        PROMPT,
+        "says no title",
+        'if title := _comment(about.get("title"), indent):',
+        'if title := "":',
+    ),
+    (
+        PROMPT,
+        "says nothing of a property",
+        '        text += _comment(about.get("description"), indent)\n',
+        "",
+    ),
+    (
+        PROMPT,
+        "announces no examples",
+        'isinstance(examples := about.get("examples"), list) and examples',
+        'isinstance(examples := about.get("examples"), list)',
+    ),
+    (
+        PROMPT,
+        "gives every example",
+        "for e in examples if isinstance(e, str))",
+        "for e in examples)",
+    ),
+    (PROMPT, "knows no null", 'if about.get("nullable") is True and', "if False and"),
+    (PROMPT, "says null twice", ' and "null" not in found', ""),
+    (PROMPT, "wants all properties", 'key in required else "?"', 'key in required else ""'),
+    (
+        PROMPT,
+        "reads a text as a list",
+        "isinstance(required, list) and key in required",
+        "required and key in required",
+    ),
+    (PROMPT, "knows no default", '    if "default" not in schema:\n', "    if True:\n"),
+    (
+        PROMPT,
+        "takes null for no default",
+        'if "default" not in schema:',
+        'if schema.get("default") is None:',
+    ),
+    (PROMPT, "quotes every default", "    elif not _enum(schema):\n", "    else:\n"),
+    (PROMPT, "quotes no default", "    elif not _enum(schema):\n", "    elif False:\n"),
+    (PROMPT, "writes JSON with blanks", ', separators=(",", ":"))', ")"),
 )

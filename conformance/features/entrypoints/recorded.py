@@ -40,6 +40,12 @@ PARTS = {
         "streams cut between tokens",
         "`test_harmony.py`",
     ),
+    "harmony_prompts": cases(
+        "entrypoints", "harmony_prompts",
+        "`vllm/entrypoints/serve/render/serving.py:397` "
+        "`OpenAIServingRender._make_request_with_harmony`, chats and tools",
+        "`test_harmony.py`",
+    ),
     "reasoning_parsers": cases(
         "entrypoints", "reasoning_parsers",
         "`vllm/reasoning/deepseek_r1_reasoning_parser.py:10` `DeepSeekR1ReasoningParser` before a "

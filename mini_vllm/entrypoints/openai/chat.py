@@ -63,6 +63,8 @@ class ChatServing:
         Raises:
             APIError: there is no template, the client brings one, or it fails.
         """
+        if self.served.harmony is not None and isinstance(request, ChatCompletionRequest):
+            return self._harmony_prompt_of(request)
         given = request.chat_template
         if given and not self.served.trust_request_chat_template:
             raise APIError(
@@ -84,6 +86,17 @@ class ChatServing:
             "chat_template_kwargs": request.chat_template_kwargs,
         }
         return messages, render(template, messages, request.tool_dicts(), options)
+
+    @staticmethod
+    def _harmony_prompt_of(request: ChatCompletionRequest) -> tuple[list[dict[str, Any]], str]:
+        from mini_vllm.entrypoints.openai.harmony_prompt import render_for_completion
+
+        if not request.messages:
+            raise APIError("messages: need at least one")
+        messages = [message.model_dump(exclude_unset=True) for message in request.messages]
+        return messages, render_for_completion(
+            messages, request.tool_dicts(), request.reasoning_effort
+        )
 
     def begin(self, request: ChatCompletionRequest, header: str | None) -> Chat:
         """Check a request; nothing has reached the engine when it is refused.

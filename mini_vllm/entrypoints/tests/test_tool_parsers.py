@@ -13,11 +13,14 @@ from mini_vllm.tests.server_support import ask, serving  # isort: skip
 
 from mini_vllm.engine import LLMEngine  # isort: skip
 from mini_vllm.entrypoints.openai import tool_parser_manager as manager  # isort: skip
+from mini_vllm.entrypoints.openai.errors import APIError  # isort: skip
+from mini_vllm.entrypoints.openai.harmony_prompt import render_for_completion  # isort: skip
 from mini_vllm.entrypoints.openai.launch import make_engine, serve_engine  # isort: skip
 from mini_vllm.entrypoints.openai.protocol_chat import Tool  # isort: skip
 from mini_vllm.entrypoints.openai.tool_parsers_openai import OpenAIToolParser  # isort: skip
+from mini_vllm.tokenizer import ByteTokenizer  # isort: skip
 
-TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}},
 }}}  # fmt: skip
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -94,6 +97,22 @@ def test_harmony_without_tokens_for_its_tags_is_the_same_at_every_cut() -> None:
         assert "".join(delta.get("content", "") for delta in deltas) == "a <b>| <|c", at
         assert "".join(call["arguments"] for call in calls) == '{"city": "Oslo"}', at
         assert [call["name"] for call in calls if "name" in call] == ["get_weather"], at
+
+
+@pytest.mark.parametrize(
+    ("message", "schema", "said"),
+    [
+        ({"role": "function", "content": "a"}, {}, "messages: role='function': need one of user"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, {}, "'image_url': need text"),
+        ({"role": "user", "content": "a"}, {"oneOf": []}, "tools: oneOf: not available"),
+    ],
+)
+def test_what_no_prompt_of_harmony_can_say_is_refused(
+    message: dict[str, Any], schema: dict[str, Any], said: str
+) -> None:
+    tool = {"function": {"name": "f", "description": "", "parameters": schema}}
+    with pytest.raises(APIError, match=said):
+        render_for_completion([message], [tool])
 
 
 def test_a_vocabulary_without_a_family_s_tags_is_refused() -> None:
@@ -193,13 +212,14 @@ def test_a_server_of_glm_reads_its_calls_and_forces_none() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("parser", ["tool_call_parser", "reasoning_parser"])
 def test_a_server_reads_harmony(parser: str) -> None:
-    """Its tags are text here, since this vocabulary has no tokens for them."""
-    engine = LLMEngine("byte-llama", max_model_len=512)
+    """Its tags are text in this vocabulary. No template is asked."""
+    engine = LLMEngine("byte-llama", max_model_len=1024)
     name = "openai" if parser == "tool_call_parser" else "openai_gptoss"
     options: dict[str, Any] = {parser: name}
     stop = ["<|call|>"]  # in gpt-oss's own vocabulary it is a token that ends a request
-    body = asked(structured_outputs={"choice": [HARMONY]}, max_tokens=300, stop=stop)
-    with serving(engine, chat_template=TEMPLATE, **options) as (port, _):
+    tool = {"type": "function", "function": {**TOOL["function"], "description": "Looks."}}
+    body = asked(tools=[tool], structured_outputs={"choice": [HARMONY]}, max_tokens=300, stop=stop)
+    with serving(engine, **options) as (port, _):
         status, answer = ask(port, "/v1/chat/completions", body | {"tool_choice": "required"})
         assert status == 200, answer
         (choice,) = answer["choices"]
@@ -215,12 +235,22 @@ def test_a_server_reads_harmony(parser: str) -> None:
         assert status == 200
         assert '"name":"get_weather"' in text
         assert '"finish_reason":"tool_calls"' in text
-        status, answer = ask(port, "/v1/chat/completions", body | {"echo": True})
-        assert (status, answer["error"]["message"].partition(" ")[0]) == (400, "echo:")
+        for name, more in (
+            ("echo:", {"echo": True}),
+            ("tools:", {"tools": [TOOL]}),
+            ("reasoning_effort='none':", {"reasoning_effort": "none"}),
+        ):
+            status, answer = ask(port, "/v1/chat/completions", body | more)
+            assert (status, answer["error"]["message"].partition(" ")[0]) == (400, name)
         wrong = body | {"structured_outputs": {"choice": ["Hello<|message|>a<|end|>b"]}}
         status, answer = ask(port, "/v1/chat/completions", wrong)
         assert (status, answer["error"]["type"]) == (500, "InternalServerError")
         assert '"code":500' in ask(port, "/v1/chat/completions", wrong | {"stream": True})[1]
+        status, answer = ask(port, "/v1/chat/completions/render", body)
+        assert status == 200
+        prompt = ByteTokenizer().decode(answer["token_ids"])
+        assert prompt.startswith("<|start|>system<|message|>You are ChatGPT")
+        assert "type get_weather = (_: {\ncity?: string,\n}) => any;" in prompt
         status, answer = ask(port, "/v1/responses", {"input": "Oslo?"})
         assert status == 501
         message = {
