@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import os
+import random
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +16,12 @@ import pytest
 pytest.importorskip("pydantic", reason="needs pydantic (the extra serve)")
 
 from conformance import mutants, parts
-from conformance.features.entrypoints import harmony_prompts, tool_chats
+from conformance.features.entrypoints import (
+    harmony_chats,
+    harmony_prompts,
+    harmony_vocabulary,
+    tool_chats,
+)
 from conformance.features.entrypoints.harmony_chats import TAGS
 from conformance.features.entrypoints.tool_families import nameless
 from conformance.serving.wrong_harmony import WRONG, WRONG_PROMPTS
@@ -32,26 +39,25 @@ from mini_vllm.sampling_params import SamplingParams
 cases = functools.cache(lambda: parts.load("harmony_chats"))
 
 
-@functools.cache
-def vocabulary() -> dict[str | tuple[int, ...], int]:
-    """An id for each recorded token; the tags have the first ones."""
-    found = {key_of(token) for case in cases() for token in case["tokens"]}
-    words = sorted(found - set(TAGS), key=repr)
-    return {token: number for number, token in enumerate([*TAGS, *words])}
+VOCABULARY: dict[str | tuple[int, ...], int] = {tag: number for number, tag in enumerate(TAGS)}
+"""An id for each token that was met, by its text or its bytes."""
+BYTES = [tag.encode() for tag in TAGS]
 
 
-def key_of(token: str | list[int]) -> str | tuple[int, ...]:
-    return token if isinstance(token, str) else tuple(token)
-
-
-@functools.cache
-def _bytes() -> list[bytes]:
-    return [t.encode() if isinstance(t, str) else bytes(t) for t in vocabulary()]
+def ids_of(case: Mapping[str, Any]) -> list[int]:
+    found = []
+    for token in case["tokens"]:
+        key = token if isinstance(token, str) else tuple(token)
+        if key not in VOCABULARY:
+            VOCABULARY[key] = len(VOCABULARY)
+            BYTES.append(token.encode() if isinstance(token, str) else bytes(token))
+        found.append(VOCABULARY[key])
+    return found
 
 
 def decode(token_ids: Sequence[int]) -> str:
     """As a tokenizer that leaves out what is special."""
-    plain = (_bytes()[token] for token in token_ids if token >= len(TAGS))
+    plain = (BYTES[token] for token in token_ids if token >= len(TAGS))
     return b"".join(plain).decode(errors="replace")
 
 
@@ -65,10 +71,6 @@ def chat_of(family: type[OpenAIToolParser], case: Mapping[str, Any], made: Any =
     )  # fmt: skip
     request = ChatCompletionRequest(messages=[], stream=True, **case["asked"])
     return made(served, request, "r", [], "p", [0], [0], SamplingParams())
-
-
-def ids_of(case: Mapping[str, Any]) -> list[int]:
-    return [vocabulary()[key_of(token)] for token in case["tokens"]]
 
 
 def streamed(chat: Chat, case: Mapping[str, Any], counts: Sequence[int]) -> list[Any]:
@@ -104,10 +106,11 @@ def whole(chat: Chat, case: Mapping[str, Any]) -> Any:
 
 
 def differences(
-    family: type[OpenAIToolParser] = OpenAIToolParser, made: Any = Chat, every: int = 1
+    asked: Sequence[Mapping[str, Any]],
+    family: type[OpenAIToolParser] = OpenAIToolParser,
+    made: Any = Chat,
 ) -> Iterator[str]:
-    """Every answer, then every stream, that is otherwise, of one case in `every`."""
-    asked = cases()[::every]
+    """Every answer, then every stream, that is otherwise."""
     for case in asked:
         if (ours := whole(chat_of(family, case, made), case)) != case["whole"]:
             yield f"{case['tokens']} whole: {case['whole']} theirs, {ours} ours"
@@ -124,6 +127,15 @@ def test_harmony_has_upstream_s_names_and_class() -> None:
 
     assert get_tool_parser("openai").__name__ == _TOOL_PARSERS_TO_REGISTER["openai"][1]
     assert "openai_gptoss" in _REASONING_PARSERS_TO_REGISTER
+
+
+@pytest.mark.upstream
+def test_chats_that_were_not_recorded_are_the_real_server_s() -> None:
+    if harmony_vocabulary.VARIABLE not in os.environ:
+        pytest.skip(f"needs {harmony_vocabulary.VARIABLE}, see harmony_vocabulary.py")
+    rng = random.Random(4711)
+    asked = [(harmony_chats.drawn(rng), True, harmony_chats.ASKED[0]) for _ in range(200)]
+    assert not list(itertools.islice(differences([*harmony_chats.cases(asked)]), 1))
 
 
 def prompts_differing(render: Any) -> Iterator[str]:
@@ -148,7 +160,7 @@ def test_every_prompt_is_the_real_server_s(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_every_chunk_and_answer_is_the_real_server_s() -> None:
     assert sum(1 + len(case["cuts"]) for case in cases()) > 8000
-    assert not list(itertools.islice(differences(), 1))
+    assert not list(itertools.islice(differences(cases()), 1))
 
 
 @pytest.mark.slow
@@ -163,7 +175,7 @@ def test_the_recorded_chats_catch_one_that(
     wrong = mutants.edited(module, old, new)
     family = getattr(wrong, "OpenAIToolParser", OpenAIToolParser)
     made: Any = wrong.Chat if module is chats else Chat
-    assert list(itertools.islice(differences(family, made), 1)), (
+    assert list(itertools.islice(differences(cases(), family, made), 1)), (
         f"none differs from one that {name}"
     )
 

@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ from conformance.features.entrypoints.tool_chats import NAMED
 from conformance.features.entrypoints.tool_families import TOOLS, nameless
 
 Case = dict[str, Any]
+Asked = tuple[str, bool, dict[str, Any]]
 
 ABOUT = (
     '`{"tokens", "parses", "asked", "reason", "whole", "cuts": [[numbers of tokens, choices of the '
@@ -231,7 +232,7 @@ async def _whole(server: Any, request: Any, ids: list[int], reason: str, tokeniz
     return choice
 
 
-def asked_of() -> Iterator[tuple[str, bool, dict[str, Any]]]:
+def asked_of() -> Iterator[Asked]:
     """A text, whether calls are parsed, and what the request says."""
     rng = random.Random("harmony")
     for text in (*TEXTS, *(drawn(rng) for _ in range(120))):
@@ -240,19 +241,19 @@ def asked_of() -> Iterator[tuple[str, bool, dict[str, Any]]]:
         yield from ((text, parses, asked) for asked in ASKED)
 
 
-def cases() -> Iterator[Case]:
-    """The cases; the same every time."""
+def cases(asked: Iterable[Asked] | None = None) -> Iterator[Case]:
+    """The cases; the same every time, unless others are asked for."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
     logging.getLogger("vllm").setLevel(logging.CRITICAL)  # it logs each malformed stream
     known, rng = encoding(), random.Random("cuts")
     tokenizer = tokenizer_of(known)
-    for text, parses, asked in asked_of():
+    for text, parses, request_says in asked_of() if asked is None else asked:
         server = server_of(parses, tokenizer)
         ids = known.encode(text, allowed_special="all")
         ids = ids[:-1] if text.endswith(LAST) else ids
         reason = "length" if len(ids) % 3 == 0 else "stop"
-        body = {"messages": [], "model": "m", "stream": True, **asked}
+        body = {"messages": [], "model": "m", "stream": True, **request_says}
         cuts = []
         for counts in cuts_of(len(ids), rng):
             request = ChatCompletionRequest(**body)
@@ -263,5 +264,5 @@ def cases() -> Iterator[Case]:
         whole = asyncio.run(_whole(server, ChatCompletionRequest(**body), ids, reason, tokenizer))
         yield {
             "tokens": [shown(bytes(known._inner.decode_bytes([token]))) for token in ids],
-            "parses": parses, "asked": asked, "reason": reason, "whole": whole, "cuts": cuts,
+            "parses": parses, "asked": request_says, "reason": reason, "whole": whole, "cuts": cuts,
         }  # fmt: skip

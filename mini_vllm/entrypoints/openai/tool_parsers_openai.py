@@ -173,7 +173,7 @@ def _read(text: str) -> Messages:
 
 
 def _arguments(message: Message) -> str:
-    """Of a call: JSON in its shortest form, or the text as it is."""
+    """Of a call: JSON as Python writes it, or the text as it is."""
     if message.content_type and "json" not in message.content_type:
         return message.text
     try:
