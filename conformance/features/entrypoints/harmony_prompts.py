@@ -86,6 +86,19 @@ SCHEMAS: tuple[Any, ...] = (
     of(a={"type": "string", "examples": []}, b={"type": "string", "examples": [1]},
        c={"type": "string", "description": 3, "title": 4}, d={"default": 'say "é"'}, e=True),
     {"type": "object", "properties": {"a": {"type": "string"}}, "required": "a"},
+    of(a={"oneOf": [{"type": "string", "description": "A."},
+                    {"type": "integer", "nullable": True}]},
+       b={"description": "B.", "oneOf": [{"type": "string", "description": "A."},
+                                         {"type": "null", "description": "B.", "nullable": True}]},
+       c={"description": "A.", "default": "x", "oneOf": [{"description": "A.", "default": 'y"'}]},
+       d={"title": "D", "examples": ["e"], "enum": ["x"], "default": "x", "oneOf": []},
+       e={"default": 1, "oneOf": [{"type": "string", "enum": ["C"], "default": "C"}, True]},
+       required=["a"]),
+    of(a={"description": "A.", "default": 1, "oneOf": 3}, b={"type": "array", "items": {"oneOf": [
+        {"type": "string", "description": "A.", "default": 'x"'}, {"type": "null", "default": 2},
+        {"type": "string", "enum": ['C"'], "default": 'C"', "nullable": True}]}},
+       c={"oneOf": [of(d={"type": "integer"}), {"oneOf": [{"type": "string"}, of()]}]}),
+    {"oneOf": [{"type": "string"}, of(a={"type": "string"})]},
     {"type": "string"}, {"type": "array", "items": {"type": "integer"}}, {"properties": {"a": {}}},
 )  # fmt: skip
 

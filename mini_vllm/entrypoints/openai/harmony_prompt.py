@@ -2,7 +2,7 @@
 
 Promises: the text is that of the real server's tokens, with the special ones by their names. It is
 tokenized as one: a tag in a message's text is read as the tag, where `openai_harmony` makes plain
-tokens of it, and parts of a content may merge. A schema with `oneOf` is refused. Mirrors
+tokens of it, and parts of a content may merge. Mirrors
 `vllm/entrypoints/openai/parser/harmony_utils.py:198` `parse_chat_inputs_to_harmony_messages` and
 `vllm/entrypoints/serve/render/serving.py:397` `OpenAIServingRender._make_request_with_harmony`.
 """
@@ -36,7 +36,7 @@ def render_for_completion(
         reasoning_effort: None is "medium".
 
     Raises:
-        APIError: there is no such effort or role, or a part or a schema that cannot be written.
+        APIError: there is no such effort or role, or a part that cannot be written.
     """
     said = [Message("system", None, None, None, _system(reasoning_effort, bool(tools)))]
     if tools:
@@ -132,8 +132,8 @@ def _type(schema: Any, indent: str) -> str:
     """A JSON schema as a type; what is not known is `any`."""
     if not isinstance(schema, dict):
         return "any"
-    if isinstance(schema.get("oneOf"), list):
-        raise APIError("tools: oneOf: not available with harmony", "NotImplementedError", 501)
+    if isinstance(variants := schema.get("oneOf"), list):
+        return "".join(f"\n{indent} | {_variant(each, indent, bare=False)}" for each in variants)
     kind = schema.get("type")
     if isinstance(kind, list) and (kinds := [each for each in kind if isinstance(each, str)]):
         return " | ".join("number" if each == "integer" else each for each in kinds)
@@ -161,28 +161,61 @@ def _object(schema: Mapping[str, Any], indent: str) -> str:
         about = value if isinstance(value, dict) else {}
         if title := _comment(about.get("title"), indent):
             text += f"{title}{indent}//\n"
-        text += _comment(about.get("description"), indent)
+        if "oneOf" not in about:
+            text += _comment(about.get("description"), indent)
         if isinstance(examples := about.get("examples"), list) and examples:
             text += f"{indent}// Examples:\n"
             text += "".join(f'{indent}// - "{e}"\n' for e in examples if isinstance(e, str))
-        found = _type(value, indent + "    ")
-        if about.get("nullable") is True and "null" not in found:
-            found += " | null"
         mark = "" if isinstance(required, list) and key in required else "?"
-        text += f"{indent}{key}{mark}: {found},{_default(about)}\n"
+        if isinstance(about.get("oneOf"), list):
+            text += _choice(f"{key}{mark}", about, indent)
+            continue
+        default = "" if "oneOf" in about else "".join(f" // {note}" for note in _default(about))
+        text += f"{indent}{key}{mark}: {_nullable(about, indent + '    ')},{default}\n"
     return text + indent + "}"
+
+
+def _choice(name: str, schema: Mapping[str, Any], indent: str) -> str:
+    """A property of several types, one a line; what is said of it and of the first is said once."""
+    said, variants = schema.get("description"), schema["oneOf"]
+    first = variants[0].get("description") if variants and isinstance(variants[0], dict) else None
+    above = "" if said == first else _comment(said, indent)
+    text = above + "".join(f"{indent}// {note}\n" for note in _default(schema))
+    text += f"{indent}{name}:\n"
+    for number, variant in enumerate(variants):
+        hides = number == 0 and bool(above)
+        text += f"{indent} | {_variant(variant, indent, said, hides)}\n"
+    return f"{text}{indent},\n"
+
+
+def _variant(
+    schema: Any, indent: str, said: Any = None, hides: bool = False, bare: bool = True
+) -> str:
+    """One of several types, and behind it what is said of it and was not said above."""
+    about = schema if isinstance(schema, dict) else {}
+    own = about.get("description")
+    notes = [own] if isinstance(own, str) and own != said and not hides else []
+    notes += _default(about, bare)
+    found = _nullable(about, indent + "   ")
+    return f"{found} // {' '.join(notes)}" if notes else found
+
+
+def _nullable(schema: Mapping[str, Any], indent: str) -> str:
+    found = _type(schema, indent)
+    return f"{found} | null" if schema.get("nullable") is True and "null" not in found else found
 
 
 def _comment(said: Any, indent: str) -> str:
     return f"{indent}// {said}\n" if isinstance(said, str) else ""
 
 
-def _default(schema: Mapping[str, Any]) -> str:
+def _default(schema: Mapping[str, Any], bare: bool = True) -> list[str]:
+    """A note of the default, if there is one; of an enum's value without quotes where `bare`."""
     if "default" not in schema:
-        return ""
+        return []
     default = schema["default"]
-    if not isinstance(default, str):
+    if not isinstance(default, str) or (_enum(schema) and not bare):
         default = json.dumps(default, ensure_ascii=False, separators=(",", ":"))
     elif not _enum(schema):
         default = f'"{default}"'
-    return f" // default: {default}"
+    return [f"default: {default}"]

@@ -104,7 +104,6 @@ def test_harmony_without_tokens_for_its_tags_is_the_same_at_every_cut() -> None:
     [
         ({"role": "function", "content": "a"}, {}, "messages: role='function': need one of user"),
         ({"role": "user", "content": [{"type": "image_url"}]}, {}, "'image_url': need text"),
-        ({"role": "user", "content": "a"}, {"oneOf": []}, "tools: oneOf: not available"),
     ],
 )
 def test_what_no_prompt_of_harmony_can_say_is_refused(
