@@ -245,18 +245,8 @@ WRONG: tuple[Wrong, ...] = (
         "                if message.recipient != recipient:\n",
         "                if before is not message:\n",
     ),
-    (
-        HARMONY,
-        "gives a new call the old index",
-        "recipient, at, following = message.recipient, following, following + 1",
-        "recipient, following = message.recipient, following + 1",
-    ),
-    (
-        HARMONY,
-        "counts no new call",
-        "message.recipient, following, following + 1",
-        "message.recipient, following, following",
-    ),
+    (HARMONY, "gives a new call the old index", "                    at = following\n", ""),
+    (HARMONY, "counts no new call", "                    following += 1\n", ""),
     (
         HARMONY,
         "gives a call's name alone",
@@ -301,12 +291,7 @@ WRONG: tuple[Wrong, ...] = (
         'known = "" if text.endswith("\\ufffd") else text.rstrip(',
     ),
     (HARMONY, "waits for no whole character", 'text.rstrip("\\ufffd")', "text"),
-    (
-        HARMONY,
-        "reads a character again",
-        "piece, self.num_read = known[self.num_read :], len(known)",
-        "piece, self.num_read = known, len(known)",
-    ),
+    (HARMONY, "reads a character again", "piece = known[self.num_read :]", "piece = known"),
     (HARMONY, "holds what looks like a tag", "if self.vocab.keys() >= set(TAGS):", "if False:"),
     (HARMONY, "joins no parts of a message", "lambda part: id(part[0])", "id"),
     # chats
@@ -420,12 +405,7 @@ WRONG_PROMPTS: tuple[Wrong, ...] = (
         '    if role != "assistant":\n',
         '    if role != "assistant" and text:\n',
     ),
-    (
-        PROMPT,
-        "joins parts by lines",
-        'text, reasoning = "".join(parts)',
-        'text, reasoning = "\\n".join(parts)',
-    ),
+    (PROMPT, "joins parts by lines", 'text = "".join(parts)', 'text = "\\n".join(parts)'),
     (PROMPT, "writes a tool without a description", "if description is None:", "if False:"),
     (
         PROMPT,

@@ -79,8 +79,10 @@ def _system(effort: str | None, functions: bool) -> str:
 
 def _messages_of(message: Mapping[str, Any], names: Mapping[Any, Any]) -> Iterator[Message]:
     """The messages that one of a request becomes; `names` are of functions by their calls' ids."""
-    role, parts = message["role"], _parts(message.get("content"))
-    text, reasoning = "".join(parts), message.get("reasoning")
+    role = message["role"]
+    parts = _parts(message.get("content"))
+    text = "".join(parts)
+    reasoning = message.get("reasoning")
     calls = (message.get("tool_calls") or ()) if role == "assistant" else ()
     if role == "tool":
         name = names.get(message.get("tool_call_id"), "")
@@ -94,8 +96,10 @@ def _messages_of(message: Mapping[str, Any], names: Mapping[Any, Any]) -> Iterat
         yield Message(role, "analysis", None, None, reasoning)
     for call in calls:
         function = call.get("function") or {}
-        name, arguments = function.get("name", ""), function.get("arguments") or ""
-        yield Message(role, "commentary", f"functions.{name}", "json", arguments)
+        arguments = function.get("arguments") or ""
+        yield Message(
+            role, "commentary", f"functions.{function.get('name', '')}", "json", arguments
+        )
     if role != "assistant":
         yield Message(role, None, None, None, text)
     elif not calls and parts and parts[0]:
@@ -114,7 +118,8 @@ def _namespace(functions: Sequence[Mapping[str, Any]]) -> str:
     """The tools as types of TypeScript."""
     lines = ["# Tools\n", "## functions\n", "namespace functions {\n"]
     for function in functions:
-        name, description = function["name"], function.get("description")
+        name = function["name"]
+        description = function.get("description")
         if description is None:
             raise APIError(f"tools: {name}: need a description with harmony")
         lines += [f"// {line.removesuffix(chr(13))}" for line in _lines(description)]
@@ -156,7 +161,8 @@ def _enum(schema: Mapping[str, Any]) -> list[Any]:
 def _object(schema: Mapping[str, Any], indent: str) -> str:
     """Braces and one property a line, each below what is said of it."""
     text = _comment(schema.get("description"), indent) + "{\n"
-    properties, required = schema.get("properties"), schema.get("required")
+    properties = schema.get("properties")
+    required = schema.get("required")
     for key, value in properties.items() if isinstance(properties, dict) else ():
         about = value if isinstance(value, dict) else {}
         if title := _comment(about.get("title"), indent):
@@ -177,7 +183,8 @@ def _object(schema: Mapping[str, Any], indent: str) -> str:
 
 def _choice(name: str, schema: Mapping[str, Any], indent: str) -> str:
     """A property of several types, one a line; what is said of it and of the first is said once."""
-    said, variants = schema.get("description"), schema["oneOf"]
+    said = schema.get("description")
+    variants = schema["oneOf"]
     first = variants[0].get("description") if variants and isinstance(variants[0], dict) else None
     above = "" if said == first else _comment(said, indent)
     text = above + "".join(f"{indent}// {note}\n" for note in _default(schema))

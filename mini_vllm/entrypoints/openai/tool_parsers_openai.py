@@ -239,7 +239,8 @@ class OpenAIToolParser(ToolParser):
         Raises:
             HarmonyError: something is not harmony.
         """
-        read, before = self.messages, self.messages.current
+        read = self.messages
+        before = read.current
         parts = list(read.read(self._text(piece, token_ids)))
         if not parts and token_ids:
             parts = [(before, "")]
@@ -247,14 +248,17 @@ class OpenAIToolParser(ToolParser):
         following = index + (before is not None and before.calls)
         recipient = before.recipient if before else None
         content: str | None = None
-        reasoning, calls = "", []
+        reasoning = ""
+        calls: list[dict[str, Any]] = []
         for message, text in _joined(parts):
             if message.channel == "final":
                 content = (content or "") + text
             elif message.calls:
                 at = index
                 if message.recipient != recipient:
-                    recipient, at, following = message.recipient, following, following + 1
+                    recipient = message.recipient
+                    at = following
+                    following += 1
                     calls.append(
                         {"id": call_id(), "type": "function", "index": at,
                          "function": {"name": message.function, "arguments": ""}}
@@ -278,9 +282,11 @@ class OpenAIToolParser(ToolParser):
             self.pending += token_ids
             text = self.text_of(self.pending)
             known = text.rstrip("\ufffd")
-            piece, self.num_read = known[self.num_read :], len(known)
+            piece = known[self.num_read :]
+            self.num_read = len(known)
             if known == text:
-                self.pending, self.num_read = [], 0
+                self.pending = []
+                self.num_read = 0
         if self.vocab.keys() >= set(TAGS):
             return piece
         piece = self.held + piece
