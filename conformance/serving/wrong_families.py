@@ -261,8 +261,8 @@ WRONG_CHATS: tuple[Wrong, ...] = (
     (
         chat,
         "calls a named tool a stop",
-        "if ended and (calls or (choice.called and request.named_tool is None)):",
-        "if ended and choice.called and request.named_tool is None:",
+        "if ended and (calls or (choice.called and not named)):",
+        "if ended and choice.called and not named:",
     ),
     (chat, "calls a forced call a call", "and self.parses and not self.forced", "and self.parses"),
     (chat, "reads what a constraint forces", "return not self.served.forces_json", "return True"),

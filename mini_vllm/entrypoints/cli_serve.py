@@ -49,12 +49,14 @@ def serve(
         bool, typer.Option(help="Take templates from requests.")
     ] = False,
     tool_call_parser: Annotated[
-        str | None, typer.Option(help="hermes, glm45, glm47, mistral, qwen3_coder, or none.")
+        str | None, typer.Option(help="hermes, glm45, glm47, mistral, openai, qwen3_coder.")
     ] = None,
     tool_parser_plugin: Annotated[
         Path | None, typer.Option(help="A file that registers a parser of your own.")
     ] = None,
-    reasoning_parser: Annotated[str | None, typer.Option(help="deepseek_r1; none.")] = None,
+    reasoning_parser: Annotated[
+        str | None, typer.Option(help="deepseek_r1, openai_gptoss, or none.")
+    ] = None,
     reasoning_config: Annotated[
         str | None, typer.Option(help="The marks around reasoning, as JSON in vLLM's keys.")
     ] = None,

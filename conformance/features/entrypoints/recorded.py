@@ -34,6 +34,18 @@ PARTS = {
        for name, parser in PARSERS.items()},
     **{f"tool_chats-{name}": _of("tool_chats", name, f"{CHATS}, `{name}`, each `tool_choice`")
        for name in ("hermes", *PARSERS)},
+    "harmony_chats": cases(
+        "entrypoints", "harmony_chats",
+        f"{CHATS}, harmony by `vllm/tool_parsers/openai_tool_parser.py:35` `OpenAIToolParser`, "
+        "streams cut between tokens",
+        "`test_harmony.py`",
+    ),
+    "harmony_prompts": cases(
+        "entrypoints", "harmony_prompts",
+        "`vllm/entrypoints/serve/render/serving.py:397` "
+        "`OpenAIServingRender._make_request_with_harmony`, chats and tools",
+        "`test_harmony.py`",
+    ),
     "reasoning_parsers": cases(
         "entrypoints", "reasoning_parsers",
         "`vllm/reasoning/deepseek_r1_reasoning_parser.py:10` `DeepSeekR1ReasoningParser` before a "

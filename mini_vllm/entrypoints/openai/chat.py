@@ -63,6 +63,8 @@ class ChatServing:
         Raises:
             APIError: there is no template, the client brings one, or it fails.
         """
+        if self.served.harmony is not None and isinstance(request, ChatCompletionRequest):
+            return self._harmony_prompt_of(request)
         given = request.chat_template
         if given and not self.served.trust_request_chat_template:
             raise APIError(
@@ -85,6 +87,17 @@ class ChatServing:
         }
         return messages, render(template, messages, request.tool_dicts(), options)
 
+    @staticmethod
+    def _harmony_prompt_of(request: ChatCompletionRequest) -> tuple[list[dict[str, Any]], str]:
+        from mini_vllm.entrypoints.openai.harmony_prompt import render_for_completion
+
+        if not request.messages:
+            raise APIError("messages: need at least one")
+        messages = [message.model_dump(exclude_unset=True) for message in request.messages]
+        return messages, render_for_completion(
+            messages, request.tool_dicts(), request.reasoning_effort
+        )
+
     def begin(self, request: ChatCompletionRequest, header: str | None) -> Chat:
         """Check a request; nothing has reached the engine when it is refused.
 
@@ -93,10 +106,13 @@ class ChatServing:
         """
         served = self.served
         served.adapter_of(request.model)
-        if served.tool_parser is None and request.tool_choice not in (None, "none"):
+        parser = served.harmony or served.tool_parser
+        if parser is None and request.tool_choice not in (None, "none"):
             raise APIError(
                 "tool_choice: need 'none'; this server was started without --tool-call-parser"
             )
+        if request.echo and served.harmony is not None:
+            raise APIError("echo: need false with harmony, gpt-oss's format")
         pictures = pictures_of(request.messages) if served.engine.about.image else []
         conversation, text = self.prompt_of(request, served.engine.about.image is not None)
         ids = served.fit(text, request)
@@ -233,16 +249,23 @@ class Chat:
         request = self.request
         reasoning: str | None = None
         content: str | None = choice.text
-        if self.served.reasoning_tags is not None:
-            reasoning, content = parse_reasoning(choice.text)
-        content, calls = self._parsed(content)
-        if calls and request.parallel_tool_calls is False:
-            calls = calls[:1]
+        if self.served.harmony is not None:
+            reasoning, content, calls = self._harmony(choice.token_ids)
+        else:
+            if self.served.reasoning_tags is not None:
+                reasoning, content = parse_reasoning(choice.text)
+            content, calls = self._parsed(content)
+            if calls and request.parallel_tool_calls is False:
+                calls = calls[:1]
+        if not request.include_reasoning:
+            reasoning = None
         if self.request.echo:
             content = self.echoed() + (content or "")
         reason = choice.finish_reason
         called = bool(calls) and self.parses and not self.forced
-        if called or (request.tool_choice == "required" and reason == "stop"):
+        if self.served.harmony is not None:
+            reason = "tool_calls" if calls else reason
+        elif called or (request.tool_choice == "required" and reason == "stop"):
             reason = "tool_calls"
         message = {
             "role": self.role, "content": content, "refusal": None, "annotations": None,
@@ -269,6 +292,15 @@ class Chat:
         if self.request.tool_choice == "required":
             return "", required_calls(text)
         return text, []
+
+    def _harmony(self, token_ids: Sequence[int]) -> tuple[str | None, str | None, list[ToolCall]]:
+        """Reasoning, content and calls of a choice in gpt-oss's format."""
+        assert self.served.harmony is not None
+        text = self.served.text_of(token_ids).rstrip("\ufffd")
+        reasoning, content = self.served.harmony.parse_chat_output(text)
+        if (parser := self.family()) is None:
+            return reasoning, content, []
+        return reasoning, *parser.extract_tool_calls(text)
 
     def family(self) -> ToolParser | None:
         """A new parser of the server's family, for one choice."""
@@ -302,6 +334,11 @@ class Chat:
     # ------------------------------------------------------------------ streamed
 
     def _parser(self) -> _Parser | None:
+        if (harmony := self.served.harmony) is not None:
+            return harmony(
+                self.served.vocab, text_of=self.served.text_of,
+                include_reasoning=self.request.include_reasoning,
+            )  # fmt: skip
         if (tags := self.served.reasoning_tags) is None:
             return self.tool_stream()
         return ReasoningFirst(ThinkingStream(tags), self.tool_stream(), tags.ended(self.ids))
@@ -394,7 +431,8 @@ class Chat:
         reader = parser.rest if isinstance(parser, ReasoningFirst) else parser
         calls = reader.calls if isinstance(reader, ToolParser) else []
         reason = delta.finish_reason
-        if ended and (calls or (choice.called and request.named_tool is None)):
+        named = request.named_tool is not None and self.served.harmony is None
+        if ended and (calls or (choice.called and not named)):
             reason = "tool_calls"  # a call that was begun is enough, whatever stands behind it
         if ended and calls:
             message = last_delta(message, calls)

@@ -92,7 +92,8 @@ def serve_engine(
         trust_request_chat_template: take templates from requests.
         tool_call_parser: the name of a family, such as "hermes", or None for no calls in free text.
         tool_parser_plugin: a file that registers a family of its own.
-        reasoning_parser: "deepseek_r1", or None for a model that does not think in tags.
+        reasoning_parser: "deepseek_r1"; "openai_gptoss", which `tool_call_parser="openai"` brings;
+            or None for a model that does not think.
         lora_modules: folders of adapters by the name that clients call them.
 
     Raises:
@@ -108,8 +109,18 @@ def serve_engine(
         raise ValueError(
             f"VLLM_ENFORCE_STRICT_TOOL_CALLING={strict}: need 0, no structural tag is made of tools"
         )
-    if reasoning_parser not in (None, "deepseek_r1"):
-        raise ValueError(f"reasoning_parser={reasoning_parser!r}: need 'deepseek_r1', or none")
+    if reasoning_parser not in (None, "deepseek_r1", "openai_gptoss"):
+        raise ValueError(
+            f"reasoning_parser={reasoning_parser!r}: need 'deepseek_r1', 'openai_gptoss', or none"
+        )
+    harmony: Any = None
+    if tool_call_parser == "openai" or reasoning_parser == "openai_gptoss":
+        harmony = get_tool_parser("openai")
+        if tool_call_parser not in (None, "openai") or reasoning_parser == "deepseek_r1":
+            raise ValueError(
+                f"reasoning_parser={reasoning_parser!r}: need 'openai_gptoss' with "
+                f"tool_call_parser='openai', and no other, not {tool_call_parser!r}"
+            )
     name, modules = served_model_name or model, lora_modules or {}
     if name in modules:
         raise ValueError(
@@ -128,7 +139,7 @@ def serve_engine(
                 f"tool_call_parser={tool_call_parser!r}: need {' and '.join(lost)} in texts, which "
                 "leave out what the tokenizer marks as special"
             )
-    tags = Tags.of(vocab) if reasoning_parser else None
+    tags = Tags.of(vocab) if reasoning_parser == "deepseek_r1" else None
     if isinstance(engine, LLMEngine):
         asking = AsyncLLM(with_adapters(engine, modules))
     else:
@@ -143,7 +154,7 @@ def serve_engine(
     return Served(
         asking, name, about.max_model_len, model, requests_of(modules), defaults,
         about.chat_template if chat_template is None else chat_template,
-        trust_request_chat_template, parser, tags, f"mini-vllm-{version()}-{mark}", pieces,
+        trust_request_chat_template, parser, tags, harmony, f"mini-vllm-{version()}-{mark}", pieces,
         specials, vocab,
     )  # fmt: skip
 

@@ -99,6 +99,8 @@ class MessagesServing:
         wrong = None
         if self.served.reasoning_tags is not None:
             wrong = "/v1/messages: need a server without --reasoning-parser"
+        elif self.served.harmony is not None:
+            wrong = "/v1/messages: need a server that does not read harmony, gpt-oss's format"
         elif self.served.engine.about.image is not None and _pictures(request):
             wrong = "messages: content of type 'image': need text"
         elif request.kv_transfer_params is not None:

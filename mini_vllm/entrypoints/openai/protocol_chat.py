@@ -90,6 +90,10 @@ class ChatCompletionRequest(Generation):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None
+    include_reasoning: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
 
     @model_validator(mode="before")
     @classmethod

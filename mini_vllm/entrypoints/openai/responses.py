@@ -106,7 +106,7 @@ class ResponsesServing:
             wrong.append(f"tool_choice of type {request.tool_choice.get('type')!r}")
         if self.served.tool_parser not in (None, HermesStream):
             wrong.append("/v1/responses with a --tool-call-parser other than hermes")
-        if self.served.reasoning_tags is not None:
+        if self.served.reasoning_tags is not None or self.served.harmony is not None:
             wrong.append("/v1/responses with --reasoning-parser")
         elif self.served.engine.about.image is not None and _has_picture(request):
             wrong.append("a part of type 'input_image'")

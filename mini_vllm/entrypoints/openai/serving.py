@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mini_vllm.entrypoints.async_llm import AsyncLLM, Delta, Stream
 from mini_vllm.entrypoints.openai.errors import APIError
@@ -26,6 +26,9 @@ from mini_vllm.sample.beam_search import BeamSearchSequence, Search, check_width
 from mini_vllm.sample.logprobs import Logprob
 from mini_vllm.sampling_params import BeamSearchParams, SamplingParams
 from mini_vllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mini_vllm.entrypoints.openai.tool_parsers_openai import OpenAIToolParser
 
 LOWEST = -9999.0
 """What JSON says for minus infinity, as OpenAI's servers do."""
@@ -51,6 +54,8 @@ class Served:
     """The family that reads calls in free text."""
     reasoning_tags: Tags | None = None
     """Where thinking begins and ends, for a model that thinks aloud."""
+    harmony: type[OpenAIToolParser] | None = None
+    """What reads a model of gpt-oss's format, with a parser of tools or without."""
     fingerprint: str = "mini-vllm"
     pieces: Mapping[int, str] = field(default_factory=dict)
     """The vocabulary's own names of its tokens, by id."""
@@ -63,7 +68,8 @@ class Served:
     @property
     def forces_json(self) -> bool:
         """Whether a forced call is made by a constraint, as JSON, and not left to the model."""
-        return self.tool_parser is None or self.tool_parser.supports_required_and_named
+        family = self.harmony or self.tool_parser
+        return family is None or family.supports_required_and_named
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -4,10 +4,7 @@ Promises: a family is imported when its name is asked for. A name that is not th
 that fails, is refused by name before a model is loaded; upstream logs the second and goes on
 (`vllm/tool_parsers/abstract_tool_parser.py:338` `ToolParserManager.import_tool_parser`).
 
-Not served is harmony, the format of gpt-oss: `vllm/tool_parsers/openai_tool_parser.py:35`
-`OpenAIToolParser` reads token ids of a vocabulary that the package `openai_harmony` fetches, so
-there was nothing to record it on. Mirrors `vllm/tool_parsers/abstract_tool_parser.py:192`
-`ToolParserManager`.
+Mirrors `vllm/tool_parsers/abstract_tool_parser.py:192` `ToolParserManager`.
 """
 
 from __future__ import annotations
@@ -28,14 +25,11 @@ _FAMILIES = {
     "glm45": ("tool_parsers_glm", "Glm4MoeModelToolParser"),
     "glm47": ("tool_parsers_glm", "Glm47MoeModelToolParser"),
     "mistral": ("tool_parsers_mistral", "MistralToolParser"),
+    "openai": ("tool_parsers_openai", "OpenAIToolParser"),
     "qwen3_coder": ("tool_parsers_qwen", "Qwen3CoderToolParser"),
 }
 """Module and class by name; the names are upstream's."""
 _PLUGGED_IN: dict[str, type[ToolParser]] = {}
-_UNSERVED = {
-    "openai": "its parser reads token ids of the harmony vocabulary, which no model here has",
-}
-"""Why a name of upstream's is not served, where there is more to say than that it is not."""
 
 
 def tool_parser_names() -> list[str]:
@@ -95,9 +89,8 @@ def get_tool_parser(name: str) -> type[ToolParser]:
     if name in _PLUGGED_IN:
         return _PLUGGED_IN[name]
     if name not in _FAMILIES:
-        why = f", {_UNSERVED[name]}" if name in _UNSERVED else ""
         raise ValueError(
-            f"tool_call_parser={name!r}{why}: need one of {', '.join(tool_parser_names())}, a name "
+            f"tool_call_parser={name!r}: need one of {', '.join(tool_parser_names())}, a name "
             "that tool_parser_plugin registers, or none"
         )
     module, found = _FAMILIES[name]

@@ -13,14 +13,23 @@ from mini_vllm.tests.server_support import ask, serving  # isort: skip
 
 from mini_vllm.engine import LLMEngine  # isort: skip
 from mini_vllm.entrypoints.openai import tool_parser_manager as manager  # isort: skip
+from mini_vllm.entrypoints.openai.errors import APIError  # isort: skip
+from mini_vllm.entrypoints.openai.harmony_prompt import render_for_completion  # isort: skip
 from mini_vllm.entrypoints.openai.launch import make_engine, serve_engine  # isort: skip
 from mini_vllm.entrypoints.openai.protocol_chat import Tool  # isort: skip
+from mini_vllm.entrypoints.openai.tool_parsers_openai import OpenAIToolParser  # isort: skip
+from mini_vllm.tokenizer import ByteTokenizer  # isort: skip
 
-TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}},
 }}}  # fmt: skip
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 CALL = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"
+
+HARMONY = (
+    "<|channel|>analysis<|message|>Oslo.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>'
+)
 
 PLUGIN = textwrap.dedent("""
     from dataclasses import dataclass
@@ -67,8 +76,42 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     assert said.startswith("tool_call_parser='pythonic': need one of glm45, glm47, hermes, ")
 
 
-def test_harmony_is_refused_with_its_reason() -> None:
-    assert "token ids of the harmony vocabulary" in refused(tool_call_parser="openai")
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "said"),
+    [
+        ("openai", "deepseek_r1", "need 'openai_gptoss' with tool_call_parser='openai'"),
+        ("hermes", "openai_gptoss", "and no other, not 'hermes'"),
+        (None, "openai", "reasoning_parser='openai': need 'deepseek_r1', 'openai_gptoss', or none"),
+    ],
+)
+def test_harmony_is_read_by_one_parser(tools: str | None, reasoning: str, said: str) -> None:
+    assert said in refused(tool_call_parser=tools, reasoning_parser=reasoning)
+
+
+def test_harmony_without_tokens_for_its_tags_is_the_same_at_every_cut() -> None:
+    text = f"{HARMONY}<|start|>assistant<|channel|>final<|message|>a <b>| <|c<|return|>"
+    for at in range(len(text)):
+        parser = OpenAIToolParser()
+        deltas = [parser.feed(piece) or {} for piece in (text[:at], text[at:])]
+        calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+        assert "".join(delta.get("content", "") for delta in deltas) == "a <b>| <|c", at
+        assert "".join(call["arguments"] for call in calls) == '{"city": "Oslo"}', at
+        assert [call["name"] for call in calls if "name" in call] == ["get_weather"], at
+
+
+@pytest.mark.parametrize(
+    ("message", "schema", "said"),
+    [
+        ({"role": "function", "content": "a"}, {}, "messages: role='function': need one of user"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, {}, "'image_url': need text"),
+    ],
+)
+def test_what_no_prompt_of_harmony_can_say_is_refused(
+    message: dict[str, Any], schema: dict[str, Any], said: str
+) -> None:
+    tool = {"function": {"name": "f", "description": "", "parameters": schema}}
+    with pytest.raises(APIError, match=said):
+        render_for_completion([message], [tool])
 
 
 def test_a_vocabulary_without_a_family_s_tags_is_refused() -> None:
@@ -163,6 +206,60 @@ def test_a_server_of_glm_reads_its_calls_and_forces_none() -> None:
         status, answer = ask(port, "/v1/responses", {"input": "Oslo?"})
         assert status == 501
         assert "tool-call-parser other than hermes" in answer["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parser", ["tool_call_parser", "reasoning_parser"])
+def test_a_server_reads_harmony(parser: str) -> None:
+    """Its tags are text in this vocabulary. No template is asked."""
+    engine = LLMEngine("byte-llama", max_model_len=1024)
+    name = "openai" if parser == "tool_call_parser" else "openai_gptoss"
+    options: dict[str, Any] = {parser: name}
+    stop = ["<|call|>"]  # in gpt-oss's own vocabulary it is a token that ends a request
+    tool = {"type": "function", "function": {**TOOL["function"], "description": "Looks."}}
+    body = asked(tools=[tool], structured_outputs={"choice": [HARMONY]}, max_tokens=300, stop=stop)
+    with serving(engine, **options) as (port, _):
+        status, answer = ask(port, "/v1/chat/completions", body | {"tool_choice": "required"})
+        assert status == 200, answer
+        (choice,) = answer["choices"]
+        assert choice["message"]["reasoning"] == "Oslo."
+        assert choice["message"]["content"] is None
+        calls = [call["function"] for call in choice["message"]["tool_calls"]]
+        if parser == "reasoning_parser":  # a server without a parser of tools streams calls alone
+            assert (calls, choice["finish_reason"]) == ([], "stop")
+        else:
+            assert calls == [{"name": "get_weather", "arguments": '{"city": "Oslo"}'}]
+            assert choice["finish_reason"] == "tool_calls"
+        status, text = ask(port, "/v1/chat/completions", body | {"stream": True})
+        assert status == 200
+        assert '"name":"get_weather"' in text
+        assert '"finish_reason":"tool_calls"' in text
+        for name, more in (
+            ("echo:", {"echo": True}),
+            ("tools:", {"tools": [TOOL]}),
+            ("reasoning_effort='none':", {"reasoning_effort": "none"}),
+        ):
+            status, answer = ask(port, "/v1/chat/completions", body | more)
+            assert (status, answer["error"]["message"].partition(" ")[0]) == (400, name)
+        wrong = body | {"structured_outputs": {"choice": ["Hello<|message|>a<|end|>b"]}}
+        status, answer = ask(port, "/v1/chat/completions", wrong)
+        assert (status, answer["error"]["type"]) == (500, "InternalServerError")
+        assert '"code":500' in ask(port, "/v1/chat/completions", wrong | {"stream": True})[1]
+        status, answer = ask(port, "/v1/chat/completions/render", body)
+        assert status == 200
+        prompt = ByteTokenizer().decode(answer["token_ids"])
+        assert prompt.startswith("<|start|>system<|message|>You are ChatGPT")
+        assert "type get_weather = (_: {\ncity?: string,\n}) => any;" in prompt
+        status, answer = ask(port, "/v1/responses", {"input": "Oslo?"})
+        assert status == 501
+        message = {
+            "model": "byte-llama",
+            "max_tokens": 8,
+            "messages": [{"role": "user", "content": "Oslo?"}],
+        }
+        status, answer = ask(port, "/v1/messages", message)
+        assert status == 501
+        assert "harmony" in answer["error"]["message"]
 
 
 @pytest.mark.slow
