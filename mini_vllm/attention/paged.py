@@ -28,9 +28,11 @@ class DecodeGroup:
     """[group, num_queries] index of each request's query tokens: one, and one per draft"""
     block_tables: np.ndarray
     """[group, num_blocks]"""
+    width: int
+    """Slots that are read of each request: those of the longest, so not all of its last block"""
     bias: np.ndarray | None
-    """[group, 1, num_queries, num_blocks * block_size], -inf beyond each query's own position; None
-    if it hides nothing"""
+    """[group, 1, num_queries, width], -inf beyond each query's own position; None if it hides
+    nothing, as where all are equally long"""
 
 
 def hidden_bias(hidden: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -50,7 +52,7 @@ class PagedMetadata:
     def of(cls, batch: ForwardBatch) -> PagedMetadata:
         """The batch's own, made on first use."""
         if not isinstance(batch.attn_metadata, cls):
-            query_lens = np.diff(batch.query_start_loc)
+            query_lens = batch.query_start_loc[1:] - batch.query_start_loc[:-1]
             prefills = [int(i) for i in np.flatnonzero(query_lens > _MOST_GROUPED)]
             batch.attn_metadata = cls(_decode_groups(batch, query_lens), prefills)
         return batch.attn_metadata
@@ -102,12 +104,15 @@ def _decode_group(
 ) -> DecodeGroup:
     back = np.arange(num_queries - 1, -1, -1)  # how far each query stands before the last
     ends = batch.seq_lens[rows][:, None] - back  # [group, num_queries]
-    keys, columns = np.arange(num_blocks * batch.block_size), np.arange(num_blocks)
+    columns = np.arange(num_blocks)
     if batch.sliding_window is None:
-        hidden = keys >= ends[:, :, None]
+        width = int(ends[:, -1].max())
+        hidden = np.arange(width) >= ends[:, :, None]
     else:
         first = first_blocks(batch, rows, np.full(len(rows), num_queries))[:, None]
-        keys = keys + first[:, :, None] * batch.block_size  # [group, 1, width] their positions
+        passed = first * batch.block_size
+        width = int((ends[:, -1:] - passed).max())
+        keys = np.arange(width) + passed[:, :, None]  # [group, 1, width] their positions
         ends, columns = ends[:, :, None], columns + first
         hidden = (keys >= ends) | (keys < ends - batch.sliding_window)
     last = -(-batch.seq_lens[rows] // batch.block_size)[:, None] - 1
@@ -117,6 +122,7 @@ def _decode_group(
     return DecodeGroup(
         token_rows=batch.query_start_loc[rows][:, None] + np.arange(num_queries),
         block_tables=block_tables,
+        width=width,
         bias=hidden_bias(hidden, dtype)[:, None] if hidden.any() else None,
     )
 
@@ -156,7 +162,8 @@ def _attend_decodes(query: np.ndarray, layer_cache: np.ndarray, group: DecodeGro
     def gathered(which: int) -> np.ndarray:
         """K (0) or V (1) of every request's blocks: [group, num_kv_heads, width, head_dim]."""
         blocks = layer_cache[which].take(group.block_tables, axis=0)
-        return blocks.reshape(num_reqs, -1, num_kv_heads, head_dim).transpose(0, 2, 1, 3)
+        slots = blocks.reshape(num_reqs, -1, num_kv_heads, head_dim)[:, : group.width]
+        return slots.transpose(0, 2, 1, 3)
 
     # heads per kv head, each with its queries, one below the other
     by_head = query.transpose(0, 2, 1, 3).reshape(num_reqs, num_kv_heads, -1, head_dim)
