@@ -6,7 +6,8 @@
 // same file in Node.
 
 const ROOT = "/course";
-const PACKAGES = "/lib/python3.14/site-packages";
+const LIBRARY = "/lib/python3.14";
+const PACKAGES = `${LIBRARY}/site-packages`;
 const progress = { loaded: 0, total: 0 };
 const labs = new Map(); // id -> promise of the lab's files being there
 let config = null;
@@ -98,7 +99,9 @@ async function boot() {
     }
     tell("Python");
     const archive = ({ file, bytes: size }, what) => bytes(file, size, what).then(files);
+    const library = archive(runtime.library, "Python");
     const coming = [
+        library,
         archive(runtime.numpy, "numpy"),
         archive(runtime.tools, "pytest"),
         archive(course, "the course"),
@@ -108,16 +111,17 @@ async function boot() {
         each.catch(() => {}); // awaited below; until then no error is unheard
     }
     const { loadPyodide } = await import(folder + "pyodide.mjs");
-    const machine = await loadPyodide({
+    const starting = loadPyodide({
         indexURL: folder,
         lockFileContents: runtime.lock,
         packageBaseUrl: folder,
         stdout: () => {},
         stderr: () => {},
         env: config.env,
+        fsInit: (FS) => library.then((files) => put(FS, LIBRARY, files), () => {}),
     });
+    const [machine, , numpy, tools, own, catalogue] = await Promise.all([starting, ...coming]);
     self.fetch = fetched;
-    const [numpy, tools, own, catalogue] = await Promise.all(coming);
     put(machine.FS, PACKAGES, numpy);
     put(machine.FS, PACKAGES, tools);
     place(machine.FS, JSON.parse(new TextDecoder().decode(catalogue)));

@@ -107,6 +107,7 @@ def write(root: Path, target: Path) -> str:
 def _runtime(made: Path, target: Path) -> dict[str, Any]:
     """Copy the runtime; what `index.js` says of it."""
     core = {name: (made / "core" / name).read_bytes() for name in play.CORE}
+    core[play.STDLIB] = play.zipped([])  # Python would unpack it, slower than a browser
     folder = f"python-{_hash(b''.join(core.values()))}"
     (target / folder).mkdir(exist_ok=True)
     for name, data in core.items():
@@ -116,6 +117,7 @@ def _runtime(made: Path, target: Path) -> dict[str, Any]:
         "folder": f"{folder}/",
         # pyodide.mjs is imported, not fetched, and so is pyodide.asm.mjs: nobody counts those.
         "files": {name: len(core[name]) for name in play.CORE if not name.endswith(".mjs")},
+        "library": _archive(target, "library", _files_of(made / "core" / play.STDLIB)),
         "numpy": _archive(target, "numpy", _files_of(made / "numpy.zip")),
         "tools": _archive(target, "tools", _files_of(made / "tools.zip")),
         "lock": play.LOCK,

@@ -41,7 +41,7 @@ def played(tmp_path_factory):
     (made / "core").mkdir(parents=True)
     for name in play.CORE:
         (made / "core" / name).write_text(name, encoding="utf-8")
-    for name in ("numpy.zip", "tools.zip"):
+    for name in ("numpy.zip", "tools.zip", f"core/{play.STDLIB}"):
         (made / name).write_bytes(play.zipped([("module.pyc", name.encode())]))
     (made / "editor.mjs").write_text("editor", encoding="utf-8")
     (made / "licences").mkdir()
@@ -69,8 +69,8 @@ def test_every_name_but_the_index_has_the_contents_hash(played):
 
 
 def test_every_file_the_index_names_is_there_with_its_size(played, config):
-    named = [config["course"], config["catalog"], config["runtime"]["numpy"],
-             config["runtime"]["tools"]]  # fmt: skip
+    parts = ("library", "numpy", "tools")
+    named = [config["course"], config["catalog"], *(config["runtime"][part] for part in parts)]
     named += [{"file": lab["file"], "bytes": lab["bytes"]} for lab in config["labs"].values()]
     for each in named:
         assert (played / each["file"]).stat().st_size == each["bytes"], each
@@ -78,6 +78,13 @@ def test_every_file_the_index_names_is_there_with_its_size(played, config):
         assert (played / config[name]).is_file()
     for name, size in config["runtime"]["files"].items():
         assert (played / config["runtime"]["folder"] / name).stat().st_size == size
+
+
+def test_the_library_comes_as_files_beside_an_empty_archive_of_it(played, config):
+    runtime = config["runtime"]
+    with opened(played / runtime["library"]["file"]) as archive:
+        assert archive.namelist() == ["module.pyc"]
+    assert zipfile.ZipFile(played / runtime["folder"] / play.STDLIB).namelist() == []
 
 
 def test_every_lab_is_there_with_its_starter_its_solution_and_its_tests(played, config):
