@@ -6,6 +6,7 @@
 // same file in Node.
 
 const ROOT = "/course";
+const WASM = "pyodide.asm.wasm";
 const LIBRARY = "/lib/python3.14";
 const PACKAGES = `${LIBRARY}/site-packages`;
 const progress = { loaded: 0, total: 0 };
@@ -87,10 +88,15 @@ async function boot() {
     const { runtime, course, catalog } = config;
     const folder = config.base + runtime.folder;
     const fetched = self.fetch;
-    // Pyodide fetches its own parts; what it fetches is counted as well.
+    // Pyodide asks for its own parts one after the other; they are asked for at once, and counted as well.
+    const early = import(folder + "pyodide.asm.mjs");
+    const wasm = fetched(folder + WASM);
+    for (const each of [early, wasm]) {
+        each.catch(() => {}); // Pyodide hears of an error
+    }
     self.fetch = async (request, options) => {
-        const answer = await fetched(request, options);
         const name = String(request.url || request).slice(folder.length);
+        const answer = await (name === WASM ? wasm : fetched(request, options));
         const size = answer.ok && runtime.files[name];
         return size ? counted(answer, size, "Python") : answer;
     };
