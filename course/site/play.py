@@ -318,7 +318,11 @@ def _compile(root: Path, node: str, new: Path, work: Path, run: Run) -> None:
 def _compile_archives(
     root: Path, node: str, core: Path, archives: list[dict[str, Any]], work: Path, run: Run
 ) -> None:
-    job = {"core": f"{core}{os.sep}", "lock": LOCK, "date": ARCHIVE_DATE, "archives": archives}
+    tools = core.parent / "tools.zip"
+    job = {
+        "core": f"{core}{os.sep}", "lock": LOCK, "date": ARCHIVE_DATE, "archives": archives,
+        "tools": str(tools) if tools.is_file() else "", "packages": PACKAGES,
+    }  # fmt: skip
     (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
     run([node, str(root / "book/play/compile.mjs"), str(work / "job.json")], work)
     for each in archives:
@@ -332,6 +336,7 @@ def bytecode(
     """The compiled modules of `sources`, each under its name in the `__pycache__` beside it.
 
     A compiled module names the hash of its source: what is changed in the page is compiled anew.
+    Tests are compiled as pytest rewrites them, and name their source's time and size instead.
     Without Node there are none, and a page compiles what it imports.
 
     Args:

@@ -94,6 +94,7 @@ def test_every_lab_is_there_with_its_starter_its_solution_and_its_tests(played, 
             for name in ("starter.py", "solution.py", "test_lab.py"):
                 path = f"{lab['folder']}/{name}"
                 assert archive.read(path) == (ROOT / path).read_bytes()
+            assert cache_from_source(f"{lab['folder']}/test_lab.py") in archive.namelist()
 
 
 def test_a_file_of_the_engine_comes_with_the_first_run_or_when_it_is_opened(played, config):
@@ -114,7 +115,8 @@ def test_what_every_grading_imports_comes_compiled_beside_its_source(played, con
     compiled = {name for name in names if name.endswith(".pyc")}
     assert {source_from_cache(name) for name in compiled} <= names
     assert {cache_from_source(name) for name in ("mini_vllm/engine.py", "course/play/worker.py",
-            "course/learning/runner.py", "labkit/__init__.py")} <= compiled  # fmt: skip
+            "course/learning/runner.py", "labkit/__init__.py", "conftest.py")
+           } <= compiled  # fmt: skip
     assert not any("structured_output" in name for name in compiled)  # not at every grading
 
 
