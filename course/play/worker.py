@@ -32,7 +32,7 @@ OWN = ("course.play", "course.learning.runner")
 """Stay loaded from one grading to the next."""
 LONGEST_OUTPUT = 1 << 20
 """Characters a block may print; more is cut off."""
-QUIET = ("cacheprovider", "faulthandler")
+QUIET = ("cacheprovider", "debugging", "faulthandler")
 
 _root = Path("/course")
 _folders: dict[str, Path] = {}

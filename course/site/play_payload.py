@@ -36,7 +36,8 @@ APART = (
 """Parts of the engine that few labs use, and what only a terminal does: fetched on import."""
 FILES = (
     "conftest.py", "pyproject.toml", "course/__init__.py", "course/files.py",
-    "conformance/__init__.py", "mini_vllm/entrypoints/__init__.py",
+    "conformance/__init__.py", "conformance/parts.py", "conformance/recording.py",
+    "mini_vllm/entrypoints/__init__.py",
 )  # fmt: skip
 OPENED = ("phase-*", "models", "conformance", "mini_vllm", "course", "labkit", "benchmarks")
 """Folders whose other files are in the catalogue."""
@@ -152,7 +153,7 @@ def engine_files(root: Path) -> list[tuple[str, bytes]]:
 def compiled_files(root: Path, labs: Sequence[Lab]) -> list[tuple[str, bytes]]:
     """The bytecode of those files that every grading imports, and of each lab's tests."""
     script = (
-        "import sys, mini_vllm, labkit, course.play.worker, course.learning.runner\n"
+        "import sys, conformance.parts, labkit, course.play.worker, course.learning.runner\n"
         "for module in list(sys.modules.values()):\n"
         "    print(getattr(module, '__file__', None))\n"
     )
