@@ -230,6 +230,20 @@ def test_a_function_of_the_course_is_called(page):
     assert "missing 1 required positional argument" in said
 
 
+def test_pytest_finds_a_labs_tests_as_it_would_rewrite_them(page):
+    lab = LABS["02-01"]
+    page.evaluate(call("grade", lab=lab.id, files={"other.py": ""}))  # brings the lab, runs nothing
+    tests = ["conftest.py", lab.test_file.relative_to(ROOT).as_posix()]
+    code = f"""
+from pathlib import Path
+from _pytest.assertion import rewrite
+for test in map(Path, {tests}):
+    code = rewrite._read_pyc(test, test.parent / "__pycache__" / (test.stem + rewrite.PYC_TAIL))
+    print(code.co_filename)
+"""
+    assert page.evaluate(block(code))["text"].split() == [f"/course/{test}" for test in tests]
+
+
 @pytest.mark.slow
 def test_a_part_that_does_not_come_is_named_and_the_next_call_tries_again(page):
     page.context.route("**/numpy-*.bin", lambda route: route.fulfill(status=503, body="later"))

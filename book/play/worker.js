@@ -6,7 +6,9 @@
 // same file in Node.
 
 const ROOT = "/course";
-const PACKAGES = "/lib/python3.14/site-packages";
+const WASM = "pyodide.asm.wasm";
+const LIBRARY = "/lib/python3.14";
+const PACKAGES = `${LIBRARY}/site-packages`;
 const progress = { loaded: 0, total: 0 };
 const labs = new Map(); // id -> promise of the lab's files being there
 let config = null;
@@ -86,10 +88,15 @@ async function boot() {
     const { runtime, course, catalog } = config;
     const folder = config.base + runtime.folder;
     const fetched = self.fetch;
-    // Pyodide fetches its own parts; what it fetches is counted as well.
+    // Pyodide asks for its own parts one after the other; they are asked for at once, and counted as well.
+    const early = import(folder + "pyodide.asm.mjs");
+    const wasm = fetched(folder + WASM);
+    for (const each of [early, wasm]) {
+        each.catch(() => {}); // Pyodide hears of an error
+    }
     self.fetch = async (request, options) => {
-        const answer = await fetched(request, options);
         const name = String(request.url || request).slice(folder.length);
+        const answer = await (name === WASM ? wasm : fetched(request, options));
         const size = answer.ok && runtime.files[name];
         return size ? counted(answer, size, "Python") : answer;
     };
@@ -98,7 +105,9 @@ async function boot() {
     }
     tell("Python");
     const archive = ({ file, bytes: size }, what) => bytes(file, size, what).then(files);
+    const library = archive(runtime.library, "Python");
     const coming = [
+        library,
         archive(runtime.numpy, "numpy"),
         archive(runtime.tools, "pytest"),
         archive(course, "the course"),
@@ -108,16 +117,17 @@ async function boot() {
         each.catch(() => {}); // awaited below; until then no error is unheard
     }
     const { loadPyodide } = await import(folder + "pyodide.mjs");
-    const machine = await loadPyodide({
+    const starting = loadPyodide({
         indexURL: folder,
         lockFileContents: runtime.lock,
         packageBaseUrl: folder,
         stdout: () => {},
         stderr: () => {},
         env: config.env,
+        fsInit: (FS) => library.then((files) => put(FS, LIBRARY, files), () => {}),
     });
+    const [machine, , numpy, tools, own, catalogue] = await Promise.all([starting, ...coming]);
     self.fetch = fetched;
-    const [numpy, tools, own, catalogue] = await Promise.all(coming);
     put(machine.FS, PACKAGES, numpy);
     put(machine.FS, PACKAGES, tools);
     place(machine.FS, JSON.parse(new TextDecoder().decode(catalogue)));
@@ -171,6 +181,7 @@ function put(FS, root, all) {
         const node = placed(FS, `${root}/${path}`);
         node.contents = data;
         node.usedBytes = data.length;
+        node.mtime = 0; // that of the source, in a test that came compiled
     }
 }
 

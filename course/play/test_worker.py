@@ -41,7 +41,7 @@ def test_getting_ready_imports_what_stays_from_one_grading_to_the_next(told, mon
     assert told("ready") == {"result": None}
     assert {"pytest", "numpy", "course.learning.runner"} <= sys.modules.keys()
     assert told("ready", engine=True) == {"result": None}
-    assert "mini_vllm" in sys.modules
+    assert {"mini_vllm", "numpy.random"} <= sys.modules.keys()
     assert told.events == []
 
 

@@ -32,7 +32,7 @@ OWN = ("course.play", "course.learning.runner")
 """Stay loaded from one grading to the next."""
 LONGEST_OUTPUT = 1 << 20
 """Characters a block may print; more is cut off."""
-QUIET = ("cacheprovider", "faulthandler")
+QUIET = ("cacheprovider", "debugging", "faulthandler")
 
 _root = Path("/course")
 _folders: dict[str, Path] = {}
@@ -92,7 +92,9 @@ def ready(emit: Emit, engine: bool = False) -> None:
         engine: import the engine as well. Each grading imports it anew, and finds there what it
             imports of Python and numpy.
     """
-    wanted = ("mini_vllm",) if engine else ("pytest", "course.learning.runner", "numpy")
+    wanted = (
+        ("mini_vllm", "numpy.random") if engine else ("pytest", "course.learning.runner", "numpy")
+    )
     for name in wanted:
         importlib.import_module(name)
 

@@ -50,13 +50,15 @@ TIME_LIMIT = 900.0
 ARCHIVE_DATE = (2000, 1, 1, 0, 0, 0)
 """Of every file in an archive of ours: the same content is the same bytes."""
 
-_PYGMENTS = (
-    "__init__", "console", "filter", "filters/__init__", "formatter", "formatters/__init__",
-    "formatters/_mapping", "formatters/terminal", "lexer", "lexers/__init__", "lexers/_mapping",
-    "lexers/diff", "lexers/python", "modeline", "plugin", "regexopt", "style", "styles/__init__",
-    "styles/_mapping", "token", "unistring", "util",
-)  # fmt: skip
-"""What pytest imports of it, with what that imports."""
+COLOURS = {
+    "__init__": "", "formatters/__init__": "", "formatters/terminal": "TerminalFormatter",
+    "lexer": "Lexer", "lexers/__init__": "", "lexers/diff": "DiffLexer",
+    "lexers/python": "PythonLexer",
+}  # fmt: skip
+"""Modules of pygments, each with the name that pytest imports of it to colour a terminal. A page
+has none, so these names are all there is of it: a tenth of what the import of pytest takes."""
+UNSAID = ("numpy/_core/_add_newdocs.py", "numpy/_core/_add_newdocs_scalars.py")
+"""Modules of numpy that only give docstrings to what is compiled: they are empty here."""
 
 Say = Callable[[str], None]
 Run = Callable[[Sequence[str], Path], str]
@@ -69,7 +71,7 @@ def folder(root: Path) -> Path:
 
 def recipe(root: Path) -> str:
     """Names what `make` would make now."""
-    told = repr((RECIPE, PYODIDE, BUNDLER, EDITOR, CARRIER, NUMPY, TOOLS, _PYGMENTS))
+    told = repr((RECIPE, PYODIDE, BUNDLER, EDITOR, CARRIER, NUMPY, TOOLS, COLOURS, UNSAID))
     scripts = [(root / "book/play" / name).read_bytes() for name in ("editor.js", "compile.mjs")]
     return _digest(b"".join([told.encode(), *scripts]))
 
@@ -266,23 +268,24 @@ def zipped(
 
 
 def numpy_files(wheel: bytes) -> Iterator[tuple[str, bytes]]:
-    """numpy without its tests, its headers and what only compiles other packages."""
+    """numpy without its tests, its headers, what only compiles other packages and docstrings."""
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
         for name in archive.namelist():
             parts = name.split("/")
             if parts[0] != "numpy" or {"tests", "f2py", "_pyinstaller", "include"} & set(parts):
                 continue
             if name.endswith((".py", ".so")):
-                yield name, archive.read(name)
+                yield name, b"" if name in UNSAID else archive.read(name)
 
 
 def tool_files(wheels: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
     """pytest with what it needs, and PyYAML as far as it is Python."""
-    wanted = {f"pygments/{name}.py" for name in _PYGMENTS}
+    for name, wanted in COLOURS.items():
+        yield f"pygments/{name}.py", f"{wanted} = None\n".encode() if wanted else b""
     for pin in TOOLS:
         with zipfile.ZipFile(io.BytesIO(wheels[pin.name])) as archive:
             for name in archive.namelist():
-                if name.endswith(".py") and (not name.startswith("pygments/") or name in wanted):
+                if name.endswith(".py"):
                     yield name, archive.read(name)
 
 
@@ -318,7 +321,11 @@ def _compile(root: Path, node: str, new: Path, work: Path, run: Run) -> None:
 def _compile_archives(
     root: Path, node: str, core: Path, archives: list[dict[str, Any]], work: Path, run: Run
 ) -> None:
-    job = {"core": f"{core}{os.sep}", "lock": LOCK, "date": ARCHIVE_DATE, "archives": archives}
+    tools = core.parent / "tools.zip"
+    job = {
+        "core": f"{core}{os.sep}", "lock": LOCK, "date": ARCHIVE_DATE, "archives": archives,
+        "tools": str(tools) if tools.is_file() else "", "packages": PACKAGES,
+    }  # fmt: skip
     (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
     run([node, str(root / "book/play/compile.mjs"), str(work / "job.json")], work)
     for each in archives:
@@ -332,6 +339,7 @@ def bytecode(
     """The compiled modules of `sources`, each under its name in the `__pycache__` beside it.
 
     A compiled module names the hash of its source: what is changed in the page is compiled anew.
+    Tests are compiled as pytest rewrites them, and name their source's time and size instead.
     Without Node there are none, and a page compiles what it imports.
 
     Args:

@@ -42,10 +42,10 @@ def write(into: Path, packed: dict[str, Path], wheels: dict[str, bytes]) -> None
         "",
         "The source of each, in the form its authors prefer for changing it, is at the address",
         "named. pyodide.asm.wasm and pyodide.asm.mjs are compiled from Pyodide, CPython and the C",
-        "libraries these name; nothing of them was changed here. numpy lacks its tests and",
-        "headers, pygments most of its lexers, PyYAML its part in C. Python modules are served",
-        f"compiled. The editor is bundled and made smaller by esbuild {BUNDLER.version}. The",
-        "course's own files are under Apache-2.0.",
+        "libraries these name; nothing of them was changed here. numpy lacks its tests, headers",
+        "and docstrings, PyYAML its part in C. Python modules are served compiled. The editor is",
+        f"bundled and made smaller by esbuild {BUNDLER.version}. The course's own files are under",
+        "Apache-2.0.",
         "",
     ]
     for name, version, licence, source, text in rows:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ APART = (
 """Parts of the engine that few labs use, and what only a terminal does: fetched on import."""
 FILES = (
     "conftest.py", "pyproject.toml", "course/__init__.py", "course/files.py",
-    "conformance/__init__.py", "mini_vllm/entrypoints/__init__.py",
+    "conformance/__init__.py", "conformance/parts.py", "conformance/recording.py",
+    "mini_vllm/entrypoints/__init__.py",
 )  # fmt: skip
 OPENED = ("phase-*", "models", "conformance", "mini_vllm", "course", "labkit", "benchmarks")
 """Folders whose other files are in the catalogue."""
@@ -81,15 +82,17 @@ def write(root: Path, target: Path) -> str:
     labs = find_labs(root)
     runtime = _runtime(play.folder(root), target)
     opened = _write_opened(root, target)
+    compiled = compiled_files(root, labs)
+    own = [each for each in compiled if not each[0].startswith("phase-")]
     catalogue = json.dumps(opened, separators=(",", ":")).encode()
     config: dict[str, Any] = {
         **runtime,
         "worker": _named(target, "worker.js", (root / "book/play/worker.js").read_bytes()),
-        "course": _archive(target, "course", [*engine_files(root), *compiled_files(root)]),
+        "course": _archive(target, "course", [*engine_files(root), *own]),
         "catalog": {
             "file": _named(target, "catalog.json", catalogue), "bytes": len(catalogue)
         },
-        "labs": {lab.id: _lab(root, lab, target) for lab in labs},
+        "labs": {lab.id: _lab(root, lab, target, compiled) for lab in labs},
         "models": _models(opened),
         "pages": play_excepted.BLOCKS,
         "env": ENVIRONMENT,
@@ -107,6 +110,7 @@ def write(root: Path, target: Path) -> str:
 def _runtime(made: Path, target: Path) -> dict[str, Any]:
     """Copy the runtime; what `index.js` says of it."""
     core = {name: (made / "core" / name).read_bytes() for name in play.CORE}
+    core[play.STDLIB] = play.zipped([])  # Python would unpack it, slower than a browser
     folder = f"python-{_hash(b''.join(core.values()))}"
     (target / folder).mkdir(exist_ok=True)
     for name, data in core.items():
@@ -116,6 +120,7 @@ def _runtime(made: Path, target: Path) -> dict[str, Any]:
         "folder": f"{folder}/",
         # pyodide.mjs is imported, not fetched, and so is pyodide.asm.mjs: nobody counts those.
         "files": {name: len(core[name]) for name in play.CORE if not name.endswith(".mjs")},
+        "library": _archive(target, "library", _files_of(made / "core" / play.STDLIB)),
         "numpy": _archive(target, "numpy", _files_of(made / "numpy.zip")),
         "tools": _archive(target, "tools", _files_of(made / "tools.zip")),
         "lock": play.LOCK,
@@ -124,13 +129,14 @@ def _runtime(made: Path, target: Path) -> dict[str, Any]:
     return {"runtime": runtime, "editor": editor}
 
 
-def _lab(root: Path, lab: Lab, target: Path) -> dict[str, Any]:
+def _lab(root: Path, lab: Lab, target: Path, compiled: list[tuple[str, bytes]]) -> dict[str, Any]:
     folder = lab.folder.relative_to(root).as_posix()
     files = [
         (path.relative_to(root).as_posix(), path.read_bytes())
         for path in _below(lab.folder)
         if path.suffix not in NEVER
     ]
+    files += [each for each in compiled if each[0].startswith(f"{folder}/")]
     return {
         **_archive(target, f"labs/{lab.id}", files),
         "folder": folder,
@@ -144,10 +150,10 @@ def engine_files(root: Path) -> list[tuple[str, bytes]]:
     return [(path, (root / path).read_bytes()) for path in sorted(_first(root))]
 
 
-def compiled_files(root: Path) -> list[tuple[str, bytes]]:
-    """The bytecode of those files that every grading imports."""
+def compiled_files(root: Path, labs: Sequence[Lab]) -> list[tuple[str, bytes]]:
+    """The bytecode of those files that every grading imports, and of each lab's tests."""
     script = (
-        "import sys, mini_vllm, labkit, course.play.worker, course.learning.runner\n"
+        "import sys, conformance.parts, labkit, course.play.worker, course.learning.runner\n"
         "for module in list(sys.modules.values()):\n"
         "    print(getattr(module, '__file__', None))\n"
     )
@@ -156,6 +162,8 @@ def compiled_files(root: Path) -> list[tuple[str, bytes]]:
     )
     imported = set(done.stdout.split("\n"))
     sources = [(name, data) for name, data in engine_files(root) if str(root / name) in imported]
+    tests = [root / "conftest.py", *(lab.test_file for lab in labs)]
+    sources += [(path.relative_to(root).as_posix(), path.read_bytes()) for path in tests]
     return play.bytecode(root, sources, ROOT)
 
 

@@ -46,7 +46,8 @@ class World:
 
     def __init__(self) -> None:
         numpy = wheel("numpy/__init__.py", "numpy/tests/test_a.py", "numpy/_core/a.so",
-                      "numpy/_core/include/a.h", "numpy/f2py/a.py", "numpy/a.pyi")  # fmt: skip
+                      "numpy/_core/include/a.h", "numpy/f2py/a.py", "numpy/a.pyi",
+                      *play.UNSAID)  # fmt: skip
         carried = {play.CARRIED + name: wheel() for name in play_licences.FROM_CARRIER}
         self.wheels = {pin.name: wheel(f"{pin.name}/__init__.py") for pin in TOOLS}
         self.wheels[CARRIER.name] = wheel(held={**carried, play.CARRIED + NUMPY.name: numpy})
@@ -211,10 +212,16 @@ def test_no_command_names_an_index_and_every_wheel_is_asked_for_with_its_hash(ro
     assert all({"--require-hashes", "--no-deps"} <= set(command) for command in downloads)
 
 
-def test_numpy_comes_without_tests_headers_and_what_compiles(world):
-    assert [name for name, _ in play.numpy_files(world.numpy)] == [
-        "numpy/__init__.py", "numpy/_core/a.so",
-    ]  # fmt: skip
+def test_numpy_comes_without_tests_headers_what_compiles_and_docstrings(world):
+    files = dict(play.numpy_files(world.numpy))
+    assert files.keys() == {"numpy/__init__.py", "numpy/_core/a.so", *play.UNSAID}
+    assert {name for name, data in files.items() if not data} == set(play.UNSAID)
+
+
+def test_of_pygments_come_the_names_that_pytest_imports(world):
+    files = dict(play.tool_files({pin.name: wheel(f"{pin.name}/__init__.py") for pin in TOOLS}))
+    assert "pytest/__init__.py" in files
+    assert files["pygments/lexers/diff.py"] == b"DiffLexer = None\n"
 
 
 def test_the_same_files_are_the_same_archive():

@@ -41,7 +41,7 @@ def played(tmp_path_factory):
     (made / "core").mkdir(parents=True)
     for name in play.CORE:
         (made / "core" / name).write_text(name, encoding="utf-8")
-    for name in ("numpy.zip", "tools.zip"):
+    for name in ("numpy.zip", "tools.zip", f"core/{play.STDLIB}"):
         (made / name).write_bytes(play.zipped([("module.pyc", name.encode())]))
     (made / "editor.mjs").write_text("editor", encoding="utf-8")
     (made / "licences").mkdir()
@@ -69,8 +69,8 @@ def test_every_name_but_the_index_has_the_contents_hash(played):
 
 
 def test_every_file_the_index_names_is_there_with_its_size(played, config):
-    named = [config["course"], config["catalog"], config["runtime"]["numpy"],
-             config["runtime"]["tools"]]  # fmt: skip
+    parts = ("library", "numpy", "tools")
+    named = [config["course"], config["catalog"], *(config["runtime"][part] for part in parts)]
     named += [{"file": lab["file"], "bytes": lab["bytes"]} for lab in config["labs"].values()]
     for each in named:
         assert (played / each["file"]).stat().st_size == each["bytes"], each
@@ -80,6 +80,13 @@ def test_every_file_the_index_names_is_there_with_its_size(played, config):
         assert (played / config["runtime"]["folder"] / name).stat().st_size == size
 
 
+def test_the_library_comes_as_files_beside_an_empty_archive_of_it(played, config):
+    runtime = config["runtime"]
+    with opened(played / runtime["library"]["file"]) as archive:
+        assert archive.namelist() == ["module.pyc"]
+    assert zipfile.ZipFile(played / runtime["folder"] / play.STDLIB).namelist() == []
+
+
 def test_every_lab_is_there_with_its_starter_its_solution_and_its_tests(played, config):
     assert config["labs"].keys() == {lab.id for lab in find_labs(ROOT)}
     for lab in config["labs"].values():
@@ -87,6 +94,7 @@ def test_every_lab_is_there_with_its_starter_its_solution_and_its_tests(played, 
             for name in ("starter.py", "solution.py", "test_lab.py"):
                 path = f"{lab['folder']}/{name}"
                 assert archive.read(path) == (ROOT / path).read_bytes()
+            assert cache_from_source(f"{lab['folder']}/test_lab.py") in archive.namelist()
 
 
 def test_a_file_of_the_engine_comes_with_the_first_run_or_when_it_is_opened(played, config):
@@ -107,7 +115,8 @@ def test_what_every_grading_imports_comes_compiled_beside_its_source(played, con
     compiled = {name for name in names if name.endswith(".pyc")}
     assert {source_from_cache(name) for name in compiled} <= names
     assert {cache_from_source(name) for name in ("mini_vllm/engine.py", "course/play/worker.py",
-            "course/learning/runner.py", "labkit/__init__.py")} <= compiled  # fmt: skip
+            "course/learning/runner.py", "labkit/__init__.py", "conftest.py")
+           } <= compiled  # fmt: skip
     assert not any("structured_output" in name for name in compiled)  # not at every grading
 
 

@@ -108,6 +108,15 @@ def test_a_room_that_a_knob_opens_stays_shut_without_it():
     assert not [n for n in loaded if n.split(".")[1:2] and n.split(".")[1] in OPENED_BY_A_KNOB]
 
 
+@pytest.mark.slow
+def test_the_import_of_the_engine_does_not_import_numpys_generators():
+    script = "import sys, mini_vllm; print('numpy.random' in sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout == "False\n"
+
+
 @pytest.mark.parametrize("module", [*CORE, *ASSEMBLY])
 def test_the_core_names_no_feature(module):
     """Names in code, not in docstrings: a cross-reference may say what a hook is for."""
