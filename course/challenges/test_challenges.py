@@ -303,7 +303,8 @@ def test_an_answer_that_scores_by_chance_scores_nothing(tmp_path):
     file = tmp_path / "answer.py"
     chance = "import os\nBODY: return [b % 100 for b in os.urandom(4)]"
     file.write_text(cheating("drafter", chance), encoding="utf-8")
-    verdict = judge.evaluate(judge.load("drafter"), file, "0")
+    tries = (judge.evaluate(judge.load("drafter"), file, "0") for _ in range(8))
+    verdict = next(each for each in tries if each.why)  # two runs may score alike by chance
     assert "two runs" in verdict.why and verdict.score == 0 and verdict.marks == []
 
 
