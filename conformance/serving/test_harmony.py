@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 import os
@@ -24,6 +23,7 @@ from conformance.features.entrypoints import (
 )
 from conformance.features.entrypoints.harmony_chats import TAGS
 from conformance.features.entrypoints.tool_families import nameless
+from conformance.serving.at_once import at_once
 from conformance.serving.wrong_harmony import WRONG, WRONG_PROMPTS
 from mini_vllm.entrypoints.async_llm import Delta
 from mini_vllm.entrypoints.openai import chat as chats
@@ -91,7 +91,7 @@ def streamed(chat: Chat, case: Mapping[str, Any], counts: Sequence[int]) -> list
     async def events() -> list[str]:
         return [event async for event in framed(chunks())]
 
-    return tool_chats.choices_of(asyncio.run(events()))
+    return tool_chats.choices_of(at_once(events()))
 
 
 def whole(chat: Chat, case: Mapping[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from conformance.features.entrypoints.tool_families import (
     form_of,
     nameless,
 )
+from conformance.serving.at_once import at_once
 from conformance.serving.wrong_families import WRONG, WRONG_CHATS
 from mini_vllm.entrypoints.async_llm import Delta
 from mini_vllm.entrypoints.openai import (
@@ -144,7 +144,7 @@ def streamed(chat: Chat, case: Mapping[str, Any], lengths: Sequence[int]) -> lis
     async def events() -> list[str]:
         return [event async for event in framed(chunks())]
 
-    return asyncio.run(events())
+    return at_once(events())
 
 
 def blocks(events: Sequence[str]) -> list[Any]:
