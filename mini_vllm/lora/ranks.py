@@ -166,11 +166,8 @@ def lora_part(
     return pair[0][:, columns], pair[1][rows]
 
 
-class ShardedColumnLinear:
-    """A column-parallel linear whose A is cut by its rows: shrunk rows are gathered, then expanded.
-
-    As `vllm/lora/layers/column_parallel_linear.py:24` `_mcp_apply`.
-    """
+class _ShardedLinear:
+    """A rank's linear of which A and B are cut both."""
 
     def __init__(
         self, base: LinearLike, step: Step, config: LoRAConfig, group: Communicator, name: str
@@ -178,14 +175,26 @@ class ShardedColumnLinear:
         self.base, self.step, self.group, self.name = base, step, group, name
         self.rank = config.max_lora_rank
         self.slots: list[Pair | None] = [None] * config.max_loras
-        """A [slices * rank / ranks, in], B [out / ranks, slices * rank], filled up with zeros."""
+
+    def adapted(self) -> list[tuple[slice, Pair]]:
+        """Rows of the batch, and the pair of their adapter. Alike on every rank."""
+        pairs = [(slice(i, j), self.slots[slot]) for i, j, slot in self.step.segments]
+        return [(rows, pair) for rows, pair in pairs if pair is not None]
+
+
+class ShardedColumnLinear(_ShardedLinear):
+    """A column-parallel linear whose A is cut by its rows: shrunk rows are gathered, then expanded.
+
+    A slot holds A [slices * rank / ranks, in] and B [out / ranks, slices * rank], filled up with
+    zeros.
+    As `vllm/lora/layers/column_parallel_linear.py:24` `_mcp_apply`.
+    """
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """[num_tokens, in] to [num_tokens, out / ranks]."""
         y = self.base(x)
-        pairs = [(slice(i, j), self.slots[slot]) for i, j, slot in self.step.segments]
-        found = [(rows, pair) for rows, pair in pairs if pair is not None]
-        if not found:  # on every rank alike
+        found = self.adapted()
+        if not found:
             return y
         shrunk = np.zeros((len(x), len(found[0][1][0])), x.dtype)
         for rows, (a, _) in found:
@@ -220,26 +229,18 @@ class ShardedColumnLinear:
         return a.reshape(len(packed) * size, -1), whole[1]
 
 
-class ShardedRowLinear:
+class ShardedRowLinear(_ShardedLinear):
     """A row-parallel layer's linear, B cut by its rows: shrunk rows are added up, then expanded.
 
+    A slot holds A [r, in / ranks] and B [out / ranks, r].
     Each rank expands to its columns of the layer's output, which the layer's all-reduce puts
     together: `vllm/lora/layers/row_parallel_linear.py:101` `RowParallelLinearWithShardedLoRA`.
     """
 
-    def __init__(
-        self, base: LinearLike, step: Step, config: LoRAConfig, group: Communicator, name: str
-    ) -> None:
-        self.base, self.step, self.group, self.name = base, step, group, name
-        self.rank = config.max_lora_rank
-        self.slots: list[Pair | None] = [None] * config.max_loras
-        """A [r, in / ranks], B [out / ranks, r]."""
-
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """[num_tokens, in / ranks] to this rank's addend of [num_tokens, out]."""
         y = self.base(x)
-        pairs = [(slice(i, j), self.slots[slot]) for i, j, slot in self.step.segments]
-        found = [(rows, pair) for rows, pair in pairs if pair is not None]
+        found = self.adapted()
         if not found:
             return y
         shrunk = np.zeros((len(x), self.rank), x.dtype)
